@@ -1,0 +1,108 @@
+"""Every error that Timespine gives, grouped by what the caller does about it.
+
+    TimespineError
+    |- UsageError (also a ValueError)   fix the call
+    |- AskElsewhere                     ask again, for something else
+    |  |- UpperMismatch                   another writer was first: here is the true upper
+    |  |- SinceError                      history before `since` is gone: read at or after it
+    |  |- NotSealed                       the time is not complete yet: wait, or read earlier
+    |  `- ClosedError                     the collection is closed or finalized for good
+    |- Reopen                           start again with a new handle
+    |  |- LeaseExpired                    the lease of this handle lapsed and was removed
+    |  `- Fenced                          somebody took over, or this writer is not registered any more
+    |- Unavailable                      retry
+    |  |- Determinate                     it did not happen
+    |  `- Indeterminate                   it may have happened
+    |- CorruptionError                  stop: stored bytes are not what was written
+    `- VersionError                     stop: written by a newer version, upgrade to read it
+
+An expected "no" of the pure core is one of these as a *value*: transitions
+return it inside `NoOp`, and only the outermost shell raises it. Messages carry
+ids and frontiers, never row data or passwords.
+"""
+
+from __future__ import annotations
+
+
+class TimespineError(Exception):
+    """The root: catch this to catch everything that Timespine raises on purpose."""
+
+
+class UsageError(TimespineError, ValueError):
+    """The call is wrong and changed nothing; the message says what to change."""
+
+
+class AskElsewhere(TimespineError):
+    """The call was fine, but not for this time or this upper."""
+
+
+class UpperMismatch(AskElsewhere):
+    """Another writer was first. Nothing was written."""
+
+    def __init__(self, expected: object, actual: object) -> None:
+        super().__init__(
+            f"the upper is {actual}, not {expected}: nothing was written; "
+            f"append again from {actual} if that is still what you mean"
+        )
+        self.expected = expected
+        """The upper the caller thought the collection had."""
+        self.actual = actual
+        """The upper it has."""
+
+
+class SinceError(AskElsewhere):
+    """The history that was asked for may have been compacted away."""
+
+    def __init__(self, asked: object, since: object) -> None:
+        super().__init__(f"{asked} cannot be read any more: history is exact from {since} on")
+        self.asked = asked
+        """The time or frontier that was asked for."""
+        self.since = since
+        """The first times that can be read."""
+
+
+class NotSealed(AskElsewhere):
+    """The time that was asked for is not complete yet."""
+
+    def __init__(self, asked: object, upper: object) -> None:
+        super().__init__(f"{asked} is not complete yet: the collection is sealed up to {upper}")
+        self.asked = asked
+        """The time that was asked for."""
+        self.upper = upper
+        """The frontier up to which the collection is complete."""
+
+
+class ClosedError(AskElsewhere):
+    """The collection is closed or finalized; this will not change."""
+
+
+class Reopen(TimespineError):
+    """The handle is of no use any more: open a new one."""
+
+
+class LeaseExpired(Reopen):
+    """The lease lapsed and was removed; what it protected may be gone."""
+
+
+class Fenced(Reopen):
+    """A writer that is not registered (any more) tried to commit."""
+
+
+class Unavailable(TimespineError):
+    """Storage did not answer as it should; the same call may work later."""
+
+
+class Determinate(Unavailable):
+    """It failed and had no effect."""
+
+
+class Indeterminate(Unavailable):
+    """It failed and may have taken effect, now or later."""
+
+
+class CorruptionError(TimespineError):
+    """Stored bytes are not what was written: stop, and look at the storage."""
+
+
+class VersionError(TimespineError):
+    """Stored bytes were written by a newer version: upgrade to read them."""

@@ -1,0 +1,68 @@
+"""The grammar of names that end up in storage.
+
+A blob key is `collection/writer/name`: three segments of lower-case letters,
+digits, `_` and `-`, so that a key is a safe path on every file system and a
+safe object name in every bucket. Keys come back from storage too, so they are
+parsed, never trusted.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from timespine.errors import UsageError
+
+SEGMENT_MAX = 64
+"""Characters in one segment, at most. Three of them stay far below the 255 bytes of a file name."""
+
+_SEGMENT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+class BlobKey(NamedTuple):
+    """A parsed blob key."""
+
+    collection: str
+    """The collection that owns the blob."""
+    writer: str
+    """The registered writer that put it."""
+    name: str
+    """What the writer called it; unique under its prefix."""
+
+    def __str__(self) -> str:
+        return f"{self.collection}/{self.writer}/{self.name}"
+
+
+def check_segment(segment: str, what: str) -> str:
+    """The segment itself, or a UsageError that says what a `what` looks like."""
+    if not isinstance(segment, str) or _SEGMENT.fullmatch(segment) is None:
+        raise UsageError(
+            f"{what} {segment!r:.80} is not valid: 1 to {SEGMENT_MAX} lower-case letters, digits, "
+            "'_' or '-', beginning with a letter or digit"
+        )
+    return segment
+
+
+def parse_blob_key(key: str) -> BlobKey:
+    """Take a blob key apart; anything that is not exactly one is a UsageError."""
+    segments = key.split("/") if isinstance(key, str) else []
+    if len(segments) != 3:
+        raise UsageError(f"blob key {key!r:.200} is not of the form collection/writer/name")
+    collection, writer, name = segments
+    return BlobKey(
+        check_segment(collection, "collection id"),
+        check_segment(writer, "writer id"),
+        check_segment(name, "blob name"),
+    )
+
+
+def parse_blob_prefix(prefix: str) -> tuple[str, ...]:
+    """The whole segments of a prefix: nothing, `collection/` or `collection/writer/`."""
+    if prefix == "":
+        return ()
+    segments = prefix.split("/") if isinstance(prefix, str) else []
+    if len(segments) not in (2, 3) or segments[-1] != "":
+        raise UsageError(
+            f"blob prefix {prefix!r:.200} is not of the form '', 'collection/' or 'collection/writer/'"
+        )
+    return tuple(check_segment(segment, "segment of a blob prefix") for segment in segments[:-1])

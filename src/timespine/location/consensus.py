@@ -1,0 +1,75 @@
+"""The port for truth: per key a contiguous log of versioned bytes.
+
+Contract, checked for every adapter by `timespine.testing.conformance`:
+
+- The log of a key has entries at sequence numbers without gaps: first, ..., head.
+  A key that was never written has none. The first entry ever has number 0.
+- `compare_and_set` takes one write or many, for distinct keys. Each write says
+  the head it expects (None: the key must be new) and appends one entry at
+  expected + 1. All are appended if every expectation holds; otherwise none is,
+  and the answer names the head of each key that differed.
+- It is linearizable, also against `head` and `scan`, and durable when it returns.
+- `truncate` drops entries below a number, never the head. What was dropped
+  cannot be written again.
+- Failures are `Determinate` (nothing happened) or `Indeterminate` (may have,
+  or may still): the caller finds out by reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+ENTRY_BYTES_MAX = 64 << 20
+"""The largest entry that any adapter accepts."""
+
+WRITES_MAX = 4096
+"""How many keys one compare-and-set may touch."""
+
+
+class Entry(NamedTuple):
+    """One entry of the log of a key."""
+
+    seqno: int
+    """Its place in the log: dense, from 0."""
+    data: bytes
+    """What was written there, for ever."""
+
+
+class Write(NamedTuple):
+    """One key of a compare-and-set."""
+
+    key: str
+    """Which log: one segment of the grammar in `timespine.ids`."""
+    expected: int | None
+    """The head it must have; None if it must not exist."""
+    data: bytes
+    """The new head, at expected + 1 (or 0)."""
+
+
+class Consensus(Protocol):
+    """Linearizable logs, several of which can be extended at once."""
+
+    def head(self, key: str) -> Entry | None:
+        """The newest entry, or None if the key was never written."""
+        ...
+
+    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[Entry]:
+        """Live entries at or above `from_seqno`, oldest first, as of one moment; at most `limit`."""
+        ...
+
+    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+        """Append all or none. None: done. Otherwise the true heads of the keys that differed."""
+        ...
+
+    def truncate(self, key: str, below: int) -> int:
+        """Drop entries with a number below `below`; how many went. The head always stays."""
+        ...
+
+    def list_keys(self, prefix: str = "") -> list[str]:
+        """All keys that begin with `prefix` (any text), in order."""
+        ...
+
+    def close(self) -> None:
+        """Release what the adapter holds open. Twice is fine."""
+        ...
