@@ -23,6 +23,18 @@ ids and frontiers, never row data or passwords.
 
 from __future__ import annotations
 
+SHOWN_MAX = 120
+"""Characters of a foreign value that a message repeats, at most."""
+
+
+def shown(value: object) -> str:
+    """A short repr for a message. Never fails, whatever the value is."""
+    try:
+        text = repr(value)
+    except Exception:  # a hostile or half-built object, or an integer too long to print
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
+
 
 class TimespineError(Exception):
     """The root: catch this to catch everything that Timespine raises on purpose."""

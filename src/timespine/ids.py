@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from timespine.errors import UsageError
+from timespine.errors import UsageError, shown
 
 SEGMENT_MAX = 64
 """Characters in one segment, at most. Three of them stay far below the 255 bytes of a file name."""
@@ -37,7 +37,7 @@ def check_segment(segment: str, what: str) -> str:
     """The segment itself, or a UsageError that says what a `what` looks like."""
     if not isinstance(segment, str) or _SEGMENT.fullmatch(segment) is None:
         raise UsageError(
-            f"{what} {segment!r:.80} is not valid: 1 to {SEGMENT_MAX} lower-case letters, digits, "
+            f"{what} {shown(segment)} is not valid: 1 to {SEGMENT_MAX} lower-case letters, digits, "
             "'_' or '-', beginning with a letter or digit"
         )
     return segment
@@ -47,7 +47,7 @@ def parse_blob_key(key: str) -> BlobKey:
     """Take a blob key apart; anything that is not exactly one is a UsageError."""
     segments = key.split("/") if isinstance(key, str) else []
     if len(segments) != 3:
-        raise UsageError(f"blob key {key!r:.200} is not of the form collection/writer/name")
+        raise UsageError(f"blob key {shown(key)} is not of the form collection/writer/name")
     collection, writer, name = segments
     return BlobKey(
         check_segment(collection, "collection id"),
@@ -63,6 +63,6 @@ def parse_blob_prefix(prefix: str) -> tuple[str, ...]:
     segments = prefix.split("/") if isinstance(prefix, str) else []
     if len(segments) not in (2, 3) or segments[-1] != "":
         raise UsageError(
-            f"blob prefix {prefix!r:.200} is not of the form '', 'collection/' or 'collection/writer/'"
+            f"blob prefix {shown(prefix)} is not of the form '', 'collection/' or 'collection/writer/'"
         )
     return tuple(check_segment(segment, "segment of a blob prefix") for segment in segments[:-1])

@@ -1,0 +1,131 @@
+"""Hollow things: descriptions that point at data instead of holding it.
+
+These are the nouns that the state of a collection stores by the thousand, so
+they are small immutable structs that encode as arrays. What only the columnar
+layer understands (key bounds, statistics, checksum) travels as opaque `meta`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+"""Rows, bytes and the like: never negative, and sums of them still fit."""
+
+_WRAP = 1 << 64
+_HALF = 1 << 63
+
+
+def wrap_int64(value: int) -> int:
+    """The signed 64-bit integer that is equal modulo 2^64."""
+    return (value + _HALF) % _WRAP - _HALF
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One immutable piece of data, and what of it is visible through this reference."""
+
+    key: str
+    """The blob that holds it; empty for inline data."""
+    rows: Count
+    """Updates in the data, visible or not."""
+    size: Count = 0
+    """Bytes of the data."""
+    diff_sum: int | None = None
+    """The sum of all diffs modulo 2^64, if known."""
+    inline: bytes | None = None
+    """The data itself, when it is tiny."""
+    hollow: bool = False
+    """Whether the blob is a hollow run: a list of further parts instead of rows."""
+    lower: Frontier | None = None
+    """Truncation: rows at times not at or after this are invisible through this reference."""
+    upper: Frontier | None = None
+    """Truncation: rows at times at or after this are invisible through this reference."""
+    rewrite: Frontier | None = None
+    """Times are advanced by this when they are read, after truncation (`rewrite_ts`)."""
+    meta: bytes = b""
+    """What the columnar layer knows about it: key bounds, statistics, checksum, schema."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether some rows may be invisible through this reference."""
+        return self.lower is not None or self.upper is not None
+
+    @property
+    def visible_diff_sum(self) -> int | None:
+        """The sum of the diffs that a reader sees; unknown if truncated."""
+        return None if self.is_truncated else self.diff_sum
+
+
+class Order(enum.IntEnum):
+    """How the rows of a run are ordered."""
+
+    UNORDERED = 0
+    """As they came: every part is a run of its own for whoever merges."""
+    SORTED = 1
+    """By (key, value, time) and consolidated, across all parts of the run."""
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A sequence of parts with one order and one schema."""
+
+    parts: tuple[Part, ...]
+    """In order of the rows, if there is one."""
+    order: Order = Order.SORTED
+    """How the rows are ordered."""
+    schema: int | None = None
+    """The id of the schema that its rows were written with."""
+
+
+class HollowBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A batch without its rows."""
+
+    desc: Description
+    """The times it speaks for, and from when on it is exact."""
+    len: Count
+    """Updates in it, at most (truncation may hide some)."""
+    runs: tuple[Run, ...] = ()
+    """Where they are."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it."""
+        return self.len == 0
+
+    @property
+    def parts(self) -> Iterator[Part]:
+        """All parts of all runs, in order."""
+        for run in self.runs:
+            yield from run.parts
+
+    @property
+    def keys(self) -> Iterator[str]:
+        """The blobs it refers to directly."""
+        return (part.key for part in self.parts if part.key)
+
+    @property
+    def inline_bytes(self) -> int:
+        """Bytes that it keeps in the state itself."""
+        return sum(len(part.inline) for part in self.parts if part.inline is not None)
+
+    @property
+    def diff_sum(self) -> int | None:
+        """The sum of all visible diffs modulo 2^64, if it is known for every part."""
+        total = 0
+        for part in self.parts:
+            visible = part.visible_diff_sum
+            if visible is None:
+                return None
+            total += visible
+        return wrap_int64(total)
+
+
+def empty_batch(desc: Description) -> HollowBatch:
+    """The batch that says: nothing happened in these times."""
+    return HollowBatch(desc, 0)

@@ -1,0 +1,74 @@
+"""Times: tuples of one or more non-negative int64 coordinates.
+
+They are ordered coordinate by coordinate: `(1, 2) <= (1, 3)`, while `(1, 2)` and
+`(2, 1)` cannot be compared. One coordinate is a total order; two make a partial
+order. Python compares tuples lexicographically, so `<=` on the tuples
+themselves is *not* the order of times: use the functions below.
+"""
+
+from __future__ import annotations
+
+from timespine.errors import UsageError, shown
+
+Time = tuple[int, ...]
+
+INT64_MAX = (1 << 63) - 1
+INT64_MIN = -(1 << 63)
+
+ARITY_MAX = 8
+"""Coordinates in one time, at most: far more than any use we know, small enough to bound every loop."""
+
+
+def check_time(time: object, arity: int | None = None) -> Time:
+    """The time itself if it is one (of `arity` coordinates, if given), or a UsageError."""
+    if not isinstance(time, tuple) or not 1 <= len(time) <= ARITY_MAX:
+        raise UsageError(f"{shown(time)} is not a time: a tuple of 1 to {ARITY_MAX} integers")
+    for coordinate in time:
+        # bool is an int in Python; True as a time is a mistake, not a 1.
+        if type(coordinate) is not int or not 0 <= coordinate <= INT64_MAX:
+            raise UsageError(f"{shown(coordinate)} is not a coordinate of a time: an integer from 0 to 2^63 - 1")
+    if arity is not None and len(time) != arity:
+        raise UsageError(f"time {time} has {len(time)} coordinates where {arity} are needed")
+    return time
+
+
+def check_arity(arity: object) -> int:
+    """The number of coordinates, if it is one, or a UsageError."""
+    if type(arity) is not int or not 1 <= arity <= ARITY_MAX:
+        raise UsageError(f"{shown(arity)} is not a number of coordinates: an integer from 1 to {ARITY_MAX}")
+    return arity
+
+
+def minimum(arity: int) -> Time:
+    """The time before all others."""
+    return (0,) * check_arity(arity)
+
+
+def less_equal(left: Time, right: Time) -> bool:
+    """Whether every coordinate of `left` is at most that of `right`."""
+    if len(left) == 1 == len(right):
+        return left[0] <= right[0]
+    _same_arity(left, right)
+    return all(a <= b for a, b in zip(left, right, strict=True))
+
+
+def less_than(left: Time, right: Time) -> bool:
+    """`less_equal`, and not the same time."""
+    return left != right and less_equal(left, right)
+
+
+def join(left: Time, right: Time) -> Time:
+    """The earliest time that is at or after both."""
+    _same_arity(left, right)
+    return tuple(map(max, left, right))
+
+
+def meet(left: Time, right: Time) -> Time:
+    """The latest time that is at or before both."""
+    _same_arity(left, right)
+    return tuple(map(min, left, right))
+
+
+def _same_arity(left: Time, right: Time) -> None:
+    if len(left) != len(right):
+        raise UsageError(f"times {left} and {right} have different numbers of coordinates")
