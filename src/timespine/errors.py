@@ -6,7 +6,8 @@
     |  |- UpperMismatch                   another writer was first: here is the true upper
     |  |- SinceError                      history before `since` is gone: read at or after it
     |  |- NotSealed                       the time is not complete yet: wait, or read earlier
-    |  `- ClosedError                     the collection is closed or finalized for good
+    |  |- ClosedError                     the collection is closed or finalized for good
+    |  `- InlineBudgetExceeded            no room in the state: put the data into a blob and commit again
     |- Reopen                           start again with a new handle
     |  |- LeaseExpired                    the lease of this handle lapsed and was removed
     |  `- Fenced                          somebody took over, or this writer is not registered any more
@@ -86,6 +87,16 @@ class NotSealed(AskElsewhere):
 
 class ClosedError(AskElsewhere):
     """The collection is closed or finalized; this will not change."""
+
+
+class InlineBudgetExceeded(AskElsewhere):
+    """The state has no room for more inline data. Nothing was written."""
+
+    def __init__(self, asked: int, used: int, budget: int) -> None:
+        super().__init__(f"{asked} bytes inline do not fit beside {used} of {budget}: put them into a blob instead")
+        self.asked = asked
+        self.used = used
+        self.budget = budget
 
 
 class Reopen(TimespineError):

@@ -184,6 +184,10 @@ class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
             return False
         return all(a == b for a, b in zip(self.hollow_batches(), other.hollow_batches(), strict=True))
 
+    def __ne__(self, other: object) -> bool:
+        # SUBTLE: without this, `!=` is that of msgspec's structs and compares identities (test_spine).
+        return not self == other
+
     def __hash__(self) -> int:
         return hash((self.since, self.upper, self.next_id))
 

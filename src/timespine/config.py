@@ -1,0 +1,61 @@
+"""Every limit and default, each with unit, bound and reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from timespine.errors import UsageError, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Limits and defaults. Immutable: a store takes one when it is opened."""
+
+    reader_lease_ms: int = 15 * 60_000
+    """How long a reader may be silent before its hold on history may be taken away.
+    Long enough for a laptop that slept over lunch; short enough to free space the same day."""
+
+    writer_lease_ms: int = 60 * 60_000
+    """How long a writer or committer may be silent. Expiry only fences it and frees what it
+    left behind, so this bounds leaked space, never safety."""
+
+    claim_ms: int = 5 * 60_000
+    """How long a soft claim keeps others from doing the same merge. A claim lost too early costs
+    a merge done twice, one held too long a merge done late; neither costs data."""
+
+    inline_part_bytes: int = 4096
+    """Data up to this size may live in the state itself. One fsync instead of two for small commits."""
+
+    inline_total_bytes: int = 256 * 1024
+    """Inline data in the whole state of a collection: it is part of every rollup."""
+
+    history_entries: int = 1024
+    """Entries that `history()` keeps per collection. Copied on every append, so it stays small."""
+
+    rollup_seqnos: int = 128
+    """Commits between two rollups, at least. Opening a collection replays at most about twice as many diffs."""
+
+    commit_attempts: int = 64
+    """Compare-and-sets that one commit may lose to others before it gives up as Unavailable.
+    Each loss means that somebody else made progress."""
+
+    storage_attempts: int = 8
+    """Tries of one storage call that fails as Unavailable, with a growing pause between them."""
+
+    retry_pause_ms: int = 8
+    """The first pause between two tries; it doubles up to `retry_pause_max_ms`."""
+
+    retry_pause_max_ms: int = 1000
+    """The longest pause between two tries."""
+
+    delete_batch: int = 64
+    """Blobs that garbage collection asks to delete at once: the bound on its concurrency."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if type(value) is not int or not 1 <= value <= 1 << 40:
+                raise UsageError(f"config {each.name} must be an integer from 1 to 2^40, not {shown(value)}")
+
+
+DEFAULT = Config()

@@ -1,0 +1,133 @@
+"""Transactions over several collections, and groups of them that commit together.
+
+The idempotent unit is the group: one committer per process, a dense number per
+group, recorded in every collection that the group changes. A group whose
+outcome is unknown is retried until it is known; if its number is recorded, it
+happened.
+
+Within a group, transactions are applied in order. One that is refused gets its
+own answer, with the sequence number at which it was judged, and disturbs nobody.
+Within a transaction it is all or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from timespine.core.state import Commit, State
+from timespine.core.transitions import AlreadyCommitted, Command, SchemaMismatch, apply
+from timespine.core.transitions.writers import extend
+from timespine.errors import Fenced, TimespineError, UpperMismatch, UsageError
+from timespine.model.frontier import Frontier
+
+Refusal = TimespineError | AlreadyCommitted | SchemaMismatch
+"""A reply that takes back the whole transaction."""
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """Commands for one or more collections, all or nothing."""
+
+    commands: tuple[tuple[str, Command], ...]
+    """(collection, command), applied in this order."""
+    reads: tuple[tuple[str, Frontier], ...] = ()
+    """Uppers that the caller has relied on: refused if one has moved."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Transactions that become durable together."""
+
+    transactions: tuple[Transaction, ...]
+    committer: str | None = None
+    """Who commits; None only for commands that may be repeated, such as registering."""
+    number: int = 0
+    """The committer's number for it: one more than for the group before."""
+
+    def collections(self) -> list[str]:
+        """All collections that it names, each once, in order."""
+        named = {collection for tx in self.transactions for collection, _ in (*tx.commands, *tx.reads)}
+        return sorted(named)
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The answer to a transaction that was not applied."""
+
+    reason: Refusal
+    seqnos: tuple[tuple[str, int], ...]
+    """The state of each collection it named when it was judged, this group's own commit included."""
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """What a group does to the states it was given."""
+
+    changed: dict[str, State]
+    """The collections that change, each by one commit."""
+    replies: tuple[tuple[Any, ...] | Refused, ...]
+    """Per transaction: the replies to its commands, or why it was refused."""
+
+
+class CommittedBefore(msgspec.Struct, frozen=True):
+    """The group is in the states already: an earlier try went through."""
+
+
+def judge(states: Mapping[str, State], group: Group, now_ms: int) -> Judged | CommittedBefore | Fenced:
+    """Apply a group to states. Pure: nothing has happened yet."""
+    before = dict(states)
+    if group.committer is not None:
+        for collection, state in before.items():
+            known = state.committers.get(group.committer)
+            if known is None:
+                return Fenced(f"committer {group.committer} of {collection} is not registered any more: reopen")
+            if known.group >= group.number:
+                return CommittedBefore()
+    current = dict(before)
+    replies: list[tuple[Any, ...] | Refused] = []
+    for transaction in group.transactions:
+        replies.append(_judge_transaction(current, transaction, now_ms))
+    changed = {
+        collection: _committed(state, group, now_ms)
+        for collection, state in current.items()
+        if state is not before[collection]
+    }
+    return Judged(changed, tuple(replies))
+
+
+def _judge_transaction(current: dict[str, State], transaction: Transaction, now_ms: int) -> tuple[Any, ...] | Refused:
+    """Apply one transaction to `current`, or leave it as it is."""
+    working: dict[str, State] = {}
+    replies: list[Any] = []
+    for collection, expected in transaction.reads:
+        state = current.get(collection)
+        if state is None:
+            return _refused(current, transaction, UsageError(f"there is no collection {collection}"))
+        if state.upper != expected:
+            return _refused(current, transaction, UpperMismatch(expected, state.upper))
+    for collection, command in transaction.commands:
+        state = working.get(collection) or current.get(collection)
+        if state is None:
+            return _refused(current, transaction, UsageError(f"there is no collection {collection}"))
+        outcome = apply(state, command, now_ms)
+        if isinstance(outcome.reply, Refusal):
+            return _refused(current, transaction, outcome.reply)
+        if isinstance(outcome, Commit):
+            working[collection] = outcome.state
+        replies.append(outcome.reply)
+    current.update(working)
+    return tuple(replies)
+
+
+def _refused(current: dict[str, State], transaction: Transaction, reason: Refusal) -> Refused:
+    named = Group((transaction,)).collections()
+    return Refused(reason, tuple((name, current[name].seqno) for name in named if name in current))
+
+
+def _committed(state: State, group: Group, now_ms: int) -> State:
+    """The state as it is stored: one commit further, with the group's number recorded."""
+    committers = state.committers
+    known = committers.get(group.committer) if group.committer is not None else None
+    if known is not None:
+        recorded = extend(msgspec.structs.replace(known, group=group.number), now_ms)
+        committers = {**committers, str(group.committer): recorded}
+    return msgspec.structs.replace(state, seqno=state.seqno + 1, committers=committers)

@@ -1,0 +1,112 @@
+"""Which parts a read has to read, and what of them is visible.
+
+A row of a part counts at time t for a reader as of `as_of` when
+
+    part.lower <= t, not part.upper <= t          (truncation, where there is one)
+    advance_by(t, part.rewrite) <= as_of          (rewriting, where there is one)
+
+Trace and unsealed are read together: unsealed updates count from the trace's
+upper on, whether they are drained, evicted or trimmed by then or not.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from timespine.core.hollow import HollowBatch, Part
+from timespine.core.state import State
+from timespine.core.transitions.push import truncated
+from timespine.errors import NotSealed, SinceError, UsageError
+from timespine.model import time as times
+from timespine.model.frontier import CLOSED, Frontier, advance_by, check_arity_of
+from timespine.model.time import Time, check_time
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to read."""
+
+    seqno: int
+    """The state that it was made from."""
+    since: Frontier
+    """That state's since."""
+    after: Time | None
+    """Updates at or before this do not count; None: all count."""
+    until: Time
+    """Updates not at or before this do not count."""
+    parts: tuple[Part, ...]
+    """Everything that may hold an update that counts."""
+
+    def counts(self, part: Part, time: Time) -> bool:
+        """Whether an update of a part, at the time it was written with, counts."""
+        if part.lower is not None and not part.lower.less_equal(time):
+            return False
+        if part.upper is not None and part.upper.less_equal(time):
+            return False
+        seen = time if part.rewrite is None else advance_by(time, part.rewrite)
+        if not times.less_equal(seen, self.until):
+            return False
+        return self.after is None or not times.less_equal(seen, self.after)
+
+
+def plan_snapshot(state: State, as_of: Time) -> Plan | SinceError | NotSealed:
+    """Plan a read of the collection as of one time."""
+    refusal = _refuse(state, as_of)
+    if refusal is not None:
+        return refusal
+    return Plan(state.seqno, state.since, None, as_of, _parts(state, None, as_of))
+
+
+def plan_changes(state: State, after: Time, until: Time) -> Plan | SinceError | NotSealed:
+    """Plan a read of the net changes in (after, until]."""
+    if not times.less_equal(check_time(after, state.arity), check_time(until, state.arity)):
+        raise UsageError(f"changes after {after} until {until}: the second must not be before the first")
+    refusal = _refuse(state, after) or _refuse(state, until)
+    if refusal is not None:
+        return refusal
+    return Plan(state.seqno, state.since, after, until, _parts(state, after, until))
+
+
+def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Part, ...]:
+    """The unsealed parts with updates in [lower, upper), truncated to it."""
+    check_arity_of(lower, state.arity, "lower")
+    check_arity_of(upper, state.arity, "upper")
+    if not lower <= upper:
+        raise UsageError(f"unsealed updates from {lower} to {upper}: the second must not be before the first")
+    return tuple(
+        truncated(part, lower, upper)
+        for batch in state.unsealed
+        if not batch.is_wholly_below(lower) and batch.has_times_below(upper)
+        for part in batch.parts
+    )
+
+
+def _refuse(state: State, time: Time) -> SinceError | NotSealed | None:
+    if not state.since.less_equal(check_time(time, state.arity)):
+        return SinceError(time, state.since)
+    if state.upper.less_equal(time):
+        return NotSealed(time, state.upper)
+    return None
+
+
+def _parts(state: State, after: Time | None, until: Time) -> tuple[Part, ...]:
+    """Parts of batches that may have a time at or before `until` and not at or before `after`."""
+    parts: list[Part] = []
+    for batch in state.trace.hollow_batches():
+        if batch.desc.lower.less_equal(until) and not _is_before(batch, after):
+            parts.extend(batch.parts)
+    drained = state.trace.upper
+    for unsealed in state.unsealed:
+        if unsealed.lower.less_equal(until) and not unsealed.is_wholly_below(drained):
+            parts.extend(truncated(part, drained, CLOSED) for part in unsealed.parts)
+    return tuple(parts)
+
+
+def _is_before(batch: HollowBatch, after: Time | None) -> bool:
+    """Whether surely every update of the batch is at or before `after`.
+
+    Only claimed for totally ordered times: then all lie below the one element of
+    the upper, and advancing them to a since at or before `after` keeps them there.
+    """
+    if after is None or len(after) != 1 or batch.desc.upper.is_closed:
+        return False
+    return batch.desc.upper.elements[0][0] <= after[0] + 1

@@ -1,0 +1,258 @@
+"""The state of one collection: an immutable value.
+
+Every change is a transition to a new state that shares nearly everything with
+the old one; the difference between the two is what gets stored. Nothing that is
+done per commit walks over all batches.
+
+What the fields promise (named and checked in `core/invariants.py`):
+
+    since = join(old since, meet(retention, leases, critical holds))
+    trace.upper <= upper; what lies between is in `unsealed` until it is drained
+    every blob referred to was put by a writer that was registered at that time
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+from timespine.core.chunks import Chunks
+from timespine.core.hollow import Count, HollowBatch, Part
+from timespine.core.spine import Spine, empty_spine
+from timespine.ids import check_segment
+from timespine.model.frontier import CLOSED, Frontier
+from timespine.model.time import Time, check_arity
+
+R = TypeVar("R", covariant=True)
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Writers and the like: there until their heartbeat stops."""
+
+    until_ms: int
+    """Whoever sees a later clock than this may remove it."""
+    term_ms: Count
+    """How far a heartbeat extends it."""
+
+
+class Reader(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A leased claim on history."""
+
+    since: Frontier
+    """The reader may read from here on."""
+    seqno: Count
+    """Nothing that the state of this number or a later one refers to is deleted."""
+    until_ms: int
+    """Whoever sees a later clock than this may remove it."""
+    term_ms: Count
+    """How far a heartbeat extends it."""
+
+
+class Hold(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A critical hold: a claim on history that never expires."""
+
+    since: Frontier
+    """The holder may read from here on."""
+    token: str
+    """Whoever wants to move the hold must name the token that it has now."""
+
+
+class Committer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A process that commits in numbered groups."""
+
+    group: Count
+    """The last group of it that was committed here: what makes a retry harmless."""
+    until_ms: int
+    """Whoever sees a later clock than this may remove it."""
+    term_ms: Count
+    """How far a commit or a heartbeat extends it."""
+
+
+class Rollup(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A blob with the whole state as of a sequence number."""
+
+    key: str
+    """Where it is."""
+    size: Count
+    """Bytes of it."""
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Somebody says that they are at work on a merge. A courtesy, not a lock."""
+
+    claimant: str
+    """The writer whose prefix the result will have."""
+    until_ms: int
+    """From then on nobody needs to respect it."""
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One line of what was committed when."""
+
+    upper: Frontier
+    """The upper after it."""
+    committed_ms: int
+    """The committer's clock."""
+    operation: str
+    """What it was: append, write, seal."""
+    rows: Count
+    """Updates in it."""
+    size: Count
+    """Bytes of them."""
+
+
+class UnsealedBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Updates that are durable, at times that may not be sealed yet."""
+
+    seqno: Count
+    """Its number among the writes of the collection: dense, in the order of commit."""
+    lower: Frontier
+    """Its minimal times."""
+    max: Time
+    """A time at or after all of its times (the largest one if times are totally ordered)."""
+    rows: Count
+    """Updates in it."""
+    parts: tuple[Part, ...]
+    """Where they are, in no order."""
+    schema: int | None = None
+    """The id of the schema that they were written with."""
+
+    def has_times_below(self, frontier: Frontier) -> bool:
+        """Whether some of its times are not at or after the frontier."""
+        return not frontier <= self.lower
+
+    def is_wholly_below(self, frontier: Frontier) -> bool:
+        """Whether surely none of its times is at or after the frontier."""
+        return not frontier.less_equal(self.max)
+
+
+class Status(enum.IntEnum):
+    """Where the collection is in its life."""
+
+    OPEN = 0
+    FINALIZED = 1
+    """A tombstone: closed, released by every reader, and emptied. Stays so."""
+
+
+class State(msgspec.Struct, frozen=True, gc=False):
+    """One collection as of one sequence number."""
+
+    collection: str
+    """Its id: the first segment of all its blobs, and its key in consensus."""
+    arity: int
+    """Coordinates per time."""
+    seqno: int
+    """How many commits there were before this state."""
+    upper: Frontier
+    """The collection is complete below this."""
+    trace: Spine
+    """The batches; may lag behind `upper` until unsealed updates are drained into it."""
+    retention: Frontier
+    """The built-in hold that `expire` moves."""
+    unsealed: Chunks[UnsealedBatch] = Chunks()
+    """Written ahead of the seal, in order of their number."""
+    unsealed_next: int = 0
+    """The number of the next write."""
+    unsealed_lower: Frontier = CLOSED
+    """At or before all times in `unsealed`, so that an append below it need not look at them."""
+    readers: dict[str, Reader] = {}
+    """Leased readers by id."""
+    holds: dict[str, Hold] = {}
+    """Critical holds by name."""
+    writers: dict[str, Lease] = {}
+    """Leased writers by id: whose blobs may be committed."""
+    committers: dict[str, Committer] = {}
+    """Committers by id."""
+    sinks: dict[str, int] = {}
+    """The last batch committed per streaming sink. These never expire."""
+    schemas: tuple[bytes, ...] = ()
+    """Schemas by id. Opaque here."""
+    rollups: dict[int, Rollup] = {}
+    """Rollups by the sequence number of the state they hold."""
+    claims: dict[tuple[int, int], Claim] = {}
+    """Soft claims on merges by the id of the fueled batch."""
+    history: tuple[HistoryEntry, ...] = ()
+    """What was committed when, bounded, for times not below since."""
+    inline_bytes: int = 0
+    """Data that lives in the state itself."""
+    status: Status = Status.OPEN
+    """Where the collection is in its life."""
+
+    @property
+    def since(self) -> Frontier:
+        """History is exact from here on."""
+        return self.trace.since
+
+    @property
+    def seqno_since(self) -> int:
+        """States from this number on may still be read by somebody."""
+        return min((reader.seqno for reader in self.readers.values()), default=self.seqno)
+
+    def holders(self) -> Iterator[tuple[str, Frontier]]:
+        """Who holds since back, and where: retention, leases, critical holds."""
+        yield "retention", self.retention
+        for id, reader in self.readers.items():
+            yield f"reader {id}", reader.since
+        for name, hold in self.holds.items():
+            yield f"hold {name}", hold.since
+
+    def hollow_batches(self) -> Iterator[HollowBatch]:
+        """The batches of the trace, oldest first."""
+        return self.trace.hollow_batches()
+
+    def parts(self) -> Iterator[Part]:
+        """Every part that this state refers to, in trace and unsealed; some perhaps twice."""
+        for batch in self.trace.hollow_batches():
+            yield from batch.parts
+        for unsealed in self.unsealed:
+            yield from unsealed.parts
+
+    def keys(self) -> Iterator[str]:
+        """Every blob that this state refers to directly."""
+        for part in self.parts():
+            if part.key:
+                yield part.key
+        for rollup in self.rollups.values():
+            yield rollup.key
+
+
+def new_state(collection: str, arity: int = 1) -> State:
+    """The state of a collection at its creation, as sequence number 0."""
+    check_segment(collection, "collection id")
+    minimum = Frontier.minimum(check_arity(arity))
+    return State(collection, arity, 0, minimum, empty_spine(arity), minimum)
+
+
+def lower_of(batches: Chunks[UnsealedBatch]) -> Frontier:
+    """A frontier at or before all times of unsealed batches; closed if there are none."""
+    lower = CLOSED
+    for batch in batches:
+        lower = lower.meet(batch.lower)
+    return lower
+
+
+def settle_since(state: State) -> State:
+    """The state with its since moved as far as the holds allow. Never back."""
+    target = state.retention
+    for reader in state.readers.values():
+        target = target.meet(reader.since)
+    for hold in state.holds.values():
+        target = target.meet(hold.since)
+    trace = state.trace.downgrade_since(target)
+    return state if trace is state.trace else msgspec.structs.replace(state, trace=trace)
+
+
+class Commit(msgspec.Struct, Generic[R], frozen=True, gc=False):
+    """A command that changes something: the new state and what to tell the caller."""
+
+    state: State
+    reply: R
+
+
+class NoOp(msgspec.Struct, Generic[R], frozen=True, gc=False):
+    """A command that changes nothing, and what to tell the caller: an answer or a refusal."""
+
+    reply: R

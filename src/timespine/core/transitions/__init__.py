@@ -1,0 +1,175 @@
+"""Every command and the pure function that carries it out.
+
+`apply` is the one way in: it looks the function up, and turns a UsageError about
+the command's own arguments into a refusal like any other, so that no command can
+disturb its neighbours in a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from timespine.core.state import Commit, NoOp, State
+from timespine.core.transitions.append import (
+    AdvanceUpper,
+    Append,
+    CompareAndAppend,
+    advance_upper,
+    append,
+    compare_and_append,
+)
+from timespine.core.transitions.lifecycle import (
+    AddRollup,
+    AddSchema,
+    Finalize,
+    RemoveRollups,
+    SchemaMismatch,
+    add_rollup,
+    add_schema,
+    finalize,
+    remove_rollups,
+)
+from timespine.core.transitions.merges import (
+    ApplyMerge,
+    ClaimMerge,
+    Exert,
+    Refresh,
+    RollUpAll,
+    apply_merge,
+    claim_merge,
+    exert,
+    refresh,
+    roll_up_all,
+)
+from timespine.core.transitions.readers import (
+    CompareAndDowngrade,
+    DowngradeReader,
+    Expired,
+    ExpireLeases,
+    ExpireReader,
+    Granted,
+    RegisterHold,
+    RegisterReader,
+    ReleaseHold,
+    Retain,
+    compare_and_downgrade,
+    downgrade_reader,
+    expire_leases,
+    expire_reader,
+    register_hold,
+    register_reader,
+    release_hold,
+    retain,
+)
+from timespine.core.transitions.unsealed import Drain, Evict, Seal, Trim, Write, drain, evict, seal, trim, write
+from timespine.core.transitions.writers import (
+    AlreadyCommitted,
+    CommitSink,
+    DropSink,
+    ExpireCommitter,
+    ExpireWriter,
+    HeartbeatWriter,
+    RegisterCommitter,
+    RegisterWriter,
+    commit_sink,
+    drop_sink,
+    expire_committer,
+    expire_writer,
+    heartbeat_writer,
+    register_committer,
+    register_writer,
+)
+from timespine.errors import UsageError, shown
+
+Command = Any
+"""One of the keys of TRANSITIONS."""
+
+TRANSITIONS: dict[type, Callable[[State, Any, int], Commit[Any] | NoOp[Any]]] = {
+    AddRollup: add_rollup,
+    AddSchema: add_schema,
+    AdvanceUpper: advance_upper,
+    Append: append,
+    ApplyMerge: apply_merge,
+    ClaimMerge: claim_merge,
+    CommitSink: commit_sink,
+    CompareAndAppend: compare_and_append,
+    CompareAndDowngrade: compare_and_downgrade,
+    DowngradeReader: downgrade_reader,
+    Drain: drain,
+    DropSink: drop_sink,
+    Evict: evict,
+    Exert: exert,
+    ExpireCommitter: expire_committer,
+    ExpireLeases: expire_leases,
+    ExpireReader: expire_reader,
+    ExpireWriter: expire_writer,
+    Finalize: finalize,
+    HeartbeatWriter: heartbeat_writer,
+    Refresh: refresh,
+    RegisterCommitter: register_committer,
+    RegisterHold: register_hold,
+    RegisterReader: register_reader,
+    RegisterWriter: register_writer,
+    ReleaseHold: release_hold,
+    RemoveRollups: remove_rollups,
+    Retain: retain,
+    RollUpAll: roll_up_all,
+    Seal: seal,
+    Trim: trim,
+    Write: write,
+}
+
+
+def apply(state: State, command: Command, now_ms: int) -> Commit[Any] | NoOp[Any]:
+    """Carry out one command."""
+    transition = TRANSITIONS.get(type(command))
+    if transition is None:
+        return NoOp(UsageError(f"{shown(command)} is not a command"))
+    try:
+        return transition(state, command, now_ms)
+    except UsageError as error:
+        return NoOp(error)
+
+
+__all__ = [
+    "TRANSITIONS",
+    "AddRollup",
+    "AddSchema",
+    "AdvanceUpper",
+    "AlreadyCommitted",
+    "Append",
+    "ApplyMerge",
+    "ClaimMerge",
+    "Command",
+    "CommitSink",
+    "CompareAndAppend",
+    "CompareAndDowngrade",
+    "DowngradeReader",
+    "Drain",
+    "DropSink",
+    "Evict",
+    "Exert",
+    "ExpireCommitter",
+    "ExpireLeases",
+    "ExpireReader",
+    "ExpireWriter",
+    "Expired",
+    "Finalize",
+    "Granted",
+    "HeartbeatWriter",
+    "Refresh",
+    "RegisterCommitter",
+    "RegisterHold",
+    "RegisterReader",
+    "RegisterWriter",
+    "ReleaseHold",
+    "RemoveRollups",
+    "Retain",
+    "RollUpAll",
+    "SchemaMismatch",
+    "Seal",
+    "Trim",
+    "Write",
+    "apply",
+]

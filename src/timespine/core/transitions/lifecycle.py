@@ -1,0 +1,119 @@
+"""Rollups, schemas, and the end of a collection."""
+
+from __future__ import annotations
+
+import msgspec
+
+from timespine.core import rope as ropes
+from timespine.core.chunks import Chunks
+from timespine.core.hollow import Part, empty_batch
+from timespine.core.spine import Layer, Spine, SpineBatch
+from timespine.core.state import Commit, NoOp, Rollup, State, Status
+from timespine.core.transitions.writers import refuse_unregistered
+from timespine.errors import TimespineError, UsageError
+from timespine.model.description import Description
+from timespine.model.frontier import CLOSED, Frontier
+
+SCHEMAS_MAX = 4096
+"""Schemas of one collection: they are never forgotten, so there is an end to them."""
+
+SCHEMA_BYTES_MAX = 256 * 1024
+"""Bytes of one schema."""
+
+
+class AddRollup(msgspec.Struct, frozen=True, array_like=True):
+    """Say where the whole state as of a sequence number is."""
+
+    seqno: int
+    key: str
+    size: int
+
+
+class RemoveRollups(msgspec.Struct, frozen=True, array_like=True):
+    """Forget rollups older than the newest one that no live reader can be before."""
+
+
+class AddSchema(msgspec.Struct, frozen=True, array_like=True):
+    """Add a schema, if the newest one is still the one expected (None: there is none)."""
+
+    expected: int | None
+    schema: bytes
+
+
+class Finalize(msgspec.Struct, frozen=True, array_like=True):
+    """Turn a closed and released collection into a tombstone."""
+
+
+class SchemaMismatch(msgspec.Struct, frozen=True):
+    """Somebody else was first: the newest schema is another one."""
+
+    actual: int | None
+
+
+def add_rollup(state: State, command: AddRollup, now_ms: int) -> Commit[bool] | NoOp[bool | TimespineError]:
+    """Record a rollup; whether it is of use."""
+    if type(command.seqno) is not int or not 0 <= command.seqno <= state.seqno:
+        return NoOp(UsageError(f"a rollup of {command.seqno} cannot be, the collection is at {state.seqno}"))
+    unregistered = refuse_unregistered(state, [Part(command.key, 0)])
+    if unregistered is not None:
+        return NoOp(unregistered)
+    if any(command.seqno <= seqno for seqno in state.rollups):
+        return NoOp(False)
+    rollups = {**state.rollups, command.seqno: Rollup(command.key, command.size)}
+    return Commit(msgspec.structs.replace(state, rollups=rollups), True)
+
+
+def remove_rollups(state: State, command: RemoveRollups, now_ms: int) -> Commit[int] | NoOp[int]:
+    """Keep the newest rollup at or before `seqno_since`, and all newer ones; how many went."""
+    needed = max((seqno for seqno in state.rollups if seqno <= state.seqno_since), default=0)
+    kept = {seqno: rollup for seqno, rollup in state.rollups.items() if seqno >= needed}
+    gone = len(state.rollups) - len(kept)
+    return Commit(msgspec.structs.replace(state, rollups=kept), gone) if gone else NoOp(0)
+
+
+def add_schema(state: State, command: AddSchema, now_ms: int) -> Commit[int] | NoOp[int | SchemaMismatch | UsageError]:
+    """Add a schema; its id. The newest one again is fine."""
+    newest = len(state.schemas) - 1 if state.schemas else None
+    if newest is not None and state.schemas[newest] == command.schema:
+        return NoOp(newest)
+    if command.expected != newest:
+        return NoOp(SchemaMismatch(newest))
+    if len(state.schemas) >= SCHEMAS_MAX or len(command.schema) > SCHEMA_BYTES_MAX:
+        return NoOp(UsageError(f"at most {SCHEMAS_MAX} schemas of at most {SCHEMA_BYTES_MAX} bytes each"))
+    added = msgspec.structs.replace(state, schemas=(*state.schemas, command.schema))
+    return Commit(added, len(state.schemas))
+
+
+def finalize(state: State, command: Finalize, now_ms: int) -> Commit[None] | NoOp[UsageError | None]:
+    """Empty a collection that is closed for writers and readers.
+
+    What remains is small: the id, how far it got, and who committed last. Blobs
+    go with the garbage collection of the states that referred to them.
+    """
+    if state.status is Status.FINALIZED:
+        return NoOp(None)
+    if not state.upper.is_closed or not state.since.is_closed:
+        return NoOp(
+            UsageError(
+                f"collection {state.collection} can be finalized when upper and since are both closed; "
+                f"they are {state.upper} and {state.since}"
+            )
+        )
+    desc = Description(Frontier.minimum(state.arity), CLOSED, CLOSED)
+    rest = SpineBatch(desc, ropes.leaf(0, max(state.trace.next_id, 1), empty_batch(desc)), False)
+    trace = Spine(CLOSED, CLOSED, rest.rope.hi, (Layer((rest,)),))
+    tombstone = State(
+        state.collection,
+        state.arity,
+        state.seqno,
+        CLOSED,
+        trace,
+        CLOSED,
+        Chunks(),
+        state.unsealed_next,
+        writers=state.writers,
+        committers=state.committers,
+        rollups=state.rollups,
+        status=Status.FINALIZED,
+    )
+    return Commit(tombstone, None)

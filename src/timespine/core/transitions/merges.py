@@ -1,0 +1,115 @@
+"""Merging as seen by the state: claims, results, and the ways to ask for more."""
+
+from __future__ import annotations
+
+import msgspec
+
+from timespine.core.hollow import HollowBatch, Part
+from timespine.core.merging import Applied, apply_merge_result
+from timespine.core.state import Claim, Commit, NoOp, State
+from timespine.core.transitions.push import with_live_claims
+from timespine.core.transitions.writers import refuse_unregistered
+from timespine.errors import Fenced, TimespineError
+from timespine.ids import BlobKey, parse_blob_key
+
+
+class ClaimMerge(msgspec.Struct, frozen=True, array_like=True):
+    """Say that one is at work on a fueled batch."""
+
+    id: tuple[int, int]
+    claimant: str
+    term_ms: int
+
+
+class ApplyMerge(msgspec.Struct, frozen=True, array_like=True):
+    """Offer a merge result. Its new blobs are those of one writer, registered for this merge alone."""
+
+    output: HollowBatch
+    writer: str
+
+
+class Exert(msgspec.Struct, frozen=True, array_like=True):
+    """Spend fuel on an idle trace."""
+
+    fuel: int
+
+
+class Refresh(msgspec.Struct, frozen=True, array_like=True):
+    """Ask for a merged batch to be merged again by itself, up to since."""
+
+    id: tuple[int, int]
+
+
+class RollUpAll(msgspec.Struct, frozen=True, array_like=True):
+    """Ask for everything to become one run."""
+
+
+def claim_merge(state: State, command: ClaimMerge, now_ms: int) -> Commit[bool] | NoOp[bool]:
+    """Claim a fueled batch that nobody else works on; whether it was granted."""
+    if all(batch.id != command.id or not batch.fueled for batch in state.trace.batches()):
+        return NoOp(False)
+    known = state.claims.get(command.id)
+    if known is not None and known.claimant != command.claimant and known.until_ms >= now_ms:
+        return NoOp(False)
+    claim = Claim(command.claimant, now_ms + command.term_ms)
+    if known == claim:
+        return NoOp(True)
+    return Commit(msgspec.structs.replace(state, claims={**state.claims, command.id: claim}), True)
+
+
+def apply_merge(state: State, command: ApplyMerge, now_ms: int) -> Commit[Applied] | NoOp[Applied | TimespineError]:
+    """Put a merge result in its place, or say why not. The caller deletes what it wrote in vain."""
+    replacement = apply_merge_result(state.trace, command.output)
+    if not replacement.applied.is_applied:
+        return NoOp(replacement.applied)
+    replaced = [part for leaf in replacement.removed for part in leaf.batch.parts]
+    refusal = _refuse_blobs(state, command, {part.key for part in replaced})
+    if refusal is not None:
+        return NoOp(refusal)
+    inline = command.output.inline_bytes - sum(len(part.inline) for part in replaced if part.inline is not None)
+    merged = msgspec.structs.replace(state, trace=replacement.spine, inline_bytes=state.inline_bytes + inline)
+    return Commit(with_live_claims(merged), replacement.applied)
+
+
+def _refuse_blobs(state: State, command: ApplyMerge, replaced: set[str]) -> TimespineError | None:
+    """Why a result refers to blobs that it must not, if so.
+
+    SUBTLE: a blob that is not new must be one that the result replaces. A late
+    result that passes a part through by reference, after somebody else's merge
+    dropped that part, would bring back a blob that may be deleted already
+    (tests/core/test_merges.py).
+    """
+    fresh: list[Part] = [part for part in command.output.parts if part.key not in replaced]
+    for part in fresh:
+        if part.key and _writer_of(part.key) != command.writer:
+            return Fenced(f"blob {part.key} is neither new nor part of what the merge replaces: merge again")
+    return refuse_unregistered(state, fresh)
+
+
+def _writer_of(key: str) -> str:
+    parsed: BlobKey = parse_blob_key(key)
+    return parsed.writer
+
+
+def exert(state: State, command: Exert, now_ms: int) -> Commit[int] | NoOp[int]:
+    """Let merges progress without data; how many spine batches there are then."""
+    trace = state.trace.exert(command.fuel)
+    if trace.layers == state.trace.layers:
+        return NoOp(trace.batch_count)
+    return Commit(with_live_claims(msgspec.structs.replace(state, trace=trace)), trace.batch_count)
+
+
+def refresh(state: State, command: Refresh, now_ms: int) -> Commit[bool] | NoOp[bool]:
+    """Make a merged batch a request again; whether there was anything to gain."""
+    trace = state.trace.refresh(command.id)
+    if trace is None:
+        return NoOp(False)
+    return Commit(msgspec.structs.replace(state, trace=trace), True)
+
+
+def roll_up_all(state: State, command: RollUpAll, now_ms: int) -> Commit[int] | NoOp[int]:
+    """Make everything one request; how many hollow batches it is for."""
+    trace = state.trace.roll_up_all()
+    if trace is state.trace:
+        return NoOp(trace.hollow_count)
+    return Commit(with_live_claims(msgspec.structs.replace(state, trace=trace)), trace.hollow_count)

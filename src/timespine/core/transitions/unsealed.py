@@ -1,0 +1,171 @@
+"""Write and seal: the older way to write, and how unsealed updates reach the trace.
+
+`write` makes updates durable at any times not below the upper, in any order.
+`seal` moves the upper, and with it, logically, everything below it into the
+trace. The rest is bookkeeping that may happen later, in pieces, or twice:
+
+- drain pushes a batch [trace upper, upper) that refers to the unsealed parts,
+  truncated to that range. No row is read.
+- evict drops unsealed batches that lie wholly below the trace's upper.
+- trim narrows those that lie partly below it: the bounds at once, the bytes when
+  somebody has rewritten them.
+
+Unsealed batches are never merged with each other: a batch of five seconds ahead
+merged with one of five hours ahead would be rewritten after five seconds, where
+each alone is dropped or kept whole.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from timespine.config import DEFAULT
+from timespine.core.chunks import Chunks
+from timespine.core.hollow import Part
+from timespine.core.state import Commit, HistoryEntry, NoOp, State, Status, UnsealedBatch, lower_of
+from timespine.core.transitions.push import drained_runs, pushed, remember
+from timespine.core.transitions.writers import refuse_unregistered
+from timespine.errors import ClosedError, InlineBudgetExceeded, TimespineError, UsageError
+from timespine.model.frontier import Frontier, check_arity_of
+from timespine.model.time import Time, check_time
+
+
+class Write(msgspec.Struct, frozen=True, array_like=True):
+    """Make updates durable at times not below the upper."""
+
+    lower: Frontier
+    """Their minimal times."""
+    max: Time
+    """A time at or after all of them."""
+    parts: tuple[Part, ...]
+    schema: int | None = None
+    inline_total_bytes: int = DEFAULT.inline_total_bytes
+
+
+class Seal(msgspec.Struct, frozen=True, array_like=True):
+    """Move the upper: what was written below it is part of the collection from now on."""
+
+    upper: Frontier
+
+
+class Drain(msgspec.Struct, frozen=True, array_like=True):
+    """Push what is sealed but not in the trace yet, by reference."""
+
+
+class Evict(msgspec.Struct, frozen=True, array_like=True):
+    """Drop unsealed batches that are in the trace as a whole."""
+
+
+class Trim(msgspec.Struct, frozen=True, array_like=True):
+    """Narrow one unsealed batch that is partly in the trace."""
+
+    seqno: int
+    """Its number."""
+    parts: tuple[Part, ...] | None = None
+    """The same updates without those below the trace's upper, rewritten; None to narrow the bounds only."""
+    against: Frontier | None = None
+    """The trace's upper that the rewritten parts were made against."""
+
+
+def write(state: State, command: Write, now_ms: int) -> Commit[int] | NoOp[int | TimespineError]:
+    """Add an unsealed batch; its number."""
+    check_arity_of(command.lower, state.arity, "lower")
+    check_time(command.max, state.arity)
+    rows = sum(part.rows for part in command.parts)
+    if rows == 0:
+        return NoOp(state.unsealed_next)
+    if state.status is not Status.OPEN or state.upper.is_closed:
+        return NoOp(ClosedError(f"collection {state.collection} is closed"))
+    unregistered = refuse_unregistered(state, command.parts)
+    if unregistered is not None:
+        return NoOp(unregistered)
+    if command.lower.is_closed or not command.lower.less_equal(command.max):
+        return NoOp(UsageError(f"updates from {command.lower} on cannot all be at or before {command.max}"))
+    if not state.upper <= command.lower:
+        return NoOp(UsageError(f"updates at {command.lower} are below the upper {state.upper}: it is sealed already"))
+    inline = inline_bytes(command.parts)
+    if inline and state.inline_bytes + inline > command.inline_total_bytes:
+        return NoOp(InlineBudgetExceeded(inline, state.inline_bytes, command.inline_total_bytes))
+    number = state.unsealed_next
+    batch = UnsealedBatch(number, command.lower, command.max, rows, command.parts, command.schema)
+    size = sum(part.size for part in command.parts)
+    grown = msgspec.structs.replace(
+        state,
+        unsealed=state.unsealed.append(batch),
+        unsealed_next=number + 1,
+        unsealed_lower=state.unsealed_lower.meet(command.lower),
+        inline_bytes=state.inline_bytes + inline,
+    )
+    return Commit(remember(grown, HistoryEntry(state.upper, now_ms, "write", rows, size)), number)
+
+
+def seal(state: State, command: Seal, now_ms: int) -> Commit[Frontier] | NoOp[Frontier | TimespineError]:
+    """Move the upper forward. The same again is fine; back is an error."""
+    check_arity_of(command.upper, state.arity, "upper")
+    if state.status is not Status.OPEN:
+        return NoOp(ClosedError(f"collection {state.collection} is finalized"))
+    if command.upper == state.upper:
+        return NoOp(state.upper)
+    if not state.upper <= command.upper:
+        return NoOp(UsageError(f"cannot seal {state.collection} at {command.upper}: it is sealed up to {state.upper}"))
+    sealed = msgspec.structs.replace(state, upper=command.upper)
+    return Commit(remember(sealed, HistoryEntry(command.upper, now_ms, "seal", 0, 0)), command.upper)
+
+
+def drain(state: State, command: Drain, now_ms: int) -> Commit[Frontier] | NoOp[Frontier]:
+    """Let the trace catch up with the upper; the trace's upper."""
+    if state.trace.upper == state.upper:
+        return NoOp(state.upper)
+    return Commit(pushed(state, drained_runs(state, state.upper), state.upper), state.upper)
+
+
+def evict(state: State, command: Evict, now_ms: int) -> Commit[int] | NoOp[int]:
+    """Drop what is wholly in the trace; how many batches that were."""
+    upper = state.trace.upper
+    gone = [batch for batch in state.unsealed if batch.is_wholly_below(upper)]
+    if not gone:
+        return NoOp(0)
+    kept = Chunks.of(batch for batch in state.unsealed if not batch.is_wholly_below(upper))
+    inline = sum(inline_bytes(batch.parts) for batch in gone)
+    return Commit(_with_unsealed(state, kept, -inline), len(gone))
+
+
+def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool | TimespineError]:
+    """Narrow an unsealed batch to what is not in the trace; whether it was there and could be."""
+    upper = state.trace.upper
+    batch = next((each for each in state.unsealed if each.seqno == command.seqno), None)
+    if batch is None or batch.is_wholly_below(upper) or not batch.has_times_below(upper):
+        return NoOp(False)
+    parts = batch.parts
+    if command.parts is not None:
+        # SUBTLE: parts rewritten against a later upper than the trace has would lose updates
+        # that are not in the trace yet; against an earlier one they keep some that are, which
+        # the bounds hide (tests/core/test_unsealed.py).
+        if command.against is None or not command.against <= upper:
+            return NoOp(UsageError(f"parts trimmed against {command.against}, the trace is at {upper}"))
+        unregistered = refuse_unregistered(state, command.parts)
+        if unregistered is not None:
+            return NoOp(unregistered)
+        parts = command.parts
+    rows = sum(part.rows for part in parts)
+    if rows > batch.rows:
+        return NoOp(UsageError(f"{rows} updates cannot come from trimming {batch.rows}"))
+    trimmed = UnsealedBatch(batch.seqno, batch.lower.join(upper), batch.max, rows, parts, batch.schema)
+    inline = inline_bytes(parts) - inline_bytes(batch.parts)
+    changed = Chunks.of(trimmed if each is batch else each for each in state.unsealed)
+    return Commit(_with_unsealed(state, changed, inline), True)
+
+
+def _with_unsealed(state: State, unsealed: Chunks[UnsealedBatch], inline: int) -> State:
+    """The state with other unsealed batches, and that much more inline."""
+    return msgspec.structs.replace(
+        state,
+        unsealed=unsealed,
+        unsealed_lower=lower_of(unsealed),
+        inline_bytes=state.inline_bytes + inline,
+    )
+
+
+def inline_bytes(parts: tuple[Part, ...]) -> int:
+    """Bytes of these parts that live in the state."""
+    return sum(len(part.inline) for part in parts if part.inline is not None)

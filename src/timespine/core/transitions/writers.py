@@ -1,0 +1,183 @@
+"""Writers, committers and sinks: who may commit what, and how often.
+
+A writer owns a prefix of blobs. A commit that refers to a blob of a writer that
+is not registered is refused, so expiring a writer by compare-and-set makes
+everything it left behind, and has not committed, safe to delete.
+
+A committer numbers its commits, so that a retry after a lost reply is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+from timespine.core.hollow import Part
+from timespine.core.state import Commit, Committer, Lease, NoOp, Reader, State
+from timespine.errors import Fenced, TimespineError, UsageError
+from timespine.ids import check_segment, parse_blob_key
+
+L = TypeVar("L", Lease, Reader, Committer)
+
+
+class RegisterWriter(msgspec.Struct, frozen=True, array_like=True):
+    """Reserve a prefix of blobs. The id must be fresh: never used before by anybody."""
+
+    writer: str
+    term_ms: int
+
+
+class HeartbeatWriter(msgspec.Struct, frozen=True, array_like=True):
+    """Keep the writer's prefix."""
+
+    writer: str
+
+
+class ExpireWriter(msgspec.Struct, frozen=True, array_like=True):
+    """Give up the prefix, or fence whoever has it. What is not committed can be deleted then."""
+
+    writer: str
+
+
+class RegisterCommitter(msgspec.Struct, frozen=True, array_like=True):
+    """Begin to commit in numbered groups. The id must be fresh."""
+
+    committer: str
+    term_ms: int
+
+
+class ExpireCommitter(msgspec.Struct, frozen=True, array_like=True):
+    """Stop committing, or fence whoever does."""
+
+    committer: str
+
+
+class CommitSink(msgspec.Struct, frozen=True, array_like=True):
+    """Record that a batch of a streaming sink is in this commit. An older one is refused as done."""
+
+    sink: str
+    batch: int
+
+
+class DropSink(msgspec.Struct, frozen=True, array_like=True):
+    """Forget a streaming sink."""
+
+    sink: str
+
+
+class AlreadyCommitted(msgspec.Struct, frozen=True):
+    """The batch of a sink is in the collection since an earlier commit."""
+
+    last: int
+    """The newest batch of that sink that is."""
+
+
+def register_writer(state: State, command: RegisterWriter, now_ms: int) -> Commit[None] | NoOp[None]:
+    """Add the writer; registering again is a heartbeat."""
+    check_segment(command.writer, "writer id")
+    lease = Lease(now_ms + command.term_ms, check_term(command.term_ms))
+    known = state.writers.get(command.writer)
+    if known is not None and known.until_ms >= lease.until_ms:
+        return NoOp(None)
+    return Commit(msgspec.structs.replace(state, writers={**state.writers, command.writer: lease}), None)
+
+
+def heartbeat_writer(state: State, command: HeartbeatWriter, now_ms: int) -> Commit[None] | NoOp[Fenced | None]:
+    """Extend the lease; Fenced if it was removed."""
+    lease = state.writers.get(command.writer)
+    if lease is None:
+        return NoOp(Fenced(f"writer {command.writer} of {state.collection} is not registered: start a new one"))
+    extended = extend(lease, now_ms)
+    if extended is lease:
+        return NoOp(None)
+    return Commit(msgspec.structs.replace(state, writers={**state.writers, command.writer: extended}), None)
+
+
+def expire_writer(state: State, command: ExpireWriter, now_ms: int) -> Commit[None] | NoOp[None]:
+    """Remove the writer, whatever its lease says."""
+    if command.writer not in state.writers:
+        return NoOp(None)
+    return Commit(msgspec.structs.replace(state, writers=without(state.writers, command.writer)), None)
+
+
+def register_committer(state: State, command: RegisterCommitter, now_ms: int) -> Commit[None] | NoOp[None]:
+    """Add the committer; registering again changes nothing."""
+    check_segment(command.committer, "committer id")
+    if command.committer in state.committers:
+        return NoOp(None)
+    committer = Committer(0, now_ms + command.term_ms, check_term(command.term_ms))
+    committers = {**state.committers, command.committer: committer}
+    return Commit(msgspec.structs.replace(state, committers=committers), None)
+
+
+def expire_committer(state: State, command: ExpireCommitter, now_ms: int) -> Commit[None] | NoOp[None]:
+    """Remove the committer, whatever its lease says."""
+    if command.committer not in state.committers:
+        return NoOp(None)
+    return Commit(msgspec.structs.replace(state, committers=without(state.committers, command.committer)), None)
+
+
+def commit_sink(state: State, command: CommitSink, now_ms: int) -> Commit[None] | NoOp[AlreadyCommitted | UsageError]:
+    """Record a batch of a sink, once."""
+    check_segment(command.sink, "sink id")
+    if type(command.batch) is not int or command.batch < 0:
+        return NoOp(UsageError(f"batch {command.batch} of sink {command.sink} must be an integer from 0 on"))
+    last = state.sinks.get(command.sink, -1)
+    if command.batch <= last:
+        return NoOp(AlreadyCommitted(last))
+    return Commit(msgspec.structs.replace(state, sinks={**state.sinks, command.sink: command.batch}), None)
+
+
+def drop_sink(state: State, command: DropSink, now_ms: int) -> Commit[None] | NoOp[None]:
+    """Forget a sink; fine if it is not there."""
+    if command.sink not in state.sinks:
+        return NoOp(None)
+    return Commit(msgspec.structs.replace(state, sinks=without(state.sinks, command.sink)), None)
+
+
+def refuse_unregistered(state: State, parts: Iterable[Part]) -> TimespineError | None:
+    """Why these parts must not be committed: a foreign blob, or a writer that is not registered."""
+    for part in parts:
+        if part.inline is not None and not part.key:
+            continue
+        try:
+            collection, writer, _ = parse_blob_key(part.key)
+        except UsageError as error:
+            return error
+        if collection != state.collection:
+            return UsageError(f"blob {part.key} belongs to collection {collection}, not to {state.collection}")
+        if writer not in state.writers:
+            return Fenced(
+                f"writer {writer} of {state.collection} is not registered (any more): "
+                "what it wrote may be deleted, write it again with a new writer"
+            )
+    return None
+
+
+def check_term(term_ms: int) -> int:
+    """The term of a lease, or a UsageError."""
+    if type(term_ms) is not int or not 1 <= term_ms <= 1 << 40:
+        raise UsageError(f"the term of a lease must be an integer from 1 to 2^40 milliseconds, not {term_ms}")
+    return term_ms
+
+
+def extend(lease: L, now_ms: int) -> L:
+    """The lease with its term counted from now.
+
+    The same lease if less than a quarter of the term has passed, so that heartbeats
+    along with other commits do not change the state every time.
+    """
+    until = now_ms + lease.term_ms
+    if until - lease.until_ms < lease.term_ms // 4:
+        return lease
+    return msgspec.structs.replace(lease, until_ms=until)
+
+
+V = TypeVar("V")
+
+
+def without(mapping: dict[str, V], key: str) -> dict[str, V]:
+    """A copy of the mapping without one key."""
+    return {each: value for each, value in mapping.items() if each != key}

@@ -1,0 +1,350 @@
+"""The Blob port as a folder: `root/collection/writer/name`, one file per blob.
+
+A put writes a temporary file, syncs it, and *links* it to its final name. A
+link, unlike a rename, fails if the name is taken, so keys stay write-once even
+between processes. Then the folder, its parent and the root are synced: an
+entry is only as durable as every folder above it, and a folder found in place
+may have been made by a process that has not synced it yet. (Syncing a clean
+folder costs 0.05 ms here, a put 0.7 ms.) When put returns, the value survives
+power loss.
+
+Nothing below the root is reached through a symbolic link: every step is opened
+relative to its parent with O_NOFOLLOW. A link where a folder or a file should
+be is a CorruptionError.
+
+A delete is not synced. If power loss brings the file back, it is a blob that
+no state references (states forget a blob before it is deleted, durably, and
+names are never used again), so the next sweep of leaked blobs removes it.
+
+Folders that a delete leaves empty are removed, since every writer has its own
+and writers come and go. POSIX only, on a file system with hard links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+
+from timespine.errors import CorruptionError, Determinate, Indeterminate, Unavailable, UsageError
+from timespine.ids import BlobKey, check_segment, parse_blob_key, parse_blob_prefix
+from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
+from timespine.location.memory import check_bytes, check_number
+
+TEMPORARY = ".tmp"
+"""The folder of unfinished puts. No segment begins with a dot, so it is nobody's collection."""
+
+ATTEMPTS_MAX = 16
+"""How often a put starts again because a folder or its temporary file was removed under it."""
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NONBLOCK: a FIFO must not hang us
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHUNK = 1 << 20
+
+_NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+_SURELY_NOT_LINKED = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EMLINK, errno.EACCES, errno.EROFS, errno.ENOMEM, errno.ENAMETOOLONG}
+)
+_SURELY_NOT_REMOVED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOMEM})
+
+
+def sync(fd: int) -> None:
+    """Make the file or folder durable: through the drive's cache where the platform asks for more."""
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:  # macOS: fsync alone stops at the drive
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, full_sync)
+    os.fsync(fd)
+
+
+def sync_folder(path: str) -> None:
+    """Make the entries of a folder durable."""
+    fd = os.open(path, _FOLDER)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+class LocalBlob:
+    """Blobs as files below a root folder, durable against power loss."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = os.path.abspath(os.fspath(root))
+        self._closed = False
+        with _failures(Determinate, f"cannot open the folder {self._root}", missing_too=True):
+            _make_folders(self._root)
+        with self._open_root() as root_fd:
+            os.close(_open_or_make(TEMPORARY, root_fd))
+
+    def put(self, key: str, value: bytes) -> None:
+        parsed = parse_blob_key(key)
+        check_bytes(value, BLOB_BYTES_MAX, f"the value of {key}")
+        for _ in range(ATTEMPTS_MAX):
+            # SUBTLE: FileNotFoundError means that a delete removed a folder of ours while it was empty, or
+            # that a sweep took our temporary file. Nothing is linked then, and starting again is safe
+            # (test_put_starts_again_when_its_folder_vanishes).
+            with contextlib.suppress(FileNotFoundError), self._open_root() as root:
+                self._put_once(root, parsed, value)
+                return
+        raise Determinate(f"blob {key} was not put: its folder vanished {ATTEMPTS_MAX} times")
+
+    def get(self, key: str, *, max_bytes: int = BLOB_BYTES_MAX) -> bytes | None:
+        parsed = parse_blob_key(key)
+        bytes_max = min(check_number(max_bytes, "max_bytes"), BLOB_BYTES_MAX)
+        with self._open_root() as root, _failures(Determinate, f"cannot read blob {key}"):
+            try:
+                with _open_folders(root, parsed) as folders, _open_file(folders[-1], parsed) as (fd, size):
+                    if size > bytes_max:
+                        raise CorruptionError(f"blob {key} has {size} bytes, more than the {bytes_max} expected")
+                    return _read_exactly(fd, size, key)
+            except FileNotFoundError:
+                return None
+
+    def delete(self, key: str) -> bool:
+        parsed = parse_blob_key(key)
+        with self._open_root() as root, _failures(Indeterminate, f"deleting blob {key}"):
+            try:
+                with _open_folders(root, parsed) as folders:
+                    info = os.stat(parsed.name, dir_fd=folders[-1], follow_symlinks=False)
+                    if not stat.S_ISREG(info.st_mode):
+                        raise CorruptionError(f"{key} is not a regular file")
+                    os.unlink(parsed.name, dir_fd=folders[-1])
+                    with contextlib.suppress(OSError):  # most often: not empty
+                        os.rmdir(parsed.writer, dir_fd=folders[1])
+                        os.rmdir(parsed.collection, dir_fd=folders[0])
+                    return True
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                if error.errno in _SURELY_NOT_REMOVED:
+                    raise Determinate(f"blob {key} was not deleted: {error.strerror}") from error
+                raise
+
+    def list_keys(self, prefix: str = "") -> Iterator[BlobInfo]:
+        return self._list(*parse_blob_prefix(prefix))
+
+    def sweep_temporary(self, older_than_s: float, now: float) -> int:
+        """Remove temporary files that were last written more than `older_than_s` before `now`; how many.
+
+        Crashed processes leave them behind. Age alone decides, in seconds since
+        the epoch: a process id (their names begin with one, for people) means
+        nothing to another container. A live put that is swept starts again.
+        """
+        swept = 0
+        with self._open_root() as root, _failures(Determinate, "cannot sweep temporary files"):
+            temporary = _open_or_make(TEMPORARY, root)
+            try:
+                for name in os.listdir(temporary):
+                    with contextlib.suppress(FileNotFoundError):
+                        info = os.stat(name, dir_fd=temporary, follow_symlinks=False)
+                        if stat.S_ISREG(info.st_mode) and info.st_mtime < now - older_than_s:
+                            os.unlink(name, dir_fd=temporary)
+                            swept += 1
+            finally:
+                os.close(temporary)
+        return swept
+
+    def close(self) -> None:
+        self._closed = True
+
+    @contextlib.contextmanager
+    def _open_root(self) -> Iterator[int]:
+        """The root, opened anew by every call, so that nothing has to survive a fork or a close."""
+        if self._closed:
+            raise UsageError("this blob adapter is closed")
+        with _failures(Determinate, f"the folder {self._root} cannot be opened", missing_too=True):
+            fd = os.open(self._root, _FOLDER)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _put_once(self, root: int, key: BlobKey, value: bytes) -> None:
+        with contextlib.ExitStack() as stack:
+            with _failures(Determinate, f"blob {key} was not put"):
+                temporary = _open_or_make(TEMPORARY, root)
+                stack.callback(os.close, temporary)
+                name = f"{os.getpid()}-{secrets.token_hex(8)}"
+                stack.callback(_remove_temporary, name, temporary)
+                _write_durably(name, temporary, value)
+                folders = stack.enter_context(_open_folders(root, key, make=True))
+            try:
+                os.link(name, key.name, src_dir_fd=temporary, dst_dir_fd=folders[-1], follow_symlinks=False)
+            except FileExistsError:
+                with _failures(Indeterminate, f"blob {key} exists and cannot be compared"):
+                    _require_same(folders[-1], key, value)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise _link_failure(key, error) from error
+            with _failures(Indeterminate, f"blob {key} may not be durable", missing_too=True):
+                for folder in reversed(folders):
+                    sync(folder)
+
+    def _list(self, *segments: str) -> Iterator[BlobInfo]:
+        """Depth first. SUBTLE: folders are ordered as "name/", because '-' sorts before '/': "a-b/..." comes
+        before "a/..." (test_list_keys_is_in_order_of_the_whole_key)."""
+        with self._open_root() as root, _failures(Determinate, "cannot list blobs"):
+            try:
+                with _open_folders(root, segments) as folders:
+                    names = _subfolders(folders[-1]) if len(segments) < 2 else []
+                    sizes = _file_sizes(folders[-1]) if len(segments) == 2 else {}
+            except FileNotFoundError:
+                return
+        for name in sorted(names, key=lambda name: name + "/"):
+            yield from self._list(*segments, name)
+        for name in sorted(sizes):
+            yield BlobInfo("/".join((*segments, name)), sizes[name])
+
+
+@contextlib.contextmanager
+def _failures(kind: type[Unavailable], what: str, *, missing_too: bool = False) -> Iterator[None]:
+    """OSErrors as `kind`; a missing file stays a FileNotFoundError unless it is a failure too."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not missing_too:
+            raise
+        raise kind(f"{what}: {error.strerror or error}") from error
+
+
+def _link_failure(key: BlobKey, error: OSError) -> UsageError | Unavailable:
+    if error.errno in _NO_LINKS:
+        return UsageError(f"blob {key} was not put: {error.strerror}; the root must be one file system with hard links")
+    if error.errno in _SURELY_NOT_LINKED:
+        return Determinate(f"blob {key} was not put: {error.strerror}")
+    return Indeterminate(f"blob {key} may not have been put: {error.strerror}")
+
+
+def _make_folders(path: str) -> None:
+    """Make the folder and its parents where missing, each durable in its parent."""
+    parent = os.path.dirname(path)
+    if not os.path.isdir(path):
+        if not os.path.isdir(parent) and parent != path:
+            _make_folders(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        sync_folder(parent)
+    else:
+        with contextlib.suppress(PermissionError):  # it was there; above it we may lack the right to look
+            sync_folder(parent)
+
+
+def _open_folder(name: str, parent: int) -> int:
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise CorruptionError(f"{name} should be a folder and is a link or a file") from error
+        raise
+
+
+def _open_or_make(name: str, parent: int) -> int:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, dir_fd=parent)
+    return _open_folder(name, parent)
+
+
+@contextlib.contextmanager
+def _open_folders(root: int, segments: tuple[str, ...], *, make: bool = False) -> Iterator[list[int]]:
+    """The root and the folders on the way to a key or prefix, outermost first."""
+    folders = [root]
+    try:
+        for segment in segments[:2]:
+            folders.append((_open_or_make if make else _open_folder)(segment, folders[-1]))
+        yield folders
+    finally:
+        for folder in folders[1:]:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def _open_file(folder: int, key: BlobKey) -> Iterator[tuple[int, int]]:
+    """The file of a key and its size."""
+    try:
+        fd = os.open(key.name, _FILE, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise CorruptionError(f"{key} is not a regular file") from error
+        raise
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise CorruptionError(f"{key} is not a regular file")
+        yield fd, info.st_size
+    finally:
+        os.close(fd)
+
+
+def _read_exactly(fd: int, size: int, key: str) -> bytes:
+    """All `size` bytes of the file, and proof that it ends there."""
+    chunks = []
+    missing = size + 1
+    while missing > 0 and (chunk := os.read(fd, missing)):
+        chunks.append(chunk)
+        missing -= len(chunk)
+    if missing != 1:
+        raise CorruptionError(f"blob {key} changed its size while it was read")
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _write_durably(name: str, folder: int, value: bytes) -> None:
+    fd = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)  # as the umask says, like any other file
+    try:
+        rest = memoryview(value)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove_temporary(name: str, folder: int) -> None:
+    with contextlib.suppress(OSError):  # what stays is found by sweep_temporary
+        os.unlink(name, dir_fd=folder)
+
+
+def _require_same(folder: int, key: BlobKey, value: bytes) -> None:
+    """The put of a key that exists: fine, and durable, if the bytes are the same."""
+    with _open_file(folder, key) as (fd, size):
+        same = size == len(value)
+        rest = memoryview(value)
+        while same and rest:
+            chunk = os.read(fd, _CHUNK)
+            same = bool(chunk) and chunk == rest[: len(chunk)]
+            rest = rest[len(chunk) :]
+        if not same:
+            raise UsageError(f"blob {key} exists with other bytes: keys are write-once")
+        sync(fd)
+
+
+def _subfolders(folder: int) -> list[str]:
+    return [entry.name for entry in _ours(folder) if entry.is_dir(follow_symlinks=False)]
+
+
+def _file_sizes(folder: int) -> dict[str, int]:
+    sizes = {}
+    for entry in _ours(folder):
+        with contextlib.suppress(FileNotFoundError):
+            if entry.is_file(follow_symlinks=False):
+                sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
+    return sizes
+
+
+def _ours(folder: int) -> Iterator[os.DirEntry[str]]:
+    """Entries with names of our grammar; anything else is somebody else's and ignored."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                check_segment(entry.name, "entry")
+            except UsageError:
+                continue
+            if entry.is_symlink():
+                raise CorruptionError(f"{entry.name} is a link where a folder or a file should be")
+            yield entry

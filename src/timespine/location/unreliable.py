@@ -1,0 +1,142 @@
+"""Both ports with faults, for tests: storage that fails, hangs, and lies about what it did.
+
+The wrappers decide nothing and know no clock: a function given by the test
+names the fault of every call, so a seed replays a run exactly. What a fault
+does to an operation that only reads is the same minus the effect.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from timespine.errors import Determinate, Indeterminate, Unavailable, UsageError
+from timespine.location.blob import BLOB_BYTES_MAX, Blob, BlobInfo
+from timespine.location.consensus import Consensus, Entry, Write
+from timespine.location.memory import check_writes
+
+T = TypeVar("T")
+
+
+class Fault(enum.Enum):
+    """What happens to one call."""
+
+    NONE = "none"
+    """It works."""
+    DETERMINATE = "determinate"
+    """Nothing is done, and the caller is told so."""
+    INDETERMINATE_DONE = "indeterminate, done"
+    """It is done, but the reply is lost."""
+    INDETERMINATE_NOT = "indeterminate, not done"
+    """The request is lost; the caller cannot tell."""
+    SLOW = "slow"
+    """It works after the injected pause, during which anything may happen."""
+    LATE = "late"
+    """The reply is lost now, and the write takes effect later: when ghosts are released, if it still can."""
+
+
+Decide = Callable[[str, str], Fault]
+"""The fault of a call, from the name of the operation and its key (a prefix; or all keys, joined by commas)."""
+
+
+class _Faults:
+    """What both wrappers share: the decision, the pause, the counts and the ghosts."""
+
+    def __init__(self, decide: Decide, pause: Callable[[], None]) -> None:
+        self._decide = decide
+        self._pause = pause
+        self._lock = threading.Lock()
+        self._ghosts: list[Callable[[], object]] = []
+        self.counts: Counter[Fault] = Counter()
+        """How many calls met each fault."""
+
+    def release_ghosts(self) -> int:
+        """Apply the writes that were late, oldest first; how many had an effect.
+
+        A late compare-and-set is still one: it loses if its expectation no
+        longer holds. Nobody is left to be told about a refusal.
+        """
+        with self._lock:
+            ghosts, self._ghosts = self._ghosts, []
+        applied = 0
+        for ghost in ghosts:
+            try:
+                outcome = ghost()
+                applied += outcome is None or (isinstance(outcome, int) and outcome > 0)
+            except (Unavailable, UsageError):
+                continue
+        return applied
+
+    def _run(self, operation: str, key: str, action: Callable[[], T], *, writes: bool = False) -> T:
+        fault = self._decide(operation, str(key))
+        with self._lock:
+            self.counts[fault] += 1
+            if fault is Fault.LATE and writes:
+                self._ghosts.append(action)
+        if fault is Fault.SLOW:
+            self._pause()
+        if fault in (Fault.NONE, Fault.SLOW):
+            return action()
+        if fault is Fault.DETERMINATE:
+            raise Determinate(f"injected: {operation} {key!s:.200} did not happen")
+        if fault is Fault.INDETERMINATE_DONE:
+            action()
+        raise Indeterminate(f"injected: {operation} {key!s:.200} may have happened")
+
+
+def _no_pause() -> None:
+    return None
+
+
+class UnreliableBlob(_Faults):
+    """A Blob adapter with faults."""
+
+    def __init__(self, inner: Blob, decide: Decide, pause: Callable[[], None] = _no_pause) -> None:
+        super().__init__(decide, pause)
+        self._inner = inner
+
+    def put(self, key: str, value: bytes) -> None:
+        self._run("put", key, lambda: self._inner.put(key, value), writes=True)
+
+    def get(self, key: str, *, max_bytes: int = BLOB_BYTES_MAX) -> bytes | None:
+        return self._run("get", key, lambda: self._inner.get(key, max_bytes=max_bytes))
+
+    def delete(self, key: str) -> bool:
+        return self._run("delete", key, lambda: self._inner.delete(key), writes=True)
+
+    def list_keys(self, prefix: str = "") -> Iterator[BlobInfo]:
+        return self._run("list_keys", prefix, lambda: self._inner.list_keys(prefix))
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class UnreliableConsensus(_Faults):
+    """A Consensus adapter with faults."""
+
+    def __init__(self, inner: Consensus, decide: Decide, pause: Callable[[], None] = _no_pause) -> None:
+        super().__init__(decide, pause)
+        self._inner = inner
+
+    def head(self, key: str) -> Entry | None:
+        return self._run("head", key, lambda: self._inner.head(key))
+
+    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[Entry]:
+        return self._run("scan", key, lambda: self._inner.scan(key, from_seqno, limit))
+
+    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+        checked = check_writes(writes)  # a copy: a ghost must not change when the caller's list does
+        keys = ",".join(write.key for write in checked)
+        return self._run("compare_and_set", keys, lambda: self._inner.compare_and_set(checked), writes=True)
+
+    def truncate(self, key: str, below: int) -> int:
+        return self._run("truncate", key, lambda: self._inner.truncate(key, below), writes=True)
+
+    def list_keys(self, prefix: str = "") -> list[str]:
+        return self._run("list_keys", prefix, lambda: self._inner.list_keys(prefix))
+
+    def close(self) -> None:
+        self._inner.close()
