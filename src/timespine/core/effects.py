@@ -1,0 +1,100 @@
+"""What a protocol may ask of the world.
+
+A protocol is a generator: it yields an effect and is sent the result, or is
+thrown the error. The threaded driver and the simulator both carry out these
+effects, so both run the same protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import msgspec
+
+from timespine.core.hollow import HollowBatch
+from timespine.core.spine import MergeRequest
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """The base of all effects."""
+
+
+class Scan(Effect, frozen=True):
+    """Entries of a log from a number on, oldest first. Result: list of (seqno, bytes)."""
+
+    key: str
+    from_seqno: int
+
+
+class CompareAndSet(Effect, frozen=True):
+    """Append to one or more logs, all or nothing. Result: None, or the true heads of those that differed."""
+
+    writes: tuple[tuple[str, int | None, bytes], ...]
+
+
+class Truncate(Effect, frozen=True):
+    """Drop entries below a number. Result: how many went."""
+
+    key: str
+    below: int
+
+
+class PutBlob(Effect, frozen=True):
+    """Make bytes durable under a new key. Result: None."""
+
+    key: str
+    value: bytes
+
+
+class GetBlob(Effect, frozen=True):
+    """Result: the bytes, or None if there are none."""
+
+    key: str
+
+
+class DeleteBlobs(Effect, frozen=True):
+    """Delete some blobs, in any order, missing ones included. Result: None."""
+
+    keys: tuple[str, ...]
+
+
+class ListBlobs(Effect, frozen=True):
+    """Result: list of keys below a prefix."""
+
+    prefix: str
+
+
+class MergeRuns(Effect, frozen=True):
+    """Merge the inputs of a request and put the result under a writer's prefix.
+
+    Result: the merged batch, or None if an input is missing (somebody else was faster).
+    """
+
+    collection: str
+    request: MergeRequest
+    writer: str
+
+
+class Now(Effect, frozen=True):
+    """Result: this process's clock in milliseconds. It may jump and differ from that of others."""
+
+
+class Sleep(Effect, frozen=True):
+    """Pause. Result: None."""
+
+    ms: int
+
+
+class FreshId(Effect, frozen=True):
+    """Result: an id that was never used before, beginning with the prefix."""
+
+    prefix: str
+
+
+T = TypeVar("T")
+Protocol = Generator[Effect, Any, T]
+"""A protocol that returns a T."""
+
+Output = HollowBatch | None
+"""What MergeRuns gives."""

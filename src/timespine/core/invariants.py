@@ -1,0 +1,197 @@
+"""Named predicates over (old state, new state): what every commit must keep.
+
+Each returns None or a sentence. Tests and the simulator run all of them before
+every compare-and-set; they cost a walk over the whole state, so production does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from timespine.core.flat import validate_deep
+from timespine.core.state import State, Status, lower_of
+from timespine.errors import CorruptionError
+from timespine.ids import parse_blob_key
+
+Invariant = Callable[[State, State], str | None]
+
+
+def seqno_is_dense(old: State, new: State) -> str | None:
+    """A commit is one sequence number."""
+    return None if new.seqno == old.seqno + 1 else f"from state {old.seqno} to {new.seqno}"
+
+
+def identity_stays(old: State, new: State) -> str | None:
+    """A collection keeps its id and the shape of its times."""
+    same = (old.collection, old.arity) == (new.collection, new.arity)
+    return None if same else f"{old.collection} became {new.collection}"
+
+
+def upper_never_goes_back(old: State, new: State) -> str | None:
+    """What is complete stays complete."""
+    return None if old.upper <= new.upper else f"upper from {old.upper} back to {new.upper}"
+
+
+def since_never_goes_back(old: State, new: State) -> str | None:
+    """What is forgotten stays forgotten."""
+    return None if old.since <= new.since else f"since from {old.since} back to {new.since}"
+
+
+def since_respects_holds(old: State, new: State) -> str | None:
+    """Since is not past any reader or critical hold."""
+    late = [who for who, since in new.holders() if who != "retention" and not new.since <= since]
+    return f"since {new.since} is past {late}" if late else None
+
+
+def since_moves_only_for_retention(old: State, new: State) -> str | None:
+    """Since moves only as far as retention allows."""
+    if new.since == old.since or new.since <= old.since.join(new.retention):
+        return None
+    return f"since {new.since} is past what retention {new.retention} allows"
+
+
+def trace_is_valid(old: State, new: State) -> str | None:
+    """Layers, ids and times of the trace fit together."""
+    try:
+        validate_deep(new.trace, new.arity)
+    except CorruptionError as error:
+        return str(error)
+    return None
+
+
+def trace_is_not_ahead(old: State, new: State) -> str | None:
+    """The trace may lag behind the upper, never lead."""
+    return None if new.trace.upper <= new.upper else f"trace at {new.trace.upper}, upper {new.upper}"
+
+
+def trace_never_goes_back(old: State, new: State) -> str | None:
+    """What was drained is not taken out again."""
+    return None if old.trace.upper <= new.trace.upper else f"trace from {old.trace.upper} to {new.trace.upper}"
+
+
+def unsealed_numbers_increase(old: State, new: State) -> str | None:
+    """Unsealed batches are in order of their number, below the next one, which never goes back."""
+    numbers = [batch.seqno for batch in new.unsealed]
+    increasing = all(a < b for a, b in zip(numbers, [*numbers[1:], new.unsealed_next], strict=True))
+    return None if increasing and old.unsealed_next <= new.unsealed_next else f"unsealed numbers {numbers}"
+
+
+def unsealed_goes_only_when_drained(old: State, new: State) -> str | None:
+    """An unsealed batch disappears only when all of it is in the trace (or the collection is finalized)."""
+    kept = {batch.seqno for batch in new.unsealed}
+    lost = [b.seqno for b in old.unsealed if b.seqno not in kept and not b.is_wholly_below(new.trace.upper)]
+    return f"unsealed {lost} lost" if lost and new.status is Status.OPEN else None
+
+
+def unsealed_lower_is_sound(old: State, new: State) -> str | None:
+    """The shortcut for appends is at or before every unsealed time."""
+    actual = lower_of(new.unsealed)
+    return None if new.unsealed_lower <= actual else f"unsealed lower {new.unsealed_lower}, really {actual}"
+
+
+def groups_never_go_back(old: State, new: State) -> str | None:
+    """A committer's number only grows."""
+    return _never_back(
+        {id: each.group for id, each in old.committers.items()}, {id: each.group for id, each in new.committers.items()}
+    )
+
+
+def sinks_never_go_back(old: State, new: State) -> str | None:
+    """A sink's batch number only grows."""
+    return _never_back(old.sinks, new.sinks)
+
+
+def reader_seqnos_never_go_back(old: State, new: State) -> str | None:
+    """A reader holds no state that it had released, and none from the future."""
+    ahead = [id for id, reader in new.readers.items() if reader.seqno > new.seqno]
+    if ahead:
+        return f"readers {ahead} hold states from the future"
+    return _never_back(
+        {id: each.seqno for id, each in old.readers.items()}, {id: each.seqno for id, each in new.readers.items()}
+    )
+
+
+def new_blobs_have_writers(old: State, new: State) -> str | None:
+    """A blob that was not referred to before belongs to this collection and a registered writer."""
+    before = set(old.keys())
+    for key in set(new.keys()) - before:
+        collection, writer, _ = parse_blob_key(key)
+        if collection != new.collection or writer not in old.writers.keys() | new.writers.keys():
+            return f"blob {key} has no registered writer"
+    return None
+
+
+def inline_bytes_add_up(old: State, new: State) -> str | None:
+    """The count of inline bytes is that of the parts."""
+    actual = sum(len(part.inline) for part in new.parts() if part.inline is not None)
+    return None if new.inline_bytes == actual else f"{new.inline_bytes} inline bytes counted, {actual} there"
+
+
+def rollups_are_of_the_past(old: State, new: State) -> str | None:
+    """A rollup holds a state that was there before it was recorded."""
+    ahead = [seqno for seqno in new.rollups if seqno >= new.seqno]
+    return f"rollups {ahead} at state {new.seqno}" if ahead else None
+
+
+def last_needed_rollup_stays(old: State, new: State) -> str | None:
+    """The newest rollup that a held state may need is kept."""
+    needed = max((seqno for seqno in old.rollups if seqno <= old.seqno_since), default=None)
+    return f"rollup {needed} was dropped" if needed is not None and needed not in new.rollups else None
+
+
+def claims_are_on_fueled_batches(old: State, new: State) -> str | None:
+    """A claim is on something that there is to merge."""
+    fueled = {batch.id for batch in new.trace.batches() if batch.fueled}
+    idle = [id for id in new.claims if id not in fueled]
+    return f"claims {idle} on nothing" if idle else None
+
+
+def schemas_only_grow(old: State, new: State) -> str | None:
+    """Schema ids stay what they are."""
+    kept = new.schemas[: len(old.schemas)] == old.schemas or new.status is Status.FINALIZED
+    return None if kept else "schemas changed"
+
+
+def finalized_stays_finalized(old: State, new: State) -> str | None:
+    """A tombstone stays one, and empty."""
+    if old.status is not Status.FINALIZED:
+        return None
+    empty = new.status is Status.FINALIZED and new.trace.update_count == 0 and not len(new.unsealed)
+    return None if empty else "a tombstone came back to life"
+
+
+def _never_back(old: Mapping[str, int], new: Mapping[str, int]) -> str | None:
+    back = [id for id, number in old.items() if id in new and new[id] < number]
+    return f"{back} went back" if back else None
+
+
+INVARIANTS: tuple[Invariant, ...] = (
+    seqno_is_dense,
+    identity_stays,
+    upper_never_goes_back,
+    since_never_goes_back,
+    since_respects_holds,
+    since_moves_only_for_retention,
+    trace_is_valid,
+    trace_is_not_ahead,
+    trace_never_goes_back,
+    unsealed_numbers_increase,
+    unsealed_goes_only_when_drained,
+    unsealed_lower_is_sound,
+    groups_never_go_back,
+    sinks_never_go_back,
+    reader_seqnos_never_go_back,
+    new_blobs_have_writers,
+    inline_bytes_add_up,
+    rollups_are_of_the_past,
+    last_needed_rollup_stays,
+    claims_are_on_fueled_batches,
+    schemas_only_grow,
+    finalized_stays_finalized,
+)
+
+
+def violations(old: State, new: State) -> list[str]:
+    """Every invariant that a commit from `old` to `new` would break, by name."""
+    broken = ((each.__name__, each(old, new)) for each in INVARIANTS)
+    return [f"{name}: {why}" for name, why in broken if why is not None]

@@ -1,0 +1,152 @@
+"""Garbage collection: from states, never from a list; and the sweep of what nobody ever referred to.
+
+`collect_garbage`: with `base` the newest rollup that no live reader is before,
+what only states older than `base` refer to is unreachable for ever:
+
+    garbage = (referred to by states up to base) - (referred to by base or any later state)
+
+It is deleted, then the log is cut below `base`, in that order: whoever crashes
+in between leaves a log from which the next one computes the same garbage.
+
+`sweep`: a blob that no live state refers to, of a writer that is not registered,
+can never be committed: such commits are refused. So it is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from timespine.core.codec import Kind, decode_run, decode_state, kind_of
+from timespine.core.diff import StateDiff
+from timespine.core.effects import DeleteBlobs, GetBlob, ListBlobs, Protocol, Scan, Truncate
+from timespine.core.hollow import Part
+from timespine.core.protocols.commit import commit
+from timespine.core.protocols.fetch import Entries, diffs_of, refresh
+from timespine.core.protocols.session import Session, retried
+from timespine.core.state import State
+from timespine.core.transitions import RemoveRollups
+from timespine.ids import parse_blob_key
+
+References = dict[str, bool]
+"""Blob keys, and whether each is a hollow run."""
+
+
+def collect_garbage(session: Session, collection: str) -> Protocol[int]:
+    """Delete what only old states refer to, and cut the log; how many blobs were deleted."""
+    state = yield from refresh(session, collection)
+    if state is None:
+        return 0
+    base = max((seqno for seqno in state.rollups if seqno <= state.seqno_since), default=None)
+    if base is None:
+        return 0
+    entries: Entries = yield from retried(session, Scan(collection, 0))
+    oldest = yield from _oldest_state(session, state, entries)
+    newer = yield from _rollup(session, state, base)
+    deleted = 0
+    if oldest is not None and newer is not None and oldest.seqno < base:
+        diffs = diffs_of(entries)
+        past = references(oldest)
+        past.update(_added(change for change in diffs if change.n <= base))
+        live = references(newer)
+        live.update(_added(change for change in diffs if change.n > base))
+        deleted = yield from _delete_unreachable(session, past, live)
+        yield from retried(session, Truncate(collection, base + 1))
+    yield from commit(session, collection, RemoveRollups())
+    return deleted
+
+
+def sweep(session: Session, collection: str) -> Protocol[int]:
+    """Delete blobs that no live state refers to, of writers that are gone; how many."""
+    # SUBTLE: list before reading the state. A writer that registers, puts and commits in between
+    # is then either not in the list or in the state (tests/simulation/planted.py: sweep_lists_last).
+    listed: list[str] = yield from retried(session, ListBlobs(f"{collection}/"))
+    state = yield from refresh(session, collection)
+    if state is None:
+        return 0
+    entries: Entries = yield from retried(session, Scan(collection, 0))
+    oldest = yield from _oldest_state(session, state, entries)
+    if oldest is None:
+        return 0
+    live = references(state)
+    live.update(references(oldest))
+    live.update(_added(diffs_of(entries)))
+    live.update((yield from _children(session, live)))
+    orphans = [key for key in listed if key not in live and parse_blob_key(key).writer not in state.writers]
+    yield from _delete(session, orphans)
+    return len(orphans)
+
+
+def references(state: State) -> References:
+    """All blobs that a state refers to directly."""
+    found: References = {part.key: part.hollow for part in state.parts() if part.key}
+    found.update((rollup.key, False) for rollup in state.rollups.values())
+    return found
+
+
+def _added(diffs: Iterable[StateDiff]) -> References:
+    """All blobs that diffs refer to."""
+    found: References = {}
+    for change in diffs:
+        parts: list[Part] = [part for batch in (change.t.a.values() if change.t else ()) for part in batch.parts]
+        parts.extend(part for batch in change.y for part in batch.parts)
+        found.update((part.key, part.hollow) for part in parts if part.key)
+        found.update((rollup.key, False) for rollup in change.rollups.values() if rollup is not None)
+    return found
+
+
+def _oldest_state(session: Session, state: State, entries: Entries) -> Protocol[State | None]:
+    """The oldest state that live entries and kept rollups still give; None if somebody else is at it."""
+    if not entries:
+        return None
+    first, data = entries[0]
+    if kind_of(data) is Kind.STATE:
+        return decode_state(data)
+    usable = [seqno for seqno in state.rollups if seqno >= first - 1]
+    return (yield from _rollup(session, state, min(usable))) if usable else None
+
+
+def _rollup(session: Session, state: State, seqno: int) -> Protocol[State | None]:
+    data = yield from retried(session, GetBlob(state.rollups[seqno].key))
+    return None if data is None else decode_state(data)
+
+
+def _children(session: Session, runs: References) -> Protocol[References]:
+    """The parts inside hollow runs, at any depth. A run that is gone has no children left."""
+    found: References = {}
+    waiting = [key for key, hollow in runs.items() if hollow]
+    while waiting:
+        data = yield from retried(session, GetBlob(waiting.pop()))
+        for part in decode_run(data) if data is not None else ():
+            if part.key and part.key not in found:
+                found[part.key] = part.hollow
+                if part.hollow:
+                    waiting.append(part.key)
+    return found
+
+
+def _delete_unreachable(session: Session, past: References, live: References) -> Protocol[int]:
+    """Delete what the past has and the living do not."""
+    garbage = {key: hollow for key, hollow in past.items() if key not in live}
+    runs = [key for key, hollow in garbage.items() if hollow]
+    order = [key for key, hollow in garbage.items() if not hollow]
+    if runs:
+        reachable = {**live, **(yield from _children(session, live))}
+        inside = yield from _children(session, dict.fromkeys(runs, True))
+        order = [key for key in order if key not in reachable]
+        order.extend(key for key, hollow in inside.items() if not hollow and key not in reachable)
+        yield from _delete(session, order)
+        # SUBTLE: children first, and inner runs before outer ones: a run that is gone must have no
+        # children left, or they would never be found again (planted.py: run_before_children).
+        nested = [key for key, hollow in inside.items() if hollow and key not in reachable]
+        for key in (*reversed(nested), *(key for key in runs if key not in reachable)):
+            yield from _delete(session, [key])
+        return len(order) + len(nested) + len(runs)
+    yield from _delete(session, order)
+    return len(order)
+
+
+def _delete(session: Session, keys: list[str]) -> Protocol[None]:
+    """Delete, a bounded number at once."""
+    size = session.config.delete_batch
+    for start in range(0, len(keys), size):
+        yield from retried(session, DeleteBlobs(tuple(keys[start : start + size])))

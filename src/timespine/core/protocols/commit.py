@@ -1,0 +1,155 @@
+"""How anything gets committed: judge, compare-and-set the diffs, and never be in doubt.
+
+A compare-and-set that is lost to somebody else is judged again on the new state;
+nothing is read or written but the logs. One whose reply was lost freezes the
+session: the same bytes are sent again until it is known whether they are in. The
+slot decides: our entry goes to one sequence number, so once somebody else's is
+there, ours can never be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timespine.core.codec import encode_diff
+from timespine.core.diff import diff
+from timespine.core.effects import CompareAndSet, Now, Protocol, Sleep
+from timespine.core.group import CommittedBefore, Group, Judged, Refused, Transaction, judge
+from timespine.core.protocols.fetch import refresh
+from timespine.core.protocols.session import Frozen, Session, determinately_retried, pause_ms
+from timespine.core.state import State
+from timespine.core.transitions import Command, RegisterCommitter, RegisterWriter
+from timespine.errors import Determinate, Fenced, Indeterminate
+
+Replies = tuple[tuple[Any, ...] | Refused, ...]
+
+
+def enter(session: Session, collection: str) -> Protocol[State]:
+    """Register the session's committer and writer with a collection, once per session.
+
+    SUBTLE: a session that was expired must not come back under the same id, or a
+    group of it whose outcome is unknown could be applied twice. So this is done
+    only before the first commit (tests/core/test_commit.py).
+    """
+    yield from resolve(session)
+    term = session.config.writer_lease_ms
+    commands = (RegisterCommitter(session.committer, term), RegisterWriter(session.writer, term))
+    yield from commit_group(session, Group((Transaction(tuple((collection, each) for each in commands)),)))
+    return session.state(collection)
+
+
+def commit(session: Session, collection: str, *commands: Command) -> Protocol[tuple[Any, ...] | Refused]:
+    """Commit some commands to one collection, all or nothing; their replies."""
+    replies = yield from commit_transactions(session, Transaction(tuple((collection, each) for each in commands)))
+    return replies[0]
+
+
+def commit_transactions(session: Session, *transactions: Transaction) -> Protocol[Replies]:
+    """Commit transactions as the session's next group; their replies in order."""
+    yield from resolve(session)
+    session.group += 1
+    return (yield from commit_group(session, Group(transactions, session.committer, session.group)))
+
+
+def commit_group(session: Session, group: Group) -> Protocol[Replies]:
+    """Judge and compare-and-set until the group is in, or has nothing to put in."""
+    states = yield from _known_states(session, group)
+    for _ in range(session.config.commit_attempts):
+        judged = judge(states, group, (yield Now()))
+        if isinstance(judged, Fenced):
+            raise judged
+        if isinstance(judged, CommittedBefore):
+            raise Fenced(f"group {group.number} of {group.committer} was committed by somebody else")
+        if judged.changed and (yield from _store(session, group, judged, states)):
+            return judged.replies
+        newest = yield from _refreshed(session, states)
+        # A "no" must be the answer of now: if the state was old, it is judged again.
+        if not judged.changed and all(newest[each] is states[each] for each in states):
+            return judged.replies
+        states = newest
+    raise Determinate(f"lost {session.config.commit_attempts} compare-and-sets in a row: try again later")
+
+
+def resolve(session: Session) -> Protocol[bool | None]:
+    """Find out what became of the frozen group: True, in; False, not in; None if nothing is frozen.
+
+    Raises Indeterminate if storage still does not say; the group stays frozen.
+    """
+    frozen = session.frozen
+    if frozen is None:
+        return None
+    for attempt in range(session.config.storage_attempts):
+        try:
+            mismatch = yield CompareAndSet(frozen.writes)
+        except (Determinate, Indeterminate):
+            session.count("retries")
+            yield Sleep(pause_ms(session.config, attempt))
+            continue
+        happened = mismatch is None or (yield from _is_recorded(session, frozen))
+        session.frozen = None
+        if mismatch is None:
+            _learn(session, frozen.judged)
+        return happened
+    raise Indeterminate(
+        f"group {frozen.group.number} of {frozen.group.committer} may or may not be committed: "
+        "storage does not answer; it will be resolved before the next commit"
+    )
+
+
+def _store(session: Session, group: Group, judged: Judged, states: dict[str, State]) -> Protocol[bool]:
+    """Compare-and-set all diffs at once; whether they are in."""
+    writes = tuple(
+        (collection, states[collection].seqno, encode_diff(diff(states[collection], state)))
+        for collection, state in judged.changed.items()
+    )
+    try:
+        mismatch = yield from determinately_retried(session, CompareAndSet(writes))
+    except Indeterminate:
+        session.count("indeterminate")
+        session.frozen = Frozen(group, judged, writes)
+        return bool((yield from resolve(session)))
+    if mismatch is not None:
+        session.count("lost")
+        return False
+    session.count("commits")
+    _learn(session, judged)
+    return True
+
+
+def _is_recorded(session: Session, frozen: Frozen) -> Protocol[bool]:
+    """Whether the group's number is in the states by now. All have it or none has: one will do."""
+    committer, number = frozen.group.committer, frozen.group.number
+    state = yield from refresh(session, next(iter(frozen.judged.changed)))
+    if committer is None or state is None:
+        return False  # only commands that may be repeated come without a committer: judge them again
+    known = state.committers.get(committer)
+    if known is None:
+        session.frozen = None
+        raise Fenced(f"committer {committer} was expired before it knew whether group {number} is in: reopen")
+    return known.group >= number
+
+
+def _learn(session: Session, judged: Judged) -> None:
+    """Keep the states that were just committed."""
+    for state in judged.changed.values():
+        session.learn(state)
+
+
+def _known_states(session: Session, group: Group) -> Protocol[dict[str, State]]:
+    """The states to judge by: cached ones are good enough, since the compare-and-set checks them."""
+    states: dict[str, State] = {}
+    for collection in group.collections():
+        state = session.states.get(collection)
+        if state is None:
+            state = yield from refresh(session, collection)
+        if state is not None:
+            states[collection] = state
+    return states
+
+
+def _refreshed(session: Session, states: dict[str, State]) -> Protocol[dict[str, State]]:
+    newest: dict[str, State] = {}
+    for collection, known in states.items():
+        state = yield from refresh(session, collection)
+        newest[collection] = known if state is None else state
+    return newest

@@ -1,0 +1,123 @@
+"""Merging, rollups, expiry, finalizing: what may run at any time, in any number of processes."""
+
+from __future__ import annotations
+
+from timespine.core.codec import encode_state
+from timespine.core.effects import FreshId, MergeRuns, Now, Output, Protocol, PutBlob
+from timespine.core.group import Refused
+from timespine.core.merging import Applied
+from timespine.core.protocols.commit import commit
+from timespine.core.protocols.fetch import refresh
+from timespine.core.protocols.session import Session, retried
+from timespine.core.protocols.write import forget
+from timespine.core.spine import MergeRequest
+from timespine.core.state import State
+from timespine.core.transitions import (
+    AddRollup,
+    ApplyMerge,
+    ClaimMerge,
+    Drain,
+    Evict,
+    ExpireLeases,
+    ExpireWriter,
+    Finalize,
+    RegisterWriter,
+)
+from timespine.errors import Unavailable
+
+
+def merge_once(session: Session, collection: str) -> Protocol[Applied | None]:
+    """Do one merge that nobody else is at; what became of it, or None if there is none.
+
+    The merge runs as a writer of its own, so that what it leaves behind if it dies
+    is swept, and so that a late result cannot pass for a new one.
+    """
+    state = yield from refresh(session, collection)
+    request = _unclaimed(state, (yield Now())) if state is not None else None
+    if request is None:
+        return None
+    writer: str = yield FreshId("m")
+    register = RegisterWriter(writer, session.config.writer_lease_ms)
+    claim = ClaimMerge(request.id, writer, session.config.claim_ms)
+    claimed = yield from commit(session, collection, register, claim)
+    if isinstance(claimed, Refused) or not claimed[1]:
+        yield from commit(session, collection, ExpireWriter(writer))
+        return None
+    return (yield from _merge_as(session, collection, request, writer))
+
+
+def _merge_as(session: Session, collection: str, request: MergeRequest, writer: str) -> Protocol[Applied | None]:
+    """Merge, offer the result, and clean up if it is not taken."""
+    try:
+        output: Output = yield MergeRuns(collection, request, writer)
+    except Unavailable:
+        session.count("merges failed")
+        yield from commit(session, collection, ExpireWriter(writer))
+        return None
+    if output is None:
+        yield from commit(session, collection, ExpireWriter(writer))
+        return None
+    replies = yield from commit(session, collection, ApplyMerge(output, writer), ExpireWriter(writer))
+    if isinstance(replies, Refused):
+        yield from commit(session, collection, ExpireWriter(writer))
+    elif replies[0].is_applied:
+        session.count("merges applied")
+        applied: Applied = replies[0]
+        return applied
+    session.count("merges dropped")
+    # SUBTLE: only what this merge wrote: parts passed through by reference belong to others.
+    yield from forget(session, tuple(key for key in output.keys if key.split("/")[1] == writer))
+    return None if isinstance(replies, Refused) else replies[0]
+
+
+def _unclaimed(state: State, now_ms: int) -> MergeRequest | None:
+    """The smallest request that nobody works on."""
+    free = []
+    for request in state.trace.requests():
+        claim = state.claims.get(request.id)
+        if claim is None or claim.until_ms < now_ms:
+            free.append(request)
+    return min(free, key=lambda request: request.rope.len, default=None)
+
+
+def is_rollup_due(session: Session, state: State) -> bool:
+    """Whether enough was committed since the last rollup to pay for another.
+
+    A rollup costs in proportion to the state, so the larger the state, the more
+    commits must share the cost: at least a quarter as many as there are batches.
+    """
+    newest = max(state.rollups, default=0)
+    return state.seqno - newest >= max(session.config.rollup_seqnos, state.trace.hollow_count // 4)
+
+
+def roll_up(session: Session, collection: str) -> Protocol[bool]:
+    """Write the whole state to a blob, so that older diffs can go; whether it was recorded."""
+    state = yield from refresh(session, collection)
+    if state is None:
+        return False
+    key = f"{collection}/{session.writer}/{(yield FreshId('s'))}"
+    data = encode_state(state)
+    yield from retried(session, PutBlob(key, data))
+    replies = yield from commit(session, collection, AddRollup(state.seqno, key, len(data)))
+    if isinstance(replies, Refused) or not replies[0]:
+        yield from forget(session, (key,))
+        return False
+    return True
+
+
+def expire_leases(session: Session, collection: str) -> Protocol[int]:
+    """Remove what lapsed by this process's clock; how many that were."""
+    replies = yield from commit(session, collection, ExpireLeases())
+    return 0 if isinstance(replies, Refused) else int(replies[0])
+
+
+def tidy_unsealed(session: Session, collection: str) -> Protocol[None]:
+    """Drain what is sealed, then evict what is drained. Either may be done, or redone, by anybody."""
+    yield from commit(session, collection, Drain())
+    yield from commit(session, collection, Evict())
+
+
+def finalize(session: Session, collection: str) -> Protocol[bool]:
+    """Turn a closed and released collection into a tombstone; whether it is one."""
+    replies = yield from commit(session, collection, Finalize())
+    return not isinstance(replies, Refused)

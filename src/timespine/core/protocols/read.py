@@ -1,0 +1,144 @@
+"""Reading: lease first, then plan, then fetch; nothing planned under a live lease goes away."""
+
+from __future__ import annotations
+
+from timespine.core.effects import FreshId, GetBlob, Protocol
+from timespine.core.group import Refused
+from timespine.core.hollow import Part
+from timespine.core.plan import Plan, plan_changes, plan_snapshot
+from timespine.core.protocols.commit import commit
+from timespine.core.protocols.fetch import refresh
+from timespine.core.protocols.session import Session, retried
+from timespine.core.state import State
+from timespine.core.transitions import DowngradeReader, ExpireReader, RegisterReader
+from timespine.errors import CorruptionError, LeaseExpired, NotSealed, SinceError, UsageError
+from timespine.model.frontier import Frontier
+from timespine.model.time import Time
+
+Fetched = tuple[Plan, list[tuple[Part, bytes]]]
+"""A plan and the bytes of each of its parts."""
+
+
+def take_lease(session: Session, collection: str, as_of: Time) -> Protocol[str]:
+    """Lease history from a time on; the reader's id."""
+    reader: str = yield FreshId("r")
+    command = RegisterReader(reader, Frontier((as_of,)), session.config.reader_lease_ms)
+    replies = yield from commit(session, collection, command)
+    if isinstance(replies, Refused):
+        raise replies.reason if isinstance(replies.reason, Exception) else UsageError(str(replies.reason))
+    return reader
+
+
+def release_lease(session: Session, collection: str, reader: str) -> Protocol[None]:
+    """Give a lease back."""
+    yield from commit(session, collection, ExpireReader(reader))
+
+
+def snapshot(session: Session, collection: str, as_of: Time) -> Protocol[Fetched | SinceError | NotSealed]:
+    """The parts that make up the collection as of one time, under a lease of their own."""
+    reader = yield from take_lease(session, collection, as_of)
+    state = session.state(collection)
+    plan = plan_snapshot(state, as_of)
+    if isinstance(plan, NotSealed):
+        # The lease was judged on a state that may be old; "not yet" must be the answer of now.
+        plan = plan_snapshot((yield from refresh(session, collection)) or state, as_of)
+    if isinstance(plan, Plan):
+        fetched = yield from fetch_leased(session, collection, reader, plan)
+        yield from release_lease(session, collection, reader)
+        return plan, fetched
+    yield from release_lease(session, collection, reader)
+    return plan
+
+
+def changes(
+    session: Session, collection: str, reader: str, after: Time, until: Time
+) -> Protocol[Fetched | SinceError | NotSealed]:
+    """The parts that make up the changes in (after, until], under a lease that the caller has."""
+    state = session.state(collection)
+    plan = plan_changes(state, after, until)
+    if not isinstance(plan, Plan):
+        return plan
+    return plan, (yield from fetch_leased(session, collection, reader, plan))
+
+
+def fetch_leased(session: Session, collection: str, reader: str, plan: Plan) -> Protocol[list[tuple[Part, bytes]]]:
+    """Fetch the parts of a plan. A missing one means that the lease is gone, or that storage lost it."""
+    fetched: list[tuple[Part, bytes]] = []
+    for part in plan.parts:
+        data = part.inline
+        if data is None:
+            data = yield from retried(session, GetBlob(part.key))
+        if data is None:
+            state = yield from refresh(session, collection)
+            if state is None or reader not in state.readers:
+                raise LeaseExpired(f"reader {reader} of {collection} expired while it was reading: read again")
+            raise CorruptionError(f"blob {part.key} is missing though reader {reader} of {collection} holds it")
+        fetched.append((part, data))
+    return fetched
+
+
+def snapshot_without_lease(
+    session: Session, collection: str, as_of: Time
+) -> Protocol[Fetched | SinceError | NotSealed]:
+    """The same for a reader that cannot write: if a part went away, plan again from a newer state."""
+    state: State | None = None
+    for _ in range(session.config.commit_attempts):
+        newest = yield from refresh(session, collection)
+        if newest is None:
+            raise UsageError(f"there is no collection {collection}")
+        if state is not None and newest.seqno == state.seqno:
+            raise CorruptionError(f"a blob of {collection} is missing though its newest state refers to it")
+        state = newest
+        plan = plan_snapshot(state, as_of)
+        if not isinstance(plan, Plan):
+            return plan
+        fetched = yield from _fetch_if_there(session, plan)
+        if fetched is not None:
+            return plan, fetched
+        session.count("replans")
+    raise CorruptionError(f"blobs of {collection} keep going missing")
+
+
+def advance_lease(session: Session, collection: str, reader: str, since: Time) -> Protocol[None]:
+    """Release history before a time, and older states; keeps the lease alive."""
+    seqno = session.state(collection).seqno
+    replies = yield from commit(session, collection, DowngradeReader(reader, Frontier((since,)), seqno))
+    if isinstance(replies, Refused):
+        raise replies.reason if isinstance(replies.reason, LeaseExpired) else UsageError(str(replies.reason))
+
+
+def listen(session: Session, collection: str, reader: str, after: Time) -> Protocol[Fetched | SinceError | None]:
+    """What became complete after a time, for a reader with a lease there; None if nothing did yet.
+
+    Only for totally ordered times: the feed goes on at the returned plan's `until`.
+    """
+    state = yield from refresh(session, collection)
+    if state is None or reader not in state.readers:
+        raise LeaseExpired(f"reader {reader} of {collection} expired: take a new lease")
+    if state.arity != 1:
+        raise UsageError("a feed needs totally ordered times: this collection has several coordinates")
+    if state.upper.is_closed:
+        until = max(state.history[-1].upper.elements, default=after) if state.history else after
+        until = max(after, until)
+    else:
+        until = (state.upper.elements[0][0] - 1,)
+    if until <= after:
+        return None
+    fetched = yield from changes(session, collection, reader, after, until)
+    if isinstance(fetched, NotSealed):
+        return None
+    if not isinstance(fetched, SinceError):
+        yield from advance_lease(session, collection, reader, until)
+    return fetched
+
+
+def _fetch_if_there(session: Session, plan: Plan) -> Protocol[list[tuple[Part, bytes]] | None]:
+    fetched: list[tuple[Part, bytes]] = []
+    for part in plan.parts:
+        data = part.inline
+        if data is None:
+            data = yield from retried(session, GetBlob(part.key))
+        if data is None:
+            return None
+        fetched.append((part, data))
+    return fetched

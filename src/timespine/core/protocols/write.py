@@ -1,0 +1,118 @@
+"""Appending: put the data first, then commit what points at it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from timespine.core.effects import DeleteBlobs, FreshId, Protocol, PutBlob
+from timespine.core.group import Refused, Transaction
+from timespine.core.hollow import HollowBatch, Order, Part, Run
+from timespine.core.protocols.commit import commit, commit_transactions
+from timespine.core.protocols.session import Session, retried
+from timespine.core.transitions import Append, Command, CompareAndAppend, Write
+from timespine.errors import InlineBudgetExceeded, Unavailable
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier
+from timespine.model.time import Time
+
+
+class Data(msgspec.Struct, frozen=True):
+    """Opaque bytes that hold updates, and what is known of them."""
+
+    value: bytes
+    rows: int
+    diff_sum: int | None = None
+    order: Order = Order.SORTED
+
+
+def put_part(session: Session, collection: str, data: Data) -> Protocol[Part]:
+    """Make data durable under the session's writer."""
+    key = f"{collection}/{session.writer}/{(yield FreshId('p'))}"
+    yield from retried(session, PutBlob(key, data.value))
+    return Part(key, data.rows, len(data.value), data.diff_sum)
+
+
+def inline_part(data: Data) -> Part:
+    """Data that travels in the state itself."""
+    return Part("", data.rows, len(data.value), data.diff_sum, data.value)
+
+
+def compare_and_append(
+    session: Session, collection: str, data: Data | None, expected: Frontier, new_upper: Frontier
+) -> Protocol[Frontier | Refused]:
+    """Append data for [expected, new_upper): inline if it is tiny and fits, else as a blob."""
+    if data is None:
+        return (yield from _committed(session, collection, CompareAndAppend((), expected, new_upper), ()))
+    if len(data.value) <= session.config.inline_part_bytes:
+        batch = _batch(inline_part(data), data.order, expected, new_upper)
+        command = CompareAndAppend((batch,), expected, new_upper, inline_total_bytes=session.config.inline_total_bytes)
+        reply = yield from _committed(session, collection, command, ())
+        if not (isinstance(reply, Refused) and isinstance(reply.reason, InlineBudgetExceeded)):
+            return reply
+    part = yield from put_part(session, collection, data)
+    batch = _batch(part, data.order, expected, new_upper)
+    return (yield from _committed(session, collection, CompareAndAppend((batch,), expected, new_upper), (part.key,)))
+
+
+def append(
+    session: Session, collection: str, data: Data, lower: Frontier, upper: Frontier
+) -> Protocol[Frontier | Refused]:
+    """Append what of [lower, upper) is not there yet: for writers that all write the same."""
+    part = yield from put_part(session, collection, data)
+    command = Append(_batch(part, data.order, lower, upper))
+    return (yield from _committed(session, collection, command, (part.key,)))
+
+
+def write(session: Session, collection: str, data: Data, lower: Frontier, latest: Time) -> Protocol[int | Refused]:
+    """Make updates durable ahead of the seal; the number of the write."""
+    part = yield from put_part(session, collection, data)
+    replies = yield from commit(session, collection, Write(lower, latest, (part,)))
+    if isinstance(replies, Refused):
+        yield from forget(session, (part.key,))
+        return replies
+    number: int = replies[0]
+    return number
+
+
+def append_to_many(
+    session: Session, appends: list[tuple[str, Data, Frontier, Frontier]]
+) -> Protocol[tuple[Frontier, ...] | Refused]:
+    """Append to several collections, all or nothing."""
+    commands: list[tuple[str, Command]] = []
+    keys: list[str] = []
+    for collection, data, expected, new_upper in appends:
+        part = yield from put_part(session, collection, data)
+        keys.append(part.key)
+        batch = _batch(part, data.order, expected, new_upper)
+        commands.append((collection, CompareAndAppend((batch,), expected, new_upper)))
+    (reply,) = yield from commit_transactions(session, Transaction(tuple(commands)))
+    if isinstance(reply, Refused):
+        yield from forget(session, tuple(keys))
+    return reply
+
+
+def forget(session: Session, keys: tuple[str, ...]) -> Protocol[None]:
+    """Delete blobs that were put in vain. If that fails, the sweep finds them once the writer is gone."""
+    try:
+        yield DeleteBlobs(keys)
+    except Unavailable:
+        session.count("left to the sweep", len(keys))
+
+
+def _batch(part: Part, order: Order, lower: Frontier, upper: Frontier) -> HollowBatch:
+    arity = lower.arity or upper.arity or 1
+    desc = Description(lower, upper, Frontier.minimum(arity))
+    return HollowBatch(desc, part.rows, (Run((part,), order),))
+
+
+def _committed(
+    session: Session, collection: str, command: Command, keys: tuple[str, ...]
+) -> Protocol[Frontier | Refused]:
+    """Commit one append; what it put is deleted again if it is refused."""
+    replies = yield from commit(session, collection, command)
+    if isinstance(replies, Refused):
+        if keys:
+            yield from forget(session, keys)
+        return replies
+    upper: Frontier = replies[0]
+    return upper
