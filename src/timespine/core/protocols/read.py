@@ -13,7 +13,7 @@ from timespine.core.state import State
 from timespine.core.transitions import DowngradeReader, ExpireReader, RegisterReader
 from timespine.errors import CorruptionError, LeaseExpired, NotSealed, SinceError, UsageError
 from timespine.model.frontier import Frontier
-from timespine.model.time import Time
+from timespine.model.time import INT64_MAX, Time
 
 Fetched = tuple[Plan, list[tuple[Part, bytes]]]
 """A plan and the bytes of each of its parts."""
@@ -117,11 +117,7 @@ def listen(session: Session, collection: str, reader: str, after: Time) -> Proto
         raise LeaseExpired(f"reader {reader} of {collection} expired: take a new lease")
     if state.arity != 1:
         raise UsageError("a feed needs totally ordered times: this collection has several coordinates")
-    if state.upper.is_closed:
-        until = max(state.history[-1].upper.elements, default=after) if state.history else after
-        until = max(after, until)
-    else:
-        until = (state.upper.elements[0][0] - 1,)
+    until = (INT64_MAX,) if state.upper.is_closed else (state.upper.elements[0][0] - 1,)
     if until <= after:
         return None
     fetched = yield from changes(session, collection, reader, after, until)

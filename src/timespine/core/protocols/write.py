@@ -59,8 +59,13 @@ def append(
 ) -> Protocol[Frontier | Refused]:
     """Append what of [lower, upper) is not there yet: for writers that all write the same."""
     part = yield from put_part(session, collection, data)
-    command = Append(_batch(part, data.order, lower, upper))
-    return (yield from _committed(session, collection, command, (part.key,)))
+    replies = yield from commit(session, collection, Append(_batch(part, data.order, lower, upper)))
+    if isinstance(replies, Refused) or not replies[0].taken:
+        yield from forget(session, (part.key,))
+    if isinstance(replies, Refused):
+        return replies
+    reached: Frontier = replies[0].upper
+    return reached
 
 
 def write(session: Session, collection: str, data: Data, lower: Frontier, latest: Time) -> Protocol[int | Refused]:

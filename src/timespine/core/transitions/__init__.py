@@ -14,6 +14,7 @@ from timespine.core.state import Commit, NoOp, State
 from timespine.core.transitions.append import (
     AdvanceUpper,
     Append,
+    Appended,
     CompareAndAppend,
     advance_upper,
     append,
@@ -139,6 +140,7 @@ __all__ = [
     "AdvanceUpper",
     "AlreadyCommitted",
     "Append",
+    "Appended",
     "ApplyMerge",
     "ClaimMerge",
     "Command",

@@ -41,6 +41,15 @@ class AdvanceUpper(msgspec.Struct, frozen=True, array_like=True):
     upper: Frontier
 
 
+class Appended(msgspec.Struct, frozen=True):
+    """The answer to `Append`."""
+
+    upper: Frontier
+    """The upper after it."""
+    taken: bool
+    """Whether some of the batch was taken; if not, its data was put in vain."""
+
+
 AppendReply = Frontier | TimespineError
 
 
@@ -65,16 +74,19 @@ def compare_and_append(state: State, command: CompareAndAppend, now_ms: int) -> 
     return Commit(remember(msgspec.structs.replace(grown, upper=new_upper), entry), new_upper)
 
 
-def append(state: State, command: Append, now_ms: int) -> Commit[Frontier] | NoOp[AppendReply]:
+def append(state: State, command: Append, now_ms: int) -> Commit[Appended] | NoOp[Appended | TimespineError]:
     """Append what of the batch lies at or after the upper."""
     desc = command.batch.desc
     check_arity_of(desc.lower, state.arity, "lower")
     check_arity_of(desc.upper, state.arity, "upper")
     if desc.upper <= state.upper:
-        return NoOp(state.upper)
+        return NoOp(Appended(state.upper, False))
     if not desc.lower <= state.upper:
         return NoOp(UpperMismatch(desc.lower, state.upper))
-    return compare_and_append(state, CompareAndAppend((command.batch,), state.upper, desc.upper), now_ms)
+    outcome = compare_and_append(state, CompareAndAppend((command.batch,), state.upper, desc.upper), now_ms)
+    if isinstance(outcome, Commit):
+        return Commit(outcome.state, Appended(outcome.reply, True))
+    return NoOp(outcome.reply if isinstance(outcome.reply, TimespineError) else Appended(outcome.reply, False))
 
 
 def advance_upper(state: State, command: AdvanceUpper, now_ms: int) -> Commit[Frontier] | NoOp[AppendReply]:
