@@ -18,7 +18,7 @@ from timespine.core.state import State
 from timespine.core.transitions.push import truncated
 from timespine.errors import NotSealed, SinceError, UsageError
 from timespine.model import time as times
-from timespine.model.frontier import CLOSED, Frontier, advance_by, check_arity_of
+from timespine.model.frontier import Frontier, advance_by, check_arity_of
 from timespine.model.time import Time, check_time
 
 
@@ -80,6 +80,12 @@ def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Part,
     )
 
 
+def seen_through(run: Part, child: Part) -> Part:
+    """A part of a hollow run, with the truncation and rewriting of the reference to the run."""
+    child = truncated(child, run.lower, run.upper)
+    return child if run.rewrite is None else msgspec.structs.replace(child, rewrite=run.rewrite)
+
+
 def _refuse(state: State, time: Time) -> SinceError | NotSealed | None:
     if not state.since.less_equal(check_time(time, state.arity)):
         return SinceError(time, state.since)
@@ -97,7 +103,7 @@ def _parts(state: State, after: Time | None, until: Time) -> tuple[Part, ...]:
     drained = state.trace.upper
     for unsealed in state.unsealed:
         if unsealed.lower.less_equal(until) and not unsealed.is_wholly_below(drained):
-            parts.extend(truncated(part, drained, CLOSED) for part in unsealed.parts)
+            parts.extend(truncated(part, drained, None) for part in unsealed.parts)
     return tuple(parts)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from timespine.core.codec import decode_run
 from timespine.core.effects import FreshId, GetBlob, Protocol
 from timespine.core.group import Refused
 from timespine.core.hollow import Part
-from timespine.core.plan import Plan, plan_changes, plan_snapshot
+from timespine.core.plan import Plan, plan_changes, plan_snapshot, seen_through
 from timespine.core.protocols.commit import commit
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Session, retried
@@ -63,18 +64,13 @@ def changes(
 
 def fetch_leased(session: Session, collection: str, reader: str, plan: Plan) -> Protocol[list[tuple[Part, bytes]]]:
     """Fetch the parts of a plan. A missing one means that the lease is gone, or that storage lost it."""
-    fetched: list[tuple[Part, bytes]] = []
-    for part in plan.parts:
-        data = part.inline
-        if data is None:
-            data = yield from retried(session, GetBlob(part.key))
-        if data is None:
-            state = yield from refresh(session, collection)
-            if state is None or reader not in state.readers:
-                raise LeaseExpired(f"reader {reader} of {collection} expired while it was reading: read again")
-            raise CorruptionError(f"blob {part.key} is missing though reader {reader} of {collection} holds it")
-        fetched.append((part, data))
-    return fetched
+    fetched = yield from _fetch(session, plan)
+    if not isinstance(fetched, str):
+        return fetched
+    state = yield from refresh(session, collection)
+    if state is None or reader not in state.readers:
+        raise LeaseExpired(f"reader {reader} of {collection} expired while it was reading: read again")
+    raise CorruptionError(f"blob {fetched} is missing though reader {reader} of {collection} holds it")
 
 
 def snapshot_without_lease(
@@ -92,8 +88,8 @@ def snapshot_without_lease(
         plan = plan_snapshot(state, as_of)
         if not isinstance(plan, Plan):
             return plan
-        fetched = yield from _fetch_if_there(session, plan)
-        if fetched is not None:
+        fetched = yield from _fetch(session, plan)
+        if not isinstance(fetched, str):
             return plan, fetched
         session.count("replans")
     raise CorruptionError(f"blobs of {collection} keep going missing")
@@ -128,13 +124,17 @@ def listen(session: Session, collection: str, reader: str, after: Time) -> Proto
     return fetched
 
 
-def _fetch_if_there(session: Session, plan: Plan) -> Protocol[list[tuple[Part, bytes]] | None]:
+def _fetch(session: Session, plan: Plan) -> Protocol[list[tuple[Part, bytes]] | str]:
+    """The bytes of every part, those inside hollow runs included; or the first key that is missing."""
     fetched: list[tuple[Part, bytes]] = []
-    for part in plan.parts:
-        data = part.inline
+    waiting = list(reversed(plan.parts))
+    while waiting:
+        part = waiting.pop()
+        data = part.inline if part.inline is not None else (yield from retried(session, GetBlob(part.key)))
         if data is None:
-            data = yield from retried(session, GetBlob(part.key))
-        if data is None:
-            return None
-        fetched.append((part, data))
+            return part.key
+        if part.hollow:
+            waiting.extend(reversed([seen_through(part, child) for child in decode_run(data)]))
+        else:
+            fetched.append((part, data))
     return fetched

@@ -40,12 +40,16 @@ def drained_runs(state: State, upper: Frontier) -> list[Run]:
     return runs
 
 
-def truncated(part: Part, lower: Frontier, upper: Frontier) -> Part:
-    """The part seen through [lower, upper): metadata only."""
+def truncated(part: Part, lower: Frontier | None, upper: Frontier | None) -> Part:
+    """The part seen through [lower, upper), where None is no bound: metadata only."""
+    if lower is not None and part.lower is not None:
+        lower = part.lower.join(lower)
+    if upper is not None and part.upper is not None:
+        upper = part.upper.meet(upper)
     return msgspec.structs.replace(
         part,
-        lower=lower if part.lower is None else part.lower.join(lower),
-        upper=upper if part.upper is None else part.upper.meet(upper),
+        lower=part.lower if lower is None else lower,
+        upper=part.upper if upper is None else upper,
     )
 
 
