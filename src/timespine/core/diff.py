@@ -76,7 +76,7 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """committers"""
     sinks: dict[str, int | None] = {}
     schemas: tuple[bytes, ...] = ()
-    """schemas that are new"""
+    """schemas that are new; with a change of status, which forgets the old ones, all that there are"""
     rollups: dict[int, Rollup | None] = {}
     claims: dict[Id, Claim | None] = {}
     f: Count = 0
@@ -106,7 +106,7 @@ def diff(old: State, new: State) -> StateDiff:
         w=_diff_map(old.writers, new.writers),
         c=_diff_map(old.committers, new.committers),
         sinks=_diff_map(old.sinks, new.sinks),
-        schemas=new.schemas[len(old.schemas) :] if new.schemas is not old.schemas else (),
+        schemas=new.schemas[len(old.schemas) if new.status is old.status else 0 :],
         rollups=_diff_map(old.rollups, new.rollups),
         claims=_diff_map(old.claims, new.claims),
         f=forgotten,
@@ -139,7 +139,7 @@ def apply_diff(old: State, change: StateDiff) -> State:
         _apply_map(old.writers, change.w),
         _apply_map(old.committers, change.c),
         _apply_map(old.sinks, change.sinks),
-        (*old.schemas, *change.schemas) if change.schemas else old.schemas,
+        (*old.schemas, *change.schemas) if change.status is None else change.schemas,
         _apply_map(old.rollups, change.rollups),
         _apply_map(old.claims, change.claims),
         (*old.history[change.f :], *change.h) if change.f or change.h else old.history,

@@ -7,6 +7,7 @@ every compare-and-set; they cost a walk over the whole state, so production does
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 from timespine.core.flat import validate_deep
 from timespine.core.state import State, Status, lower_of
@@ -72,7 +73,7 @@ def trace_never_goes_back(old: State, new: State) -> str | None:
 def unsealed_numbers_increase(old: State, new: State) -> str | None:
     """Unsealed batches are in order of their number, below the next one, which never goes back."""
     numbers = [batch.seqno for batch in new.unsealed]
-    increasing = all(a < b for a, b in zip(numbers, [*numbers[1:], new.unsealed_next], strict=True))
+    increasing = all(a < b for a, b in pairwise([*numbers, new.unsealed_next]))
     return None if increasing and old.unsealed_next <= new.unsealed_next else f"unsealed numbers {numbers}"
 
 

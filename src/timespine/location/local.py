@@ -79,6 +79,8 @@ class LocalBlob:
         self._closed = False
         with _failures(Determinate, f"cannot open the folder {self._root}", missing_too=True):
             _make_folders(self._root)
+        if not os.path.isdir(self._root):
+            raise UsageError(f"{self._root} is not a folder")
         with self._open_root() as root_fd:
             os.close(_open_or_make(TEMPORARY, root_fd))
 
@@ -136,6 +138,8 @@ class LocalBlob:
         the epoch: a process id (their names begin with one, for people) means
         nothing to another container. A live put that is swept starts again.
         """
+        if not older_than_s >= 0:
+            raise UsageError(f"older_than_s {older_than_s!r} is not a number of seconds")
         swept = 0
         with self._open_root() as root, _failures(Determinate, "cannot sweep temporary files"):
             temporary = _open_or_make(TEMPORARY, root)

@@ -19,6 +19,9 @@ Three things are not obvious:
 - *Locks of POSIX.* Closing any descriptor of the database file drops all locks
   of the process on it. SUBTLE: never open the file except through SQLite.
 
+SQLite keeps no checksums, so every entry has one, and opening checks the
+structure of the whole file (1.5 ms per MB; truncation keeps it small).
+
 There is one connection for reading and one for writing, each behind a lock of
 its own: readers do not wait for turns, and nothing is tied to a thread.
 """
@@ -93,7 +96,7 @@ _CONFIGURE = (
 )
 _CONFIGURE_READER = ("PRAGMA query_only = ON", "PRAGMA wal_autocheckpoint = 0")
 
-_TABLES = "SELECT sql FROM sqlite_schema WHERE name NOT GLOB 'sqlite_stat*'"  # ANALYZE does no harm
+_TABLES = "SELECT rootpage, sql FROM sqlite_schema WHERE name NOT GLOB 'sqlite_stat*'"  # ANALYZE does no harm
 _NEWEST = "SELECT seqno, data, checksum FROM entries WHERE key = ? ORDER BY seqno DESC LIMIT 1"
 _NEWEST_SEQNO = "SELECT seqno FROM entries WHERE key = ? ORDER BY seqno DESC LIMIT 1"
 _SCAN = "SELECT seqno, data, checksum FROM entries WHERE key = ? AND seqno >= ? ORDER BY seqno LIMIT ?"
@@ -105,6 +108,7 @@ _KEYS = """WITH RECURSIVE found (key) AS (
     SELECT (SELECT min(key) FROM entries WHERE key > found.key) FROM found WHERE found.key IS NOT NULL
 ) SELECT key FROM found WHERE key < ?"""  # from key to key: a DISTINCT would read every entry
 
+_ERRORS = (sqlite3.Error, MemoryError, UnicodeDecodeError)  # all that comes out of the sqlite3 module
 _NOT_OURS = frozenset(
     {
         sqlite3.SQLITE_CORRUPT,
@@ -149,8 +153,15 @@ class SqliteConsensus:
         check_number(from_seqno, "from_seqno")
         rows_max = -1 if check_limit(limit) is None else limit
         with self._database.reading() as connection:
+            connection.execute("BEGIN")  # both statements see one moment
             rows = connection.execute(_SCAN, (key, from_seqno, rows_max)).fetchall()
-        return _entries(key, rows)
+            newest = _newest_seqno(connection, key)
+            connection.execute("COMMIT")
+        entries = _entries(key, rows)
+        reached = entries[-1].seqno if entries else from_seqno - 1
+        if newest is not None and reached < newest and len(entries) != limit:
+            raise CorruptionError(f"the log of {key} breaks off after entry {reached}")
+        return entries
 
     def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
         writes = check_writes(writes)
@@ -250,11 +261,12 @@ def _poll(fd: int, deadline: float, pause_s: float, slow_s: float) -> bool:
     """Ask for the lock until the deadline: every `pause_s`, and after some 20 ms every `slow_s`."""
     asked = 0
     while True:
-        with contextlib.suppress(BlockingIOError):
+        try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        if time.monotonic() >= deadline:
-            return False
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
         asked += 1
         time.sleep(pause_s if asked < 200 else slow_s)
 
@@ -281,21 +293,26 @@ class _Database:
             sync_folder(os.path.dirname(path))
         except (OSError, sqlite3.Error) as error:
             raise Determinate(f"cannot open {path}: {error}") from error
-        with self.reading():
-            pass
+        with self.reading() as connection:
+            (report,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if report != "ok":
+            self.close()
+            raise CorruptionError(f"{path} is damaged: {report:.200}")
         _databases.add(self)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection for reading; every statement sees one moment."""
+        """The connection for reading; a statement outside a transaction sees one moment."""
         with self._holding(self._reading):
             try:
                 self._reader = self._reader or self._connect(*_CONFIGURE_READER)
                 yield self._reader
-            except (sqlite3.Error, MemoryError) as error:
+            except BaseException as error:
                 _close(self._reader)
                 self._reader = None
-                raise self._failure(error, Determinate) from error
+                if isinstance(error, _ERRORS):
+                    raise self._failure(error, Determinate) from error
+                raise
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -340,7 +357,7 @@ class _Database:
         except BaseException as error:
             _close(self._writer)  # which rolls back
             self._writer = None
-            if isinstance(error, (sqlite3.Error, MemoryError)):
+            if isinstance(error, _ERRORS):
                 raise self._failure(error, kind) from error
             raise
 
@@ -419,7 +436,7 @@ def _require_ours(connection: sqlite3.Connection, path: str) -> None:
         raise CorruptionError(f"{path} is not a consensus file of Timespine")
     if version > FORMAT_VERSION:
         raise VersionError(f"{path} has format {version}, newer than {FORMAT_VERSION}: upgrade to read it")
-    if connection.execute(_TABLES).fetchall() != [(SCHEMA,)]:
+    if connection.execute(_TABLES).fetchall() != [(2, SCHEMA)]:
         raise CorruptionError(f"{path} does not have the tables of a consensus file")
 
 

@@ -14,6 +14,7 @@ Under pytest that is all. Nothing of pytest is imported here, and nothing is an
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,10 +79,15 @@ def race(action: Callable[[int], None], threads: int = THREADS) -> None:
             failures.append(failure)
 
     started = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(threads)]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # or threads that never wait would run one after the other
+    try:
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     if failures:
         raise failures[0]
 
@@ -215,18 +221,23 @@ class BlobConformance:
 
     def test_a_reader_sees_the_whole_value_or_none(self, tmp_path: Path) -> None:
         value = bytes(range(256)) * 400
+        done = threading.Event()
         with contextlib.closing(self.make(tmp_path)) as blob:
 
-            def act(thread: int) -> None:
-                for number in range(20):
-                    key = f"a/b/{number}"
-                    if thread == 0:
-                        blob.put(key, value)
-                        continue
-                    check(blob.get(key) in (None, value), f"{key} is torn")
+            def write() -> None:
+                try:
+                    for number in range(20):
+                        blob.put(f"a/b/{number}", value)
+                finally:
+                    done.set()
+
+            def read() -> None:
+                while not done.is_set():
+                    for number in range(20):
+                        check(blob.get(f"a/b/{number}") in (None, value), f"value {number} is torn")
                     check({info.size for info in blob.list_keys("a/b/")} <= {len(value)}, "a size is torn")
 
-            race(act)
+            race(lambda thread: read() if thread else write(), threads=4)
 
     def test_racing_puts_and_deletes_never_fail(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as blob:

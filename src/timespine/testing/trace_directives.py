@@ -107,6 +107,8 @@ def parse_frontier_argument(text: str) -> Frontier:
         return parse_frontier(text[1:-1])
     if re.fullmatch(r"\(\s*\)", text):
         return Frontier()
+    if not text:
+        raise UsageError("a frontier is missing: write 3, (), (1, 2) or [(1, 2), (2, 1)]")
     return parse_frontier(text)
 
 

@@ -19,7 +19,7 @@ from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Frozen, Session, determinately_retried, pause_ms
 from timespine.core.state import State
 from timespine.core.transitions import Command, RegisterCommitter, RegisterWriter
-from timespine.errors import Determinate, Fenced, Indeterminate
+from timespine.errors import Determinate, Fenced, Indeterminate, Unavailable
 
 Replies = tuple[tuple[Any, ...] | Refused, ...]
 
@@ -81,11 +81,13 @@ def resolve(session: Session) -> Protocol[bool | None]:
     for attempt in range(session.config.storage_attempts):
         try:
             mismatch = yield CompareAndSet(frozen.writes)
-        except (Determinate, Indeterminate):
+            happened = mismatch is None or (yield from _is_recorded(session, frozen))
+        except Unavailable:
+            # SUBTLE: also "did not happen" is no answer here: an earlier try may have
+            # (tests/simulation/planted.py: resolve_trusts_determinate).
             session.count("retries")
             yield Sleep(pause_ms(session.config, attempt))
             continue
-        happened = mismatch is None or (yield from _is_recorded(session, frozen))
         session.frozen = None
         if mismatch is None:
             _learn(session, frozen.judged)

@@ -23,7 +23,7 @@ from timespine.config import DEFAULT
 from timespine.core.chunks import Chunks
 from timespine.core.hollow import Part
 from timespine.core.state import Commit, HistoryEntry, NoOp, State, Status, UnsealedBatch, lower_of
-from timespine.core.transitions.push import drained_runs, pushed, remember
+from timespine.core.transitions.push import drained_runs, pushed, remember, truncated
 from timespine.core.transitions.writers import refuse_unregistered
 from timespine.errors import ClosedError, InlineBudgetExceeded, TimespineError, UsageError
 from timespine.model.frontier import Frontier, check_arity_of
@@ -138,15 +138,18 @@ def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool |
         return NoOp(False)
     parts = batch.parts
     if command.parts is not None:
-        # SUBTLE: parts rewritten against a later upper than the trace has would lose updates
-        # that are not in the trace yet; against an earlier one they keep some that are, which
-        # the bounds hide (tests/core/test_unsealed.py).
+        # Parts rewritten against a later upper than the trace has would lose updates that are
+        # not in the trace yet; against an earlier one they keep some that are, to be hidden.
         if command.against is None or not command.against <= upper:
             return NoOp(UsageError(f"parts trimmed against {command.against}, the trace is at {upper}"))
         unregistered = refuse_unregistered(state, command.parts)
         if unregistered is not None:
             return NoOp(unregistered)
         parts = command.parts
+    # SUBTLE: the parts themselves must hide what is drained. Bounds of the batch alone would let
+    # the next drain take the batch for untouched, and drain those updates twice
+    # (tests/simulation/planted.py: trim_without_truncation).
+    parts = tuple(truncated(part, upper, None) for part in parts)
     rows = sum(part.rows for part in parts)
     if rows > batch.rows:
         return NoOp(UsageError(f"{rows} updates cannot come from trimming {batch.rows}"))

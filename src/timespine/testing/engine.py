@@ -1,0 +1,117 @@
+"""The naive engine: parts are encoded lists of updates, and merging is done by the oracle.
+
+It stands where the columnar engine will stand, for the simulator, the demo and
+tests of adapters: slow, obviously correct, and with every kind of output that a
+real engine has (several parts, hollow runs, parts passed through by reference).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from timespine.core.codec import decode_run, encode_run
+from timespine.core.effects import FreshId, GetBlob, MergeRuns, Protocol, PutBlob
+from timespine.core.hollow import HollowBatch, Part, Run, wrap_int64
+from timespine.core.plan import Plan, seen_through
+from timespine.core.protocols.write import Data
+from timespine.errors import CorruptionError
+from timespine.model.frontier import advance_by
+from timespine.model.oracle import Row, Update, check_diff, compact
+from timespine.model.time import Time
+
+StoredUpdate = tuple[str, Time, int]
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[StoredUpdate])
+
+PART_ROWS = 4
+"""Rows per part of a merge result: small, so that results have several parts."""
+
+
+def encode_rows(updates: Iterable[Update]) -> bytes:
+    """Updates as opaque bytes."""
+    return _encoder.encode(list(updates))
+
+
+def decode_rows(data: bytes) -> list[StoredUpdate]:
+    """The updates in opaque bytes."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"a part does not decode: {error}") from error
+
+
+def data_of(updates: Sequence[Update]) -> Data:
+    """Updates as data to append."""
+    return Data(encode_rows(updates), len(updates), wrap_int64(sum(diff for _, _, diff in updates)))
+
+
+def counted(plan: Plan, fetched: Iterable[tuple[Part, bytes]]) -> dict[Row, int]:
+    """How often each row counts, by the parts that a plan fetched."""
+    counts: dict[Row, int] = {}
+    for part, data in fetched:
+        for row, time, diff in decode_rows(data):
+            if plan.counts(part, time):
+                counts[row] = counts.get(row, 0) + diff
+    return {row: check_diff(count) for row, count in counts.items() if count != 0}
+
+
+def visible(part: Part, data: bytes) -> list[Update]:
+    """The updates that are seen through a reference to a part, at the times they are seen at."""
+    seen: list[Update] = []
+    for row, time, diff in decode_rows(data):
+        if part.lower is not None and not part.lower.less_equal(time):
+            continue
+        if part.upper is not None and part.upper.less_equal(time):
+            continue
+        seen.append((row, time if part.rewrite is None else advance_by(time, part.rewrite), diff))
+    return seen
+
+
+def merge_runs(effect: MergeRuns) -> Protocol[HollowBatch | None]:
+    """Carry out a MergeRuns effect; None if an input is gone."""
+    updates: list[Update] = []
+    parts: list[Part] = []
+    waiting = [part for batch in effect.request.inputs for part in batch.parts]
+    while waiting:
+        part = waiting.pop()
+        data = part.inline if part.inline is not None else (yield GetBlob(part.key))
+        if data is None:
+            return None
+        if part.hollow:
+            waiting.extend(seen_through(part, child) for child in decode_run(data))
+        else:
+            parts.append(part)
+            updates.extend(visible(part, data))
+    desc = effect.request.desc
+    merged = sorted(compact(updates, desc.since), key=lambda update: (str(update[0]), update[1]))
+    if not merged:
+        return HollowBatch(desc, 0)
+    whole = parts[0]
+    if len(parts) == 1 and not whole.is_truncated and whole.rewrite is None and len(merged) == len(updates):
+        unfolded = sorted(updates, key=lambda update: (str(update[0]), update[1])) == merged
+        if unfolded and whole.key in {each.key for batch in effect.request.inputs for each in batch.parts}:
+            # Nothing to fold: the part is passed through by reference.
+            return HollowBatch(desc, whole.rows, (Run((whole,)),))
+    written = yield from _write(effect, merged)
+    return HollowBatch(desc, len(merged), (Run(written),))
+
+
+def _write(effect: MergeRuns, merged: list[Update]) -> Protocol[tuple[Part, ...]]:
+    """Put the rows as parts; more than two parts are spilled as a hollow run."""
+    prefix = f"{effect.collection}/{effect.writer}"
+    parts: list[Part] = []
+    for start in range(0, len(merged), PART_ROWS):
+        data = data_of(merged[start : start + PART_ROWS])
+        key = f"{prefix}/{(yield FreshId('p'))}"
+        yield PutBlob(key, data.value)
+        parts.append(Part(key, data.rows, len(data.value), data.diff_sum))
+    if len(parts) <= 2:
+        return tuple(parts)
+    run = encode_run(tuple(parts))
+    key = f"{prefix}/{(yield FreshId('h'))}"
+    yield PutBlob(key, run)
+    diff_sum = wrap_int64(sum(part.diff_sum or 0 for part in parts))
+    return (Part(key, len(merged), len(run), diff_sum, hollow=True),)

@@ -1,0 +1,382 @@
+"""What the simulated processes do, and what they must be told: operations with their expectations.
+
+Rows carry the id of the operation that wrote them, so nothing has to be searched
+for: an update that is lost, doubled or invented is seen by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from timespine.core.effects import FreshId, GetBlob, Protocol, PutBlob
+from timespine.core.group import Refused
+from timespine.core.hollow import Part
+from timespine.core.plan import Plan
+from timespine.core.protocols import collect, maintain, read, write
+from timespine.core.protocols.commit import commit, enter
+from timespine.core.protocols.fetch import create, refresh
+from timespine.core.protocols.session import retried
+from timespine.core.state import State
+from timespine.core.transitions import (
+    CompareAndDowngrade,
+    Exert,
+    Refresh,
+    RegisterHold,
+    ReleaseHold,
+    Retain,
+    RollUpAll,
+    Seal,
+    Trim,
+)
+from timespine.errors import (
+    Determinate,
+    Fenced,
+    Indeterminate,
+    LeaseExpired,
+    NotSealed,
+    SinceError,
+    UpperMismatch,
+    UsageError,
+)
+from timespine.model.frontier import Frontier
+from timespine.model.oracle import Update, accumulate, difference
+from timespine.model.time import Time
+from timespine.testing.engine import counted, data_of, encode_rows, visible
+from timespine.testing.simulator import Operation, Process, Simulator
+
+EXPECTED_ERRORS = (Determinate, Indeterminate, Fenced, LeaseExpired)
+"""What a caller may be told when storage fails or its leases lapse."""
+
+
+REFUSALS = dict.fromkeys(("seal", "write", "append", "trim", "replicated append"), (Fenced, UsageError))
+"""What an operation may be refused for, if not only for leases: these are often wrong about the upper on purpose."""
+
+Body = Callable[[Process, str, Operation], Protocol[Any]]
+"""What an operation does, for a process and a collection."""
+
+
+class Workload:
+    """Chooses operations, knows what they must answer."""
+
+    def __init__(self, simulator: Simulator, operations: int) -> None:
+        self.simulator = simulator
+        self.random = simulator.random
+        self.world = simulator.world
+        self.left = operations
+        # Every eighth history has a collection with two coordinates: a partial order.
+        self.arities = {"c1": 1, "c2": 2 if simulator.seed % 8 == 0 else 1}
+        self.rows: dict[str, list[str]] = {name: [] for name in self.arities}
+        """Rows that were inserted, to be retracted some time."""
+        self.listeners: dict[tuple[str, str], tuple[str, Time]] = {}
+        """Per process and collection: the lease of its feed and how far it got."""
+        self.holds: dict[str, tuple[str, str]] = {}
+        """Per collection: name and token of a critical hold that some process took."""
+        self.menu: list[tuple[int, str, Body]] = [
+            (26, "append", self._append),
+            (8, "append to both", self._append_to_both),
+            (4, "replicated append", self._replicated_append),
+            (7, "write", self._write),
+            (5, "seal", self._seal),
+            (12, "snapshot", self._snapshot),
+            (4, "snapshot without lease", self._snapshot_without_lease),
+            (7, "listen", self._listen),
+            (5, "retain", self._retain),
+            (4, "hold", self._hold),
+            (10, "merge", self._merge),
+            (2, "ask for merges", self._ask_for_merges),
+            (5, "tidy unsealed", self._tidy),
+            (3, "trim", self._trim),
+            (5, "roll up", self._roll_up),
+            (6, "collect garbage", self._collect),
+            (3, "sweep", self._sweep),
+            (4, "expire leases", self._expire),
+        ]
+        self.weights = [weight for weight, _, _ in self.menu]
+
+    def next_operation(self, process: Process) -> bool:
+        """Begin the next operation in a process; False if there are none left."""
+        if self.left <= 0:
+            return False
+        self.left -= 1
+        ((_, kind, body),) = self.random.choices(self.menu, self.weights)
+        self.begin(process, kind, self.random.choice(("c1", "c2")), body)
+        return True
+
+    def begin(self, process: Process, kind: str, name: str, body: Body) -> None:
+        """Begin one operation."""
+        id = self.simulator.fresh("op")
+        operation = Operation(id, kind, process.name, name, self.world.step, self._check)
+        self.simulator.start(process, operation, self._entered(process, name, body, operation))
+
+    def _entered(self, process: Process, name: str, body: Body, operation: Operation) -> Protocol[Any]:
+        """The operation, after creating the collections and registering with them if need be."""
+        try:
+            for each in self.arities if operation.kind == "append to both" else (name,):
+                if each not in process.entered:
+                    yield from create(process.session, each, self.arities[each])
+                    yield from enter(process.session, each)
+                    process.entered.add(each)
+            return (yield from body(process, name, operation))
+        except Fenced:
+            # Reopen: a new session under new ids.
+            restarted = self.simulator.new_process()
+            process.session, process.entered = restarted.session, set()
+            raise
+
+    # -- what they do --------------------------------------------------------------------------
+
+    def _known(self, process: Process, name: str) -> State:
+        return process.session.state(name)
+
+    def _updates(self, operation: Operation, name: str, times: list[Time]) -> list[Update]:
+        """A few inserts with the operation's id in the row, and perhaps a retraction of an older row."""
+        rows = [f"{operation.id}.{index}" for index in range(self.random.choice((1, 1, 2, 3, 6)))]
+        updates: list[Update] = [(row, self.random.choice(times), 1) for row in rows]
+        old = self.rows[name]
+        if old and self.random.random() < 0.5:
+            updates.append((self.random.choice(old), self.random.choice(times), -1))
+        operation.details["rows"] = rows
+        return updates
+
+    def _next_upper(self, upper: Frontier) -> tuple[Frontier, list[Time]]:
+        """An upper a little later, and times in between."""
+        if upper.arity == 1:
+            ((start,),) = upper.elements
+            end = start + self.random.choice((1, 1, 2, 5))
+            return Frontier.at(end), [(time,) for time in range(start, end)]
+        x, y = self.random.choice(upper.elements)
+        others = [time for time in upper.elements if time != (x, y)]
+        return Frontier((*others, (x + 1, y), (x, y + 1))), [(x, y)]
+
+    def _append(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        upper = self._known(process, name).upper
+        if self.random.random() < 0.1:
+            upper = self._next_upper(upper)[0]  # a caller that is wrong about the upper
+        new_upper, times = self._next_upper(upper)
+        updates = self._updates(operation, name, times) if self.random.random() < 0.85 else []
+        data = data_of(updates) if updates else None
+        reply = yield from write.compare_and_append(process.session, name, data, upper, new_upper)
+        if isinstance(reply, Refused):
+            yield from refresh(process.session, name)
+        return reply
+
+    def _append_to_both(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        appends = []
+        for each in self.arities:
+            upper = self._known(process, each).upper
+            new_upper, times = self._next_upper(upper)
+            appends.append((each, data_of(self._updates(operation, each, times)), upper, new_upper))
+        operation.details["both"] = True
+        reply = yield from write.append_to_many(process.session, appends)
+        if isinstance(reply, Refused):
+            for each in self.arities:
+                yield from refresh(process.session, each)
+        return reply
+
+    def _replicated_append(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        upper = self._known(process, name).upper
+        new_upper, times = self._next_upper(upper)
+        if upper.arity == 1 and self.random.random() < 0.5:
+            start = max(upper.elements[0][0] - 2, 0)  # begins in what is there already
+            updates = [(f"{operation.id}.0", (start,), 1), *self._updates(operation, name, times)]
+            operation.details["may be cut"] = True
+            return (yield from write.append(process.session, name, data_of(updates), Frontier.at(start), new_upper))
+        updates = self._updates(operation, name, times)
+        operation.details["may be cut"] = True
+        return (yield from write.append(process.session, name, data_of(updates), upper, new_upper))
+
+    def _write(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        upper = self._known(process, name).upper
+        later, times = self._next_upper(upper)
+        for _ in range(self.random.randrange(3)):
+            later, more = self._next_upper(later)
+            times.extend(more)
+        updates = self._updates(operation, name, times)
+        lower = Frontier(tuple(time for _, time, _ in updates))
+        latest = tuple(map(max, *(time for _, time, _ in updates))) if len(updates) > 1 else updates[0][1]
+        return (yield from write.write(process.session, name, data_of(updates), lower, latest))
+
+    def _seal(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        upper = self._known(process, name).upper
+        return (yield from commit(process.session, name, Seal(self._next_upper(upper)[0])))
+
+    def _time(self, process: Process, name: str) -> Time:
+        """A time to read at: mostly just below the upper, sometimes anywhere."""
+        state = self._known(process, name)
+        top = self.random.choice(state.upper.elements)
+        return tuple(max(each - self.random.choice((1, 1, 1, 0, 2, 4)), 0) for each in top)
+
+    def _snapshot(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        operation.details["as_of"] = as_of = self._time(process, name)
+        reply = yield from read.snapshot(process.session, name, as_of)
+        return counted(*reply) if isinstance(reply, tuple) else reply
+
+    def _snapshot_without_lease(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        operation.details["as_of"] = as_of = self._time(process, name)
+        reply = yield from read.snapshot_without_lease(process.session, name, as_of)
+        return counted(*reply) if isinstance(reply, tuple) else reply
+
+    def _listen(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        if self.arities[name] != 1:
+            return None
+        session = process.session
+        feed = self.listeners.get((session.committer, name))
+        if feed is None:
+            after = self._time(process, name)
+            reader = yield from read.take_lease(session, name, after)
+            after = max(after, session.state(name).readers[reader].since.elements[0])
+        else:
+            reader, after = feed
+        self.listeners.pop((session.committer, name), None)  # unless it goes well, the feed starts anew
+        reply = yield from read.listen(session, name, reader, after)
+        if isinstance(reply, tuple):
+            plan: Plan = reply[0]
+            self.listeners[session.committer, name] = (reader, plan.until)
+            operation.details["after"], operation.details["until"] = after, plan.until
+            return counted(*reply)
+        self.listeners[session.committer, name] = (reader, after)
+        return reply
+
+    def _retain(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        since = Frontier((self._time(process, name),))
+        return (yield from commit(process.session, name, Retain(since)))
+
+    def _hold(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        known = self.holds.get(name)
+        time = self._time(process, name)
+        if known is None:
+            hold = yield FreshId("h")
+            token = yield FreshId("t")
+            self.holds[name] = (hold, token)
+            return (yield from commit(process.session, name, RegisterHold(hold, Frontier((time,)), token)))
+        hold, token = known
+        if self.random.random() < 0.4:
+            del self.holds[name]
+            return (yield from commit(process.session, name, ReleaseHold(hold, token)))
+        operation.details["may be fenced"] = True
+        return (yield from commit(process.session, name, CompareAndDowngrade(hold, token, token, Frontier((time,)))))
+
+    def _merge(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        for _ in range(2):
+            if (yield from maintain.merge_once(process.session, name)) is None:
+                return None
+        return None
+
+    def _ask_for_merges(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        state = self._known(process, name)
+        stale = state.trace.stale()
+        command = self.random.choice((Exert(64), RollUpAll(), *(Refresh(id) for id in stale[:1])))
+        return (yield from commit(process.session, name, command))
+
+    def _tidy(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        return (yield from maintain.tidy_unsealed(process.session, name))
+
+    def _trim(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        session = process.session
+        state = self._known(process, name)
+        upper = state.trace.upper
+        begun = [batch for batch in state.unsealed if batch.has_times_below(upper)]
+        batch = next((each for each in begun if not each.is_wholly_below(upper)), None)
+        if batch is None:
+            return None
+        if self.random.random() < 0.5:
+            return (yield from commit(session, name, Trim(batch.seqno)))
+        parts = []
+        for part in batch.parts:
+            data = yield from retried(session, GetBlob(part.key))
+            if data is None:
+                return None  # somebody else trimmed or evicted it
+            kept = [update for update in visible(part, data) if upper.less_equal(update[1])]
+            key = f"{name}/{session.writer}/{(yield FreshId('t'))}"
+            value = encode_rows(kept)
+            yield from retried(session, PutBlob(key, value))
+            parts.append(Part(key, len(kept), len(value)))
+        return (yield from commit(session, name, Trim(batch.seqno, tuple(parts), upper)))
+
+    def _roll_up(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        return (yield from maintain.roll_up(process.session, name))
+
+    def _collect(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        return (yield from collect.collect_garbage(process.session, name))
+
+    def _sweep(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        return (yield from collect.sweep(process.session, name))
+
+    def _expire(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        return (yield from maintain.expire_leases(process.session, name))
+
+    # -- what they must be told ----------------------------------------------------------------
+
+    def _check(self, operation: Operation) -> None:
+        """Compare the outcome of an operation with the truth."""
+        if operation.error is not None:
+            if not isinstance(operation.error, EXPECTED_ERRORS):
+                self.world.violate(f"{operation.kind} {operation.id} raised {operation.error!r}")
+            self._check_durability(operation)
+            return
+        reply = operation.result
+        if isinstance(reply, Refused):
+            self._check_refusal(operation, reply)
+        elif operation.kind.startswith("snapshot"):
+            self._check_snapshot(operation)
+        elif operation.kind == "listen" and isinstance(reply, dict):
+            self._check_changes(operation)
+        self._check_durability(operation)
+
+    def _check_durability(self, operation: Operation) -> None:
+        """What was acknowledged is there since then; what was refused is not, nor will be."""
+        if "rows" not in operation.details:
+            return
+        committed = self.world.committed.get(operation.id)
+        acknowledged = operation.error is None and not isinstance(operation.result, Refused)
+        impossible = isinstance(operation.result, Refused) or isinstance(operation.error, Determinate)
+        if acknowledged and committed is None and "may be cut" not in operation.details:
+            self.world.violate(f"{operation.kind} {operation.id} was acknowledged and is not there")
+        if impossible and committed is not None:
+            self.world.violate(f"{operation.kind} {operation.id} was refused and is there")
+        if committed is not None:
+            self.rows[operation.collection].extend(operation.details["rows"])
+            if not operation.invoked <= committed <= operation.returned:
+                self.world.violate(f"{operation.kind} {operation.id} took effect outside of its call")
+
+    def _check_refusal(self, operation: Operation, refused: Refused) -> None:
+        reason = refused.reason
+        if isinstance(reason, UpperMismatch):
+            names = tuple(self.arities) if "both" in operation.details else (operation.collection,)
+            uppers = [
+                upper
+                for name in names
+                for upper in self.world.uppers_between(name, operation.invoked, operation.returned)
+            ]
+            if reason.actual not in uppers or reason.actual == reason.expected:
+                self.world.violate(f"{operation.kind} {operation.id} was told upper {reason.actual}, had {uppers}")
+        elif not isinstance(reason, REFUSALS.get(operation.kind, (Fenced, LeaseExpired))):
+            self.world.violate(f"{operation.kind} {operation.id} was refused: {reason!r}")
+
+    def _check_snapshot(self, operation: Operation) -> None:
+        name, as_of, reply = operation.collection, operation.details["as_of"], operation.result
+        state = self.world.head(name)
+        if isinstance(reply, SinceError):
+            if state.since.less_equal(as_of):
+                self.world.violate(f"snapshot of {name} at {as_of} was refused though since is {state.since}")
+        elif isinstance(reply, NotSealed):
+            uppers = self.world.uppers_between(name, operation.invoked, operation.returned)
+            if not any(upper.less_equal(as_of) for upper in uppers):
+                self.world.violate(f"snapshot of {name} at {as_of} was not sealed though upper is {state.upper}")
+        else:
+            self.compare(name, as_of, reply, f"{operation.kind} {operation.id}")
+
+    def _check_changes(self, operation: Operation) -> None:
+        name, after, until = operation.collection, operation.details["after"], operation.details["until"]
+        truth = self.world.truth[name]
+        expected = difference(accumulate(truth, after), accumulate(truth, until))
+        if operation.result != expected:
+            self.world.violate(f"changes of {name} in ({after}, {until}]: {operation.result}, not {expected}")
+
+    def compare(self, name: str, as_of: Time, found: dict[Any, int], who: str) -> None:
+        """Compare a snapshot with the truth."""
+        expected = accumulate(self.world.truth[name], as_of)
+        if found != expected:
+            wrong = difference(expected, found)
+            self.world.violate(f"{who} of {name} as of {as_of} differs from the truth by {wrong}")

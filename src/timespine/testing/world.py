@@ -1,0 +1,205 @@
+"""The simulated world: storage that fails on purpose, and remembers everything that ever was.
+
+Every compare-and-set is replayed into shadow states and checked before it
+counts: diffs must apply, invariants must hold, and what a new state refers to
+must exist. Every deletion is checked against all states that somebody may still
+read. A violation is recorded, with the step, and ends the history.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from timespine.core.codec import Kind, decode_diff, decode_run, decode_state, encode_run, kind_of
+from timespine.core.diff import StateDiff, apply_diff
+from timespine.core.effects import (
+    CompareAndSet,
+    DeleteBlobs,
+    Effect,
+    GetBlob,
+    ListBlobs,
+    PutBlob,
+    Scan,
+    Truncate,
+)
+from timespine.core.hollow import Part
+from timespine.core.invariants import violations
+from timespine.core.protocols.collect import references
+from timespine.core.state import State
+from timespine.errors import TimespineError
+from timespine.model.frontier import Frontier
+from timespine.model.oracle import Update
+from timespine.testing.engine import visible
+
+EMPTY_RUN = encode_run(())
+
+
+def is_user_data(key: str) -> bool:
+    """Whether a blob holds appended or written updates, not a merge result, a rewrite or a rollup."""
+    _, writer, name = key.split("/")
+    return writer.startswith("w") and name.startswith("p")
+
+
+class World:
+    """Logs, blobs, and the truth about both."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.logs: dict[str, list[bytes]] = {}
+        """Every entry ever, by key."""
+        self.first: dict[str, int] = {}
+        """The first live entry, by key: truncation only hides."""
+        self.blobs: dict[str, bytes] = {}
+        self.states: dict[str, list[State]] = {}
+        """The state after every entry, by key."""
+        self.commit_steps: dict[str, list[int]] = {}
+        """When every entry was committed, by key."""
+        self.truth: dict[str, list[Update]] = {}
+        """Every update that was ever committed, by collection."""
+        self.committed: dict[str, int] = {}
+        """The step at which the updates of an operation first became durable, by operation."""
+        self.seen: set[str | bytes] = set()
+        """Blob keys and inline data that were referred to before."""
+        self.violations: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.perform: dict[type[Effect], Callable[..., object]] = {
+            Scan: self._scan,
+            CompareAndSet: self._compare_and_set,
+            Truncate: self._truncate,
+            PutBlob: self._put,
+            GetBlob: self._get,
+            DeleteBlobs: self._delete,
+            ListBlobs: self._list,
+        }
+
+    def violate(self, what: str) -> None:
+        """Record that a promise was broken."""
+        self.violations.append(f"step {self.step}: {what}")
+
+    def head(self, collection: str) -> State:
+        """The newest state."""
+        return self.states[collection][-1]
+
+    def _scan(self, effect: Scan) -> list[tuple[int, bytes]]:
+        log = self.logs.get(effect.key, [])
+        start = max(effect.from_seqno, self.first.get(effect.key, 0))
+        return list(enumerate(log[start:], start))
+
+    def _compare_and_set(self, effect: CompareAndSet) -> dict[str, int | None] | None:
+        heads = {key: len(self.logs[key]) - 1 if key in self.logs else None for key, _, _ in effect.writes}
+        wrong = {key: heads[key] for key, expected, _ in effect.writes if heads[key] != expected}
+        if wrong:
+            return wrong
+        for key, _, data in effect.writes:
+            self._commit(key, data)
+        return None
+
+    def _commit(self, key: str, data: bytes) -> None:
+        """Append an entry, after replaying it into the shadow states and checking everything."""
+        self.counts["commits"] += 1
+        log = self.logs.setdefault(key, [])
+        try:
+            if kind_of(data) is Kind.STATE:
+                state = decode_state(data)
+                self.states[key] = [state]
+                self.truth[key] = []
+                self.commit_steps[key] = [self.step]
+            else:
+                change = decode_diff(data)
+                old = self.states[key][-1]
+                state = apply_diff(old, change)
+                for broken in violations(old, state):
+                    self.violate(f"{key} at {state.seqno}: {broken}")
+                self._learn(key, change)
+                self.states[key].append(state)
+                self.commit_steps[key].append(self.step)
+        except TimespineError as error:
+            self.violate(f"{key}: an entry does not replay: {error!r}")
+            return
+        log.append(data)
+
+    def _learn(self, key: str, change: StateDiff) -> None:
+        """Note which operations' updates a diff makes durable, and that what it refers to exists."""
+        parts = [part for batch in change.y for part in batch.parts]
+        parts.extend(part for batch in (change.t.a.values() if change.t else ()) for part in batch.parts)
+        for part in parts:
+            identity = part.inline if part.inline is not None else part.key
+            if identity in self.seen:
+                continue
+            self.seen.add(identity)
+            if part.inline is not None:
+                self._add_truth(key, visible(part, part.inline))
+            elif not self._exists(part):
+                self.violate(f"{key} at {change.n} refers to {part.key}, which does not exist")
+            elif is_user_data(part.key):
+                self._add_truth(key, visible(part, self.blobs[part.key]))
+        for rollup in change.rollups.values():
+            if rollup is not None and rollup.key not in self.blobs:
+                self.violate(f"{key} at {change.n} refers to rollup {rollup.key}, which does not exist")
+
+    def _add_truth(self, key: str, updates: list[Update]) -> None:
+        self.truth[key].extend(updates)
+        for row, _, diff in updates:
+            if diff > 0:
+                self.committed.setdefault(str(row).split(".")[0], self.step)
+
+    def _exists(self, part: Part) -> bool:
+        data = self.blobs.get(part.key)
+        if data is None:
+            return False
+        return not part.hollow or all(self._exists(child) for child in decode_run(data))
+
+    def _truncate(self, effect: Truncate) -> int:
+        log = self.logs.get(effect.key, [])
+        first = self.first.get(effect.key, 0)
+        below = min(effect.below, len(log) - 1)
+        if below > first:
+            self.first[effect.key] = below
+        return max(below - first, 0)
+
+    def _put(self, effect: PutBlob) -> None:
+        known = self.blobs.setdefault(effect.key, effect.value)
+        if known != effect.value:
+            self.violate(f"blob {effect.key} was put twice with different bytes")
+
+    def _get(self, effect: GetBlob) -> bytes | None:
+        return self.blobs.get(effect.key)
+
+    def _list(self, effect: ListBlobs) -> list[str]:
+        return sorted(key for key in self.blobs if key.startswith(effect.prefix))
+
+    def _delete(self, effect: DeleteBlobs) -> None:
+        for collection in {key.split("/")[0] for key in effect.keys}:
+            reachable = self.reachable(collection)
+            for key in effect.keys:
+                if key in reachable:
+                    self.violate(f"blob {key} was deleted, but a live state refers to it")
+        for key in effect.keys:
+            self.blobs.pop(key, None)
+
+    def reachable(self, collection: str) -> set[str]:
+        """Every blob that a state refers to which somebody may still read."""
+        states = self.states.get(collection, [])
+        if not states:
+            return set()
+        keys: dict[str, bool] = {}
+        for state in states[states[-1].seqno_since :]:
+            keys.update(references(state))
+        waiting = [key for key, hollow in keys.items() if hollow]
+        while waiting:
+            for part in decode_run(self.blobs.get(waiting.pop(), EMPTY_RUN)):
+                keys[part.key] = part.hollow
+                if part.hollow:
+                    waiting.append(part.key)
+        return set(keys)
+
+    def uppers_between(self, collection: str, begin: int, end: int) -> list[Frontier]:
+        """Every upper that the collection had at some moment between two steps."""
+        steps, states = self.commit_steps[collection], self.states[collection]
+        uppers = []
+        for index, state in enumerate(states):
+            until = steps[index + 1] if index + 1 < len(steps) else self.step
+            if steps[index] <= end and until >= begin:
+                uppers.append(state.upper)
+        return uppers
