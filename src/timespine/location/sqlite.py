@@ -1,9 +1,9 @@
 """The Consensus port as one SQLite file: the embedded default.
 
 WAL with synchronous=FULL: a commit is one append and one fsync, and readers
-never wait for writers. The table is WITHOUT ROWID: measured with 200-byte
-entries and a 10 MB one now and then, commits cost the same as with a rowid,
-scans a third and truncation a fifth.
+never wait for writers. The table is WITHOUT ROWID: with 200-byte entries, and
+10 MB now and then, commits cost the same as with a rowid, scans about a third
+and truncation a fifth.
 
 Three things are not obvious:
 
@@ -226,10 +226,12 @@ class WriteLine:
 
     One file lock is the turn, another the place of the next in line. Whoever
     finishes and wants another turn finds that place taken and cannot push in,
-    as it would with the lock of the turn alone (0.16 s were seen; now some 10
-    ms). Waiting is polling, because it must end in time and a blocking flock
-    does not: the next in line asks often, all others seldom, so one poller at
-    a time costs anything. The kernel frees the locks of a process that dies.
+    as it could with one lock alone, where the one that never slept wins
+    (`bench/consensus.py` measures both, and neither).
+
+    Waiting is polling, because it must end in time and a blocking flock does
+    not. Only the next in line asks often, so the cost is that of one poller.
+    The kernel frees the locks of a process that dies.
     """
 
     def __init__(self, path: str) -> None:

@@ -21,6 +21,7 @@ so at or before their meet.)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import msgspec
@@ -40,12 +41,12 @@ class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The minimal times, in lexicographic order. Empty means closed."""
 
     def __post_init__(self) -> None:
-        # Nearly every frontier is a single time of one coordinate: nothing to sort or to drop.
-        if type(self.elements) is not tuple or len(self.elements) != 1:
-            checked = [check_time(element) for element in self.elements]
-            msgspec.structs.force_setattr(self, "elements", _minimal(checked))
+        elements = self.elements
+        if type(elements) is tuple and len(elements) == 1:
+            # Nearly every frontier is a single time: nothing to sort or to drop.
+            check_time(elements[0])
         else:
-            check_time(self.elements[0])
+            msgspec.structs.force_setattr(self, "elements", _minimal([check_time(each) for each in elements]))
 
     @staticmethod
     def at(*coordinates: int) -> Frontier:
@@ -55,7 +56,7 @@ class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @staticmethod
     def minimum(arity: int) -> Frontier:
         """The frontier of all times of that many coordinates."""
-        return Frontier((times.minimum(arity),))
+        return _minimum(times.check_arity(arity))  # checked first: a cache takes True for 1
 
     @property
     def is_closed(self) -> bool:
@@ -147,6 +148,11 @@ def check_arity_of(frontier: Frontier, arity: int, what: str) -> Frontier:
     if frontier.elements and len(frontier.elements[0]) != arity:
         raise UsageError(f"{what} {frontier} has {frontier.arity} coordinates per time where {arity} are needed")
     return frontier
+
+
+@functools.cache
+def _minimum(arity: int) -> Frontier:
+    return Frontier((times.minimum(arity),))
 
 
 def _minimal(candidates: list[Time]) -> tuple[Time, ...]:

@@ -21,6 +21,10 @@ ARITY_MAX = 8
 
 def check_time(time: object, arity: int | None = None) -> Time:
     """The time itself if it is one (of `arity` coordinates, if given), or a UsageError."""
+    if type(time) is tuple and len(time) == 1 and arity in (None, 1):
+        (coordinate,) = time
+        if type(coordinate) is int and 0 <= coordinate <= INT64_MAX:
+            return time
     if not isinstance(time, tuple) or not 1 <= len(time) <= ARITY_MAX:
         raise UsageError(f"{shown(time)} is not a time: a tuple of 1 to {ARITY_MAX} integers")
     for coordinate in time:

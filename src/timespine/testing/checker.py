@@ -125,11 +125,34 @@ def _settle(simulator: Simulator, workload: Workload, process: Process, name: st
         pass
     if session.state(name).trace.requests():
         world.violate(f"merges of {name} are still asked for after maintenance ran to its end")
-    for _ in range(3):
+    for _ in range(2):
         yield from maintain.roll_up(session, name)
         yield from collect.collect_garbage(session, name)
+    _check_collected(simulator, name)
     yield from collect.sweep(session, name)
     _check_storage(simulator, name)
+
+
+def _check_collected(simulator: Simulator, name: str) -> None:
+    """What states referred to once goes by garbage collection alone; the sweep is for the rest."""
+    world = simulator.world
+    live = _referred_by_log(simulator, name)
+    there = {key for key in world.blobs if key.startswith(f"{name}/")}
+    left = (there & world.referred) - live - world.recreated
+    if left:
+        world.violate(f"garbage collection of {name} left {sorted(left)[:3]}")
+
+
+def _referred_by_log(simulator: Simulator, name: str) -> set[str]:
+    """Everything that states from the oldest one in the log on refer to."""
+    world = simulator.world
+    live = world.reachable(name)
+    for state in world.states[name][max(world.first.get(name, 0) - 1, 0) :]:
+        for key, hollow in references(state).items():
+            live.add(key)
+            if hollow and key in world.blobs:
+                live.update(part.key for part in decode_run(world.blobs[key]))
+    return live
 
 
 def _check_storage(simulator: Simulator, name: str) -> None:
@@ -139,12 +162,7 @@ def _check_storage(simulator: Simulator, name: str) -> None:
     there = {key for key in world.blobs if key.startswith(f"{name}/")}
     if live - there:
         world.violate(f"{name} refers to blobs that do not exist: {sorted(live - there)[:3]}")
-    # What only the entries still in the log refer to goes with the next rollup.
-    for state in world.states[name][max(world.first.get(name, 0) - 1, 0) :]:
-        live.update(references(state))
-        for key, hollow in references(state).items():
-            if hollow and key in world.blobs:
-                live.update(part.key for part in decode_run(world.blobs[key]))
+    live = _referred_by_log(simulator, name)
     if there - live:
         world.violate(f"{name} leaks blobs: {sorted(there - live)[:3]}")
     if len(world.logs[name]) - world.first.get(name, 0) > 24:

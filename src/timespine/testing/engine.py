@@ -26,7 +26,7 @@ StoredUpdate = tuple[str, Time, int]
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[StoredUpdate])
 
-PART_ROWS = 4
+PART_ROWS = 2
 """Rows per part of a merge result: small, so that results have several parts."""
 
 
@@ -71,10 +71,14 @@ def visible(part: Part, data: bytes) -> list[Update]:
 
 
 def merge_runs(effect: MergeRuns) -> Protocol[HollowBatch | None]:
-    """Carry out a MergeRuns effect; None if an input is gone."""
-    updates: list[Update] = []
-    parts: list[Part] = []
+    """Carry out a MergeRuns effect; None if an input is gone.
+
+    A part whose rows no other part has, and whose times since does not fold, is
+    passed through by reference. The rest is written anew.
+    """
+    parts: list[tuple[Part, list[Update]]] = []
     waiting = [part for batch in effect.request.inputs for part in batch.parts]
+    direct = {part.key for part in waiting}
     while waiting:
         part = waiting.pop()
         data = part.inline if part.inline is not None else (yield GetBlob(part.key))
@@ -83,20 +87,23 @@ def merge_runs(effect: MergeRuns) -> Protocol[HollowBatch | None]:
         if part.hollow:
             waiting.extend(seen_through(part, child) for child in decode_run(data))
         else:
-            parts.append(part)
-            updates.extend(visible(part, data))
+            parts.append((part, visible(part, data)))
     desc = effect.request.desc
-    merged = sorted(compact(updates, desc.since), key=lambda update: (str(update[0]), update[1]))
-    if not merged:
+    merged = {(row, time): diff for row, time, diff in compact((u for _, seen in parts for u in seen), desc.since)}
+    passed: list[Part] = []
+    for part, seen in parts:
+        untouched = all(merged.get((row, time)) == diff for row, time, diff in seen) and len(seen) == part.rows
+        if untouched and part.key in direct and not part.is_truncated and part.rewrite is None:
+            passed.append(part)
+            for row, time, _ in seen:
+                del merged[row, time]
+    if not merged and not passed:
         return HollowBatch(desc, 0)
-    whole = parts[0]
-    if len(parts) == 1 and not whole.is_truncated and whole.rewrite is None and len(merged) == len(updates):
-        unfolded = sorted(updates, key=lambda update: (str(update[0]), update[1])) == merged
-        if unfolded and whole.key in {each.key for batch in effect.request.inputs for each in batch.parts}:
-            # Nothing to fold: the part is passed through by reference.
-            return HollowBatch(desc, whole.rows, (Run((whole,)),))
-    written = yield from _write(effect, merged)
-    return HollowBatch(desc, len(merged), (Run(written),))
+    rest = sorted(((row, time, diff) for (row, time), diff in merged.items()), key=lambda u: (str(u[0]), u[1]))
+    written = yield from _write(effect, rest)
+    rows = len(rest) + sum(part.rows for part in passed)
+    runs = [Run((part,)) for part in passed]
+    return HollowBatch(desc, rows, tuple([*runs, Run(written)] if written else runs))
 
 
 def _write(effect: MergeRuns, merged: list[Update]) -> Protocol[tuple[Part, ...]]:

@@ -51,6 +51,9 @@ CONFIG = Config(
 """Small limits and short leases, so that a history of sixty operations reaches all of them."""
 
 MUTATING = (CompareAndSet, PutBlob, DeleteBlobs, Truncate)
+DELICATE = (DeleteBlobs, Truncate)
+"""Where a crash leaves most to be picked up by others: it is made more likely there."""
+
 STORAGE = (*MUTATING, Scan, GetBlob, ListBlobs)
 
 
@@ -144,20 +147,20 @@ class Simulator:
 
     def run(self, next_operation: Callable[[Process], bool], steps_max: int) -> None:
         """Step processes in random order until nobody has anything to do, or something is violated."""
-        world = self.world
+        world, chance = self.world, self.random.random
         while not world.violations:
             ready = [process for process in self.processes if process.wake <= self.now]
             if not ready:
                 self.now = min(process.wake for process in self.processes)
                 continue
-            process = ready[self.random.randrange(len(ready))] if len(ready) > 1 else ready[0]
+            process = ready[int(chance() * len(ready))]
             if process.effect is None and not next_operation(process):
                 if all(each.effect is None for each in self.processes):
                     return
                 process.wake = self.now + 50
                 continue
             world.step += 1
-            self.now += self.random.randrange(4)
+            self.now += int(chance() * 4)
             if world.step > steps_max:
                 world.violate(f"no progress after {steps_max} steps")
                 return
@@ -168,7 +171,7 @@ class Simulator:
         """Let a process do its next effect, unless chance has other plans."""
         chance = self.random.random()
         faults = self.faults
-        if chance < faults.crash:
+        if chance < faults.crash * (30 if isinstance(process.effect, DELICATE) else 1):
             self.crash(process)
             return
         chance -= faults.crash

@@ -61,6 +61,11 @@ class World:
         """The step at which the updates of an operation first became durable, by operation."""
         self.seen: set[str | bytes] = set()
         """Blob keys and inline data that were referred to before."""
+        self.referred: set[str] = set()
+        """Every blob that a state ever referred to, inside hollow runs included."""
+        self.recreated: set[str] = set()
+        """Blobs that a late put brought back after they were deleted."""
+        self.deleted: set[str] = set()
         self.violations: list[str] = []
         self.counts: Counter[str] = Counter()
         self.perform: dict[type[Effect], Callable[..., object]] = {
@@ -125,15 +130,11 @@ class World:
         parts.extend(part for batch in (change.t.a.values() if change.t else ()) for part in batch.parts)
         for part in parts:
             identity = part.inline if part.inline is not None else part.key
-            if identity in self.seen:
-                continue
-            self.seen.add(identity)
-            if part.inline is not None:
-                self._add_truth(key, visible(part, part.inline))
-            elif not self._exists(part):
+            if part.key and not self._exists(part):
                 self.violate(f"{key} at {change.n} refers to {part.key}, which does not exist")
-            elif is_user_data(part.key):
-                self._add_truth(key, visible(part, self.blobs[part.key]))
+            elif identity not in self.seen and (part.inline is not None or is_user_data(part.key)):
+                self._add_truth(key, visible(part, part.inline or self.blobs[part.key]))
+            self.seen.add(identity)
         for rollup in change.rollups.values():
             if rollup is not None and rollup.key not in self.blobs:
                 self.violate(f"{key} at {change.n} refers to rollup {rollup.key}, which does not exist")
@@ -148,6 +149,7 @@ class World:
         data = self.blobs.get(part.key)
         if data is None:
             return False
+        self.referred.add(part.key)
         return not part.hollow or all(self._exists(child) for child in decode_run(data))
 
     def _truncate(self, effect: Truncate) -> int:
@@ -159,6 +161,8 @@ class World:
         return max(below - first, 0)
 
     def _put(self, effect: PutBlob) -> None:
+        if effect.key in self.deleted:
+            self.recreated.add(effect.key)
         known = self.blobs.setdefault(effect.key, effect.value)
         if known != effect.value:
             self.violate(f"blob {effect.key} was put twice with different bytes")
@@ -177,6 +181,7 @@ class World:
                     self.violate(f"blob {key} was deleted, but a live state refers to it")
         for key in effect.keys:
             self.blobs.pop(key, None)
+            self.deleted.add(key)
 
     def reachable(self, collection: str) -> set[str]:
         """Every blob that a state refers to which somebody may still read."""
@@ -184,7 +189,9 @@ class World:
         if not states:
             return set()
         keys: dict[str, bool] = {}
-        for state in states[states[-1].seqno_since :]:
+        # Counted here once more, so that a mistake in the state's own count is seen.
+        held = min((reader.seqno for reader in states[-1].readers.values()), default=states[-1].seqno)
+        for state in states[held:]:
             keys.update(references(state))
         waiting = [key for key, hollow in keys.items() if hollow]
         while waiting:

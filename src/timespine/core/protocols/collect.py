@@ -42,16 +42,16 @@ def collect_garbage(session: Session, collection: str) -> Protocol[int]:
     entries: Entries = yield from retried(session, Scan(collection, 0))
     oldest = yield from _oldest_state(session, state, entries)
     newer = yield from _rollup(session, state, base)
-    deleted = 0
-    if oldest is not None and newer is not None and oldest.seqno < base:
-        diffs = diffs_of(entries)
-        past = references(oldest)
-        past.update(_added(change for change in diffs if change.n <= base))
-        live = references(newer)
-        live.update(_added(change for change in diffs if change.n > base))
-        deleted = yield from _delete_unreachable(session, past, live)
-        yield from retried(session, Truncate(collection, base + 1))
-    yield from commit(session, collection, RemoveRollups())
+    if oldest is None or newer is None or oldest.seqno >= base:
+        return 0  # nothing to do, or somebody else is at it
+    diffs = diffs_of(entries)
+    past = references(oldest)
+    past.update(_added(change for change in diffs if change.n <= base))
+    live = references(newer)
+    live.update(_added(change for change in diffs if change.n > base))
+    deleted = yield from _delete_unreachable(session, past, live)
+    yield from retried(session, Truncate(collection, base + 1))
+    yield from commit(session, collection, RemoveRollups(base))
     return deleted
 
 

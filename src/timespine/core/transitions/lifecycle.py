@@ -30,7 +30,9 @@ class AddRollup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RemoveRollups(msgspec.Struct, frozen=True, array_like=True):
-    """Forget rollups older than the newest one that no live reader can be before."""
+    """Forget rollups before the one that the log now begins after."""
+
+    below: int
 
 
 class AddSchema(msgspec.Struct, frozen=True, array_like=True):
@@ -64,9 +66,14 @@ def add_rollup(state: State, command: AddRollup, now_ms: int) -> Commit[bool] | 
 
 
 def remove_rollups(state: State, command: RemoveRollups, now_ms: int) -> Commit[int] | NoOp[int]:
-    """Keep the newest rollup at or before `seqno_since`, and all newer ones; how many went."""
+    """Drop rollups that are neither needed by a live reader nor by garbage collection; how many.
+
+    SUBTLE: only those before where the log was cut. Garbage is what states since the oldest
+    rollup referred to: dropping a rollup ahead of the log loses sight of what went in between
+    (tests/simulation/planted.py: rollups_go_before_the_log_is_cut).
+    """
     needed = max((seqno for seqno in state.rollups if seqno <= state.seqno_since), default=0)
-    kept = {seqno: rollup for seqno, rollup in state.rollups.items() if seqno >= needed}
+    kept = {seqno: rollup for seqno, rollup in state.rollups.items() if seqno >= min(needed, command.below)}
     gone = len(state.rollups) - len(kept)
     return Commit(msgspec.structs.replace(state, rollups=kept), gone) if gone else NoOp(0)
 

@@ -1,0 +1,126 @@
+"""Run many simulated histories: python -m timespine.testing.simulate --histories 1000 --jobs 2
+
+A history is decided by its seed alone. On a violation the seed and a shrunken
+trace are printed; `--seed S --histories 1 --trace` replays one history in full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+
+from timespine.testing.checker import FAULT_KINDS, Result, run_history
+from timespine.testing.simulator import Faults
+
+CHUNK = 25
+"""Histories that a worker runs between two reports."""
+
+
+def run_seeds(seeds: range, operations: int) -> tuple[int, int, Counter[str], list[tuple[int, list[str]]], int]:
+    """Run some histories: how many, their operations, their counts, their violations, a digest of all."""
+    done, counts, digest = 0, Counter[str](), 0
+    failed: list[tuple[int, list[str]]] = []
+    for seed in seeds:
+        result = run_history(seed, operations)
+        done += result.operations
+        counts.update(result.counts)
+        digest = (digest * 31 + result.digest) % (1 << 61)
+        if result.violations:
+            failed.append((seed, result.violations))
+            break
+    return len(seeds), done, counts, failed, digest
+
+
+def shrink(seed: int, operations: int) -> tuple[Result, Faults, int]:
+    """A shorter and calmer history of the same seed that still goes wrong, with its trace."""
+    faults, smallest = Faults(), operations
+    for fewer in sorted({*range(1, min(operations, 12)), *range(12, operations, 6)}):
+        if run_history(seed, fewer, faults).violations:
+            smallest = fewer
+            break
+    for calmer in ("fail", "crash", "pause", "clock"):
+        kept = getattr(faults, calmer)
+        setattr(faults, calmer, 0.0)
+        if not run_history(seed, smallest, faults).violations:
+            setattr(faults, calmer, kept)
+    return run_history(seed, smallest, faults, tracing=True), faults, smallest
+
+
+def report_failure(seed: int, operations: int, violations: list[str]) -> None:
+    """Print a violation so that somebody can begin to look."""
+    print(f"\nseed {seed}: {violations[0]}")
+    result, faults, smallest = shrink(seed, operations)
+    print(f"shrunk to {smallest} operations with {faults}; the last steps:")
+    for line in result.trace[-60:]:
+        print(f"  {line}")
+    for violation in result.violations:
+        print(f"  => {violation}")
+    print(f"replay: python -m timespine.testing.simulate --seed {seed} --histories 1 --ops {operations} --trace")
+
+
+def _chunks(first: int, histories: int) -> Iterable[range]:
+    for start in range(first, first + histories, CHUNK):
+        yield range(start, min(start + CHUNK, first + histories))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="timespine.testing.simulate", description="Simulated histories with faults.")
+    parser.add_argument("--histories", type=int, default=1000, help="how many (default 1000)")
+    parser.add_argument("--ops", type=int, default=60, help="operations per history (default 60)")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    parser.add_argument("--trace", action="store_true", help="print every step (with --histories 1)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
+    options = parser.parse_args(arguments)
+    if options.histories < 1 or options.ops < 1 or options.jobs < 1 or options.seed < 0:
+        parser.error("--histories, --ops and --jobs must be at least 1, --seed at least 0")
+    if options.trace:
+        result = run_history(options.seed, options.ops, tracing=True)
+        print("\n".join([*result.trace, *result.violations, f"digest {result.digest:08x}"]))
+        return 1 if result.violations else 0
+    return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    began = time.perf_counter()
+    histories, operations, digest = 0, 0, 0
+    counts: Counter[str] = Counter()
+    failed: list[tuple[int, list[str]]] = []
+    chunks = list(_chunks(options.seed, options.histories))
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for done in pool.map(run_seeds, chunks, [options.ops] * len(chunks)):
+            histories += done[0]
+            operations += done[1]
+            counts.update(done[2])
+            failed.extend(done[3])
+            digest = (digest * 31 + done[4]) % (1 << 61)
+    seconds = time.perf_counter() - began
+    figures = {
+        "histories": histories,
+        "operations": operations,
+        "faults": {kind: counts[kind] for kind in FAULT_KINDS},
+        "faults in all": sum(counts[kind] for kind in FAULT_KINDS) + counts["crashes"],
+        "crashes": counts["crashes"],
+        "commits": counts["commits"],
+        "violations": len(failed),
+        "histories per second": round(histories / seconds, 1),
+        "digest": f"{digest:016x}",
+    }
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        for name, value in figures.items():
+            print(f"{name:22} {value}")
+    for seed, violations in failed[:3]:
+        report_failure(seed, options.ops, violations)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""The fault-injecting wrappers do what they are told, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from timespine.errors import Determinate, Indeterminate
+from timespine.location.consensus import Entry, Write
+from timespine.location.memory import MemoryBlob, MemoryConsensus
+from timespine.location.unreliable import Fault, UnreliableBlob, UnreliableConsensus
+from timespine.testing.conformance import BlobConformance, ConsensusConformance
+
+
+def never(operation: str, key: str) -> Fault:
+    return Fault.NONE
+
+
+class TestReliableBlob(BlobConformance):
+    def make(self, tmp_path: Path) -> UnreliableBlob:
+        return UnreliableBlob(MemoryBlob(), never)
+
+
+class TestReliableConsensus(ConsensusConformance):
+    def make(self, tmp_path: Path) -> UnreliableConsensus:
+        return UnreliableConsensus(MemoryConsensus(), never)
+
+
+class Script:
+    """Faults in the order given, then none; remembers what it was asked."""
+
+    def __init__(self, *faults: Fault) -> None:
+        self.faults = list(faults)
+        self.asked: list[tuple[str, str]] = []
+
+    def __call__(self, operation: str, key: str) -> Fault:
+        self.asked.append((operation, key))
+        return self.faults.pop(0) if self.faults else Fault.NONE
+
+
+OUTCOMES = [
+    (Fault.DETERMINATE, Determinate, False),
+    (Fault.INDETERMINATE_NOT, Indeterminate, False),
+    (Fault.INDETERMINATE_DONE, Indeterminate, True),
+    (Fault.LATE, Indeterminate, False),
+]
+
+
+@pytest.mark.parametrize(("fault", "kind", "done"), OUTCOMES)
+def test_a_faulty_write_is_done_or_not_as_decided(fault: Fault, kind: type[Exception], done: bool) -> None:
+    blob = UnreliableBlob(MemoryBlob(), Script(fault))
+    with pytest.raises(kind):
+        blob.put("a/b/c", b"1")
+    assert (blob.get("a/b/c") == b"1") is done
+    log = UnreliableConsensus(MemoryConsensus(), Script(fault))
+    with pytest.raises(kind):
+        log.compare_and_set([Write("a", None, b"1")])
+    assert (log.head("a") == Entry(0, b"1")) is done
+    assert log.counts == blob.counts == Counter({fault: 1, Fault.NONE: 1})
+
+
+@pytest.mark.parametrize(("fault", "kind", "done"), OUTCOMES)
+def test_a_faulty_read_raises(fault: Fault, kind: type[Exception], done: bool) -> None:
+    blob = UnreliableBlob(MemoryBlob(), lambda operation, key: fault)
+    log = UnreliableConsensus(MemoryConsensus(), lambda operation, key: fault)
+    calls: list[Callable[[], object]] = [lambda: blob.get("a/b/c"), lambda: blob.list_keys()]
+    calls += [lambda: log.head("a"), lambda: log.scan("a"), lambda: log.list_keys()]
+    for call in calls:
+        with pytest.raises(kind):
+            call()
+    assert blob.release_ghosts() == log.release_ghosts() == 0
+
+
+def test_slow_calls_pause_before_they_act() -> None:
+    inner = MemoryConsensus()
+    seen: list[Entry | None] = []
+
+    def pause() -> None:
+        seen.append(inner.head("a"))
+        inner.compare_and_set([Write("a", None, b"other")])
+
+    log = UnreliableConsensus(inner, Script(Fault.SLOW), pause)
+    assert log.compare_and_set([Write("a", None, b"mine")]) == {"a": 0}
+    assert seen == [None]
+
+
+def test_a_late_compare_and_set_loses_to_what_came_before_its_release() -> None:
+    log = UnreliableConsensus(MemoryConsensus(), Script(Fault.LATE, Fault.LATE))
+    writes = [Write("a", None, b"ghost")]
+    with pytest.raises(Indeterminate):
+        log.compare_and_set(writes)
+    with pytest.raises(Indeterminate):
+        log.compare_and_set([Write("b", None, b"ghost")])
+    writes.clear()
+    log.compare_and_set([Write("a", None, b"real")])
+    assert log.head("b") is None
+    assert log.release_ghosts() == 1
+    assert (log.head("a"), log.head("b")) == (Entry(0, b"real"), Entry(0, b"ghost"))
+    assert log.release_ghosts() == 0
+
+
+def test_late_writes_of_every_kind_are_applied_in_order() -> None:
+    blob = UnreliableBlob(MemoryBlob(), Script(Fault.NONE, Fault.NONE, Fault.LATE, Fault.LATE, Fault.LATE, Fault.LATE))
+    blob.put("a/b/c", b"1")
+    blob.put("a/b/d", b"1")
+    for call in (
+        lambda: blob.delete("a/b/c"),
+        lambda: blob.delete("a/b/c"),
+        lambda: blob.put("a/b/c", b"2"),
+        lambda: blob.put("a/b/d", b"refused: it exists with other bytes"),
+    ):
+        with pytest.raises(Indeterminate):
+            call()
+    assert blob.release_ghosts() == 2
+    assert (blob.get("a/b/c"), blob.get("a/b/d")) == (b"2", b"1")
+    log = UnreliableConsensus(MemoryConsensus(), Script(Fault.NONE, Fault.NONE, Fault.LATE))
+    log.compare_and_set([Write("a", None, b"")])
+    log.compare_and_set([Write("a", 0, b"")])
+    with pytest.raises(Indeterminate):
+        log.truncate("a", 1)
+    assert (log.release_ghosts(), len(log.scan("a"))) == (1, 1)
+
+
+def test_the_decision_sees_the_operation_and_the_key() -> None:
+    script = Script()
+    blob, log = UnreliableBlob(MemoryBlob(), script), UnreliableConsensus(MemoryConsensus(), script)
+    blob.put("a/b/c", b"")
+    blob.get("a/b/c")
+    blob.delete("a/b/c")
+    blob.list_keys("a/")
+    log.compare_and_set([Write("x", None, b""), Write("y", None, b"")])
+    log.head("x")
+    log.scan("x")
+    log.truncate("y", 1)
+    log.list_keys("z")
+    operations = ["put", "get", "delete", "list_keys", "compare_and_set", "head", "scan", "truncate", "list_keys"]
+    keys = ["a/b/c", "a/b/c", "a/b/c", "a/", "x,y", "x", "x", "y", "z"]
+    assert script.asked == list(zip(operations, keys, strict=True))

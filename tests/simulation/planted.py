@@ -1,0 +1,486 @@
+"""Planted bugs: patches that break one thing each, to see that the checker notices.
+
+Each is applied in tests only. `python tests/simulation/planted.py` searches, for
+each, the first seed whose history gives it away, and prints the table for
+`test_planted.py`. A survivor means that a property is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import msgspec
+
+from timespine.core import group as group_module
+from timespine.core import plan as plan_module
+from timespine.core import spine as spine_module
+from timespine.core import state as state_module
+from timespine.core.hollow import HollowBatch, Order, Run
+from timespine.core.protocols import collect, commit, maintain, read, write
+from timespine.core.protocols.fetch import refresh
+from timespine.core.protocols.session import retried
+from timespine.core.state import Commit, NoOp
+from timespine.core.transitions import TRANSITIONS, AddRollup, ApplyMerge, Evict, RegisterReader, RemoveRollups, Trim
+from timespine.model.frontier import Frontier
+from timespine.testing.checker import run_history
+
+# By name in sys.modules: the package also exports functions of the same names.
+append_module = sys.modules["timespine.core.transitions.append"]
+merges_module = sys.modules["timespine.core.transitions.merges"]
+push_module = sys.modules["timespine.core.transitions.push"]
+readers_module = sys.modules["timespine.core.transitions.readers"]
+unsealed_module = sys.modules["timespine.core.transitions.unsealed"]
+
+BUGS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {}
+
+
+def bug(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    BUGS[plant.__name__] = contextlib.contextmanager(plant)
+    return plant
+
+
+def patched(target: object, name: str, value: object) -> contextlib.AbstractContextManager[object]:
+    return mock.patch.object(target, name, value)
+
+
+@bug
+def group_number_is_not_recorded() -> Iterator[None]:
+    def committed(state, group, now_ms):
+        return msgspec.structs.replace(state, seqno=state.seqno + 1)
+
+    with patched(group_module, "_committed", committed):
+        yield
+
+
+@bug
+def a_lost_compare_and_set_counts_as_won() -> Iterator[None]:
+    real = commit._store
+
+    def store(session, group, judged, states):
+        yield from real(session, group, judged, states)
+        return True
+
+    with patched(commit, "_store", store):
+        yield
+
+
+@bug
+def a_no_is_judged_by_an_old_state() -> Iterator[None]:
+    def commit_group(session, group):
+        states = yield from commit._known_states(session, group)
+        for _ in range(session.config.commit_attempts):
+            judged = group_module.judge(states, group, (yield commit.Now()))
+            if isinstance(judged, Exception):
+                raise judged
+            if not judged.changed or (yield from commit._store(session, group, judged, states)):
+                return judged.replies
+            states = yield from commit._refreshed(session, states)
+        raise commit.Determinate("lost")
+
+    with patched(commit, "commit_group", commit_group):
+        yield
+
+
+@bug
+def transactions_commit_one_collection_at_a_time() -> Iterator[None]:
+    def append_to_many(session, appends):
+        reply = None
+        for name, data, expected, new_upper in appends:
+            reply = yield from write.compare_and_append(session, name, data, expected, new_upper)
+            if isinstance(reply, group_module.Refused):
+                return reply
+        return reply
+
+    with patched(write, "append_to_many", append_to_many):
+        yield
+
+
+@bug
+def since_ignores_leases() -> Iterator[None]:
+    def settle(state):
+        target = state.retention
+        for hold in state.holds.values():
+            target = target.meet(hold.since)
+        return msgspec.structs.replace(state, trace=state.trace.downgrade_since(target))
+
+    with patched(readers_module, "settle_since", settle):
+        yield
+
+
+@bug
+def since_ignores_critical_holds() -> Iterator[None]:
+    def settle(state):
+        target = state.retention
+        for reader in state.readers.values():
+            target = target.meet(reader.since)
+        return msgspec.structs.replace(state, trace=state.trace.downgrade_since(target))
+
+    with patched(readers_module, "settle_since", settle):
+        yield
+
+
+@bug
+def readers_are_not_clamped_to_since() -> Iterator[None]:
+    def clamped(state, since):
+        return state.since if since is None else since
+
+    with patched(readers_module, "_clamped", clamped):
+        yield
+
+
+@bug
+def readers_do_not_hold_states() -> Iterator[None]:
+    with patched(state_module.State, "seqno_since", property(lambda state: state.seqno)):
+        yield
+
+
+@bug
+def plan_comes_before_the_lease() -> Iterator[None]:
+    def snapshot(session, collection, as_of):
+        plan = plan_module.plan_snapshot(session.state(collection), as_of)
+        reader = yield from read.take_lease(session, collection, as_of)
+        if isinstance(plan, plan_module.Plan):
+            fetched = yield from read.fetch_leased(session, collection, reader, plan)
+            yield from read.release_lease(session, collection, reader)
+            return plan, fetched
+        yield from read.release_lease(session, collection, reader)
+        return plan
+
+    with patched(read, "snapshot", snapshot):
+        yield
+
+
+@bug
+def snapshot_forgets_unsealed() -> Iterator[None]:
+    def parts(state, after, until):
+        return tuple(part for batch in state.trace.hollow_batches() for part in batch.parts)
+
+    with patched(plan_module, "_parts", parts):
+        yield
+
+
+@bug
+def snapshot_counts_drained_updates_twice() -> Iterator[None]:
+    def parts(state, after, until):
+        found = [part for batch in state.trace.hollow_batches() for part in batch.parts]
+        found.extend(part for batch in state.unsealed for part in batch.parts)
+        return tuple(found)
+
+    with patched(plan_module, "_parts", parts):
+        yield
+
+
+@bug
+def drain_does_not_truncate() -> Iterator[None]:
+    def drained(state, upper):
+        lower = state.trace.upper
+        return [
+            Run(batch.parts, Order.UNORDERED, batch.schema)
+            for batch in state.unsealed
+            if not batch.is_wholly_below(lower) and batch.has_times_below(upper)
+        ]
+
+    with patched(unsealed_module, "drained_runs", drained), patched(append_module, "drained_runs", drained):
+        yield
+
+
+@bug
+def append_forgets_unsealed_in_its_range() -> Iterator[None]:
+    with patched(append_module, "drained_runs", lambda state, upper: []):
+        yield
+
+
+@bug
+def evict_goes_by_the_upper_of_the_collection() -> Iterator[None]:
+    real = unsealed_module.evict
+
+    def evict(state, command, now_ms):
+        pretended = msgspec.structs.replace(state, trace=msgspec.structs.replace(state.trace, upper=state.upper))
+        outcome = real(pretended, command, now_ms)
+        if isinstance(outcome, NoOp):
+            return outcome
+        return Commit(msgspec.structs.replace(outcome.state, trace=state.trace), outcome.reply)
+
+    with mock.patch.dict(TRANSITIONS, {Evict: evict}):
+        yield
+
+
+@bug
+def trim_without_truncation() -> Iterator[None]:
+    with patched(unsealed_module, "truncated", lambda part, lower, upper: part):
+        yield
+
+
+@bug
+def trim_takes_parts_made_against_any_upper() -> Iterator[None]:
+    real = unsealed_module.trim
+
+    def trim(state, command, now_ms):
+        if command.parts is not None:
+            # Pretend that they were made against a later upper: drop one row too many.
+            command = Trim(command.seqno, command.parts[:-1], state.trace.upper)
+        return real(state, command, now_ms)
+
+    with mock.patch.dict(TRANSITIONS, {Trim: trim}):
+        yield
+
+
+@bug
+def replicated_append_does_not_cut_what_is_there() -> Iterator[None]:
+    with patched(append_module, "_runs_within", lambda batch, lower, upper: list(batch.runs)):
+        yield
+
+
+@bug
+def expired_writers_may_commit() -> Iterator[None]:
+    with (
+        patched(append_module, "refuse_unregistered", lambda state, parts: None),
+        patched(unsealed_module, "refuse_unregistered", lambda state, parts: None),
+        patched(merges_module, "refuse_unregistered", lambda state, parts: None),
+    ):
+        yield
+
+
+@bug
+def a_late_merge_brings_back_a_dropped_part() -> Iterator[None]:
+    with patched(merges_module, "_refuse_blobs", lambda state, command, replaced: None):
+        yield
+
+
+@bug
+def merges_reach_past_the_since_of_the_spine() -> Iterator[None]:
+    def joined(self, batches):
+        return self.upper
+
+    with patched(spine_module.Loom, "_joined_since", joined):
+        yield
+
+
+@bug
+def a_merge_result_drops_a_neighbour() -> Iterator[None]:
+    real = merges_module.apply_merge_result
+
+    def apply(spine, output):
+        replacement = real(spine, output)
+        runs = tuple(Run(run.parts[:-1], run.order, run.schema) for run in output.runs)
+        if not replacement.applied.is_applied or not runs or not runs[0].parts:
+            return replacement
+        return real(spine, HollowBatch(output.desc, output.len, runs))
+
+    with mock.patch.dict(TRANSITIONS, {ApplyMerge: lambda s, c, n: _apply_with(apply, s, c, n)}):
+        yield
+
+
+def _apply_with(apply, state, command, now_ms):
+    with patched(merges_module, "apply_merge_result", apply):
+        return merges_module.apply_merge(state, command, now_ms)
+
+
+@bug
+def a_dropped_merge_deletes_what_it_passed_through() -> Iterator[None]:
+    real = maintain.forget
+
+    def merge_as(session, collection, request, writer):
+        output = yield maintain.MergeRuns(collection, request, writer)
+        if output is None:
+            return None
+        replies = yield from maintain.commit(session, collection, ApplyMerge(output, writer))
+        if not isinstance(replies, group_module.Refused) and replies[0].is_applied:
+            return replies[0]
+        yield from real(session, tuple(output.keys))
+        return None
+
+    with patched(maintain, "_merge_as", merge_as):
+        yield
+
+
+@bug
+def sweep_reads_the_state_before_it_lists() -> Iterator[None]:
+    def sweep(session, collection):
+        state = yield from refresh(session, collection)
+        if state is None:
+            return 0
+        entries = yield from retried(session, collect.Scan(collection, 0))
+        oldest = yield from collect._oldest_state(session, state, entries)
+        if oldest is None:
+            return 0
+        live = {**collect.references(state), **collect.references(oldest)}
+        live.update(collect._added(collect.diffs_of(entries)))
+        live.update((yield from collect._children(session, live)))
+        listed = yield from retried(session, collect.ListBlobs(f"{collection}/"))
+        orphans = [key for key in listed if key not in live and key.split("/")[1] not in state.writers]
+        yield from collect._delete(session, orphans)
+        return len(orphans)
+
+    with patched(collect, "sweep", sweep):
+        yield
+
+
+@bug
+def sweep_forgets_what_is_inside_hollow_runs() -> Iterator[None]:
+    def children(session, runs):
+        return {}
+        yield
+
+    with patched(collect, "_children", children):
+        yield
+
+
+@bug
+def run_before_children() -> Iterator[None]:
+    def delete(session, past, live):
+        garbage = {key: hollow for key, hollow in past.items() if key not in live}
+        reachable = {**live, **(yield from collect._children(session, live))}
+        inside = yield from collect._children(session, {key: True for key, hollow in garbage.items() if hollow})
+        yield from collect._delete(session, list(garbage))
+        yield from collect._delete(session, [key for key in inside if key not in reachable])
+        return len(garbage)
+
+    with patched(collect, "_delete_unreachable", delete):
+        yield
+
+
+@bug
+def the_log_is_cut_before_garbage_is_deleted() -> Iterator[None]:
+    def collect_garbage(session, collection):
+        state = yield from refresh(session, collection)
+        base = max((seqno for seqno in state.rollups if seqno <= state.seqno_since), default=None)
+        if base is None:
+            return 0
+        entries = yield from retried(session, collect.Scan(collection, 0))
+        oldest = yield from collect._oldest_state(session, state, entries)
+        newer = yield from collect._rollup(session, state, base)
+        if oldest is not None and newer is not None and oldest.seqno < base:
+            diffs = collect.diffs_of(entries)
+            past = collect.references(oldest)
+            past.update(collect._added(change for change in diffs if change.n <= base))
+            live = collect.references(newer)
+            live.update(collect._added(change for change in diffs if change.n > base))
+            yield from retried(session, collect.Truncate(collection, base + 1))
+            yield from collect._delete_unreachable(session, past, live)
+        yield from collect.commit(session, collection, RemoveRollups(base))
+        return 0
+
+    with patched(collect, "collect_garbage", collect_garbage):
+        yield
+
+
+@bug
+def only_the_newest_rollup_is_kept() -> Iterator[None]:
+    def remove(state, command, now_ms):
+        newest = max(state.rollups, default=None)
+        kept = {seqno: rollup for seqno, rollup in state.rollups.items() if seqno == newest}
+        if len(kept) == len(state.rollups):
+            return NoOp(0)
+        return Commit(msgspec.structs.replace(state, rollups=kept), 1)
+
+    with mock.patch.dict(TRANSITIONS, {RemoveRollups: remove}):
+        yield
+
+
+@bug
+def rollups_go_before_the_log_is_cut() -> Iterator[None]:
+    real = TRANSITIONS[RemoveRollups]
+
+    def remove(state, command, now_ms):
+        return real(state, RemoveRollups(state.seqno), now_ms)
+
+    with mock.patch.dict(TRANSITIONS, {RemoveRollups: remove}):
+        yield
+
+
+@bug
+def a_rollup_says_it_is_newer_than_it_is() -> Iterator[None]:
+    real = TRANSITIONS[AddRollup]
+
+    def add(state, command, now_ms):
+        return real(state, msgspec.structs.replace(command, seqno=min(command.seqno + 1, state.seqno)), now_ms)
+
+    with mock.patch.dict(TRANSITIONS, {AddRollup: add}):
+        yield
+
+
+@bug
+def the_feed_releases_history_before_it_reads_it() -> Iterator[None]:
+    real = read.changes
+
+    def changes(session, collection, reader, after, until):
+        yield from read.advance_lease(session, collection, reader, until)
+        return (yield from real(session, collection, reader, after, until))
+
+    with patched(read, "changes", changes):
+        yield
+
+
+@bug
+def a_reader_registers_for_the_next_state() -> Iterator[None]:
+    real = TRANSITIONS[RegisterReader]
+
+    def register(state, command, now_ms):
+        outcome = real(state, command, now_ms)
+        if isinstance(outcome, NoOp):
+            return outcome
+        reader = outcome.state.readers[command.reader]
+        late = msgspec.structs.replace(reader, seqno=state.seqno + 3)
+        readers = {**outcome.state.readers, command.reader: late}
+        return Commit(msgspec.structs.replace(outcome.state, readers=readers), outcome.reply)
+
+    with mock.patch.dict(TRANSITIONS, {RegisterReader: register}):
+        yield
+
+
+@bug
+def compaction_folds_times_up_to_the_upper() -> Iterator[None]:
+    from timespine.testing import engine
+
+    def compact(updates, since):
+        ahead = Frontier(tuple(tuple(c + 1 for c in time) for time in since))
+        return engine_compact(updates, ahead)
+
+    engine_compact = engine.compact
+    with patched(engine, "compact", compact):
+        yield
+
+
+@bug
+def inline_budget_is_not_counted() -> Iterator[None]:
+    real = push_module.pushed
+
+    def pushed(state, runs, upper, since=None):
+        grown = real(state, runs, upper, since)
+        return msgspec.structs.replace(grown, inline_bytes=state.inline_bytes)
+
+    with patched(append_module, "pushed", pushed):
+        yield
+
+
+def first_seed(name: str, histories: int, operations: int = 60) -> tuple[int, str] | None:
+    """The first seed that gives a planted bug away, and what is said about it."""
+    with BUGS[name]():
+        for seed in range(histories):
+            result = run_history(seed, operations)
+            if result.violations:
+                return seed, result.violations[0]
+    return None
+
+
+def main() -> int:
+    survivors = 0
+    for name in sys.argv[1:] or BUGS:
+        began = time.perf_counter()
+        found = first_seed(name, 2000)
+        seconds = time.perf_counter() - began
+        if found is None:
+            survivors += 1
+            print(f"SURVIVED {name} ({seconds:.0f} s)", flush=True)
+        else:
+            print(f'    "{name}": {found[0]},  # {found[1][:110]} ({seconds:.0f} s)', flush=True)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
