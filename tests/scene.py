@@ -26,7 +26,7 @@ from timespine.core.flat import flatten
 from timespine.core.hollow import HollowBatch, Order, Part, Run, wrap_int64
 from timespine.core.invariants import violations
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
-from timespine.core.spine import MergeRequest
+from timespine.core.layers import MergeRequest
 from timespine.core.state import Commit, NoOp, State, new_state
 from timespine.core.transitions import ApplyMerge, Command, CompareAndAppend, RegisterWriter, Write, apply
 from timespine.errors import NotSealed, SinceError
@@ -92,7 +92,8 @@ def bounds_of(updates: Iterable[Update]) -> tuple[Frontier, Time]:
 def same_state(one: State, other: State) -> list[str]:
     """The fields in which two states differ, layers of the trace included."""
     plain = (name for name in State.__struct_fields__ if name != "trace")
-    fields = [name for name in plain if not getattr(one, name) == getattr(other, name)]
+    # By == alone: a sequence may define it and leave != to its base class.
+    fields = [name for name in plain if (getattr(one, name) == getattr(other, name)) is False]
     if flatten(one.trace) != flatten(other.trace) or one.trace.next_id != other.trace.next_id:
         fields.append("trace")
     if one.trace.upper != other.trace.upper or one.trace.describe() != other.trace.describe():
@@ -227,7 +228,7 @@ class Scene:
         moments = [when for _, when, _ in self.oracle.updates]
         moments += [*self.state.upper, *self.state.since, (0,) * self.state.arity]
         axes = [sorted({c for each in axis for c in (each, each + 1)}) for axis in zip(*moments, strict=True)]
-        return thinned(list(itertools.product(*axes)), 200)
+        return thinned(list(itertools.product(*axes)), 100)
 
     def agree(self) -> None:
         """Check that every snapshot and every change, or its refusal, is what the oracle says."""
@@ -243,8 +244,8 @@ class Scene:
             found = self.read(plan)  # type: ignore[arg-type]
             check(found == expected, f"as of {as_of}: {found}, the oracle has {expected}")
             readable.append(as_of)
-        pairs = [each for each in itertools.combinations(readable, 2) if times.less_equal(*each)]
-        for after, until in thinned(pairs, 50):
+        pairs = itertools.combinations(thinned(readable, 16), 2)
+        for after, until in thinned([each for each in pairs if times.less_equal(*each)], 40):
             plan = plan_changes(self.state, after, until)
             check(isinstance(plan, Plan), f"({after}, {until}] is readable, and refused: {plan}")
             found, expected = self.read(plan), self.oracle.changes(after, until)  # type: ignore[arg-type]

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from expect import check
-from scene import TERM_MS, WRITER, Scene, at, batch, bounds_of, inline_part
+from scene import TERM_MS, WRITER, Scene, batch, bounds_of, inline_part
 
 from timespine.core.hollow import HollowBatch, Order, Part
-from timespine.core.spine import MergeRequest
+from timespine.core.layers import MergeRequest
 from timespine.core.state import Status, UnsealedBatch
 from timespine.core.transitions import (
     TRANSITIONS,
@@ -54,7 +54,7 @@ from timespine.core.transitions import (
     Trim,
     Write,
 )
-from timespine.model import CLOSED, Description, Frontier, Time
+from timespine.model import CLOSED, Description, Frontier
 from timespine.model.oracle import Update
 
 Choose = Callable[[int], int]
@@ -117,10 +117,6 @@ class Walk:
         listed = list(options)
         return listed[self.choose(len(listed))]
 
-    def some(self, options: Any, most: int) -> list[Any]:
-        listed = list(options)
-        return [self.pick(listed) for _ in range(self.choose(most + 1))] if listed else []
-
     def later(self, frontier: Frontier) -> Frontier:
         """A frontier at or after one, and not far."""
         if frontier.is_closed:
@@ -132,17 +128,15 @@ class Walk:
             joined = joined.join(Frontier((steps,))) if self.choose(2) else joined.join(frontier.insert(steps))
         return joined
 
-    def times_between(self, lower: Frontier, upper: Frontier) -> list[Time]:
-        """Times in [lower, upper) that are not far."""
-        if lower.is_closed:
-            return []
-        top = max(coordinate for time in (*lower, *upper) for coordinate in time) + 2
-        bounds = Description(lower, lower.join(upper), lower)
-        return [time for time in itertools.product(*[range(top)] * self.scene.state.arity) if bounds.contains(time)]
-
     def updates(self, lower: Frontier, upper: Frontier) -> list[Update]:
-        chosen = self.some(self.times_between(lower, upper), 4)
-        return [(self.pick(ROWS), time, self.pick(COUNTS)) for time in chosen]
+        """A few updates at times in [lower, upper), near its beginning."""
+        bounds = Description(lower, lower.join(upper), lower)
+        chosen: list[Update] = []
+        for _ in range(self.choose(6) if len(lower) else 0):
+            time = tuple(coordinate + self.choose(AHEAD + 1) for coordinate in self.pick(lower))
+            if bounds.contains(time):
+                chosen.append((self.pick(ROWS), time, self.pick(COUNTS)))
+        return chosen
 
     def part(self, updates: list[Update], writer: str = WRITER) -> Part:
         """A part with these updates: inline, or in a blob."""
@@ -179,7 +173,7 @@ def _append_more_than_fits(walk: Walk) -> Chosen:
     lower = walk.scene.state.upper
     upper = walk.later(lower)
     beyond = walk.later(upper)
-    updates = walk.updates(Frontier.minimum(walk.scene.state.arity), beyond)
+    updates = walk.updates(Frontier.minimum(walk.scene.state.arity), beyond) + walk.updates(lower, beyond)
     inside = Description(lower, upper, lower)
     wide = batch(Frontier.minimum(walk.scene.state.arity), beyond, walk.part(updates))
     return CompareAndAppend((wide,), lower, upper), [each for each in updates if inside.contains(each[1])]
@@ -196,7 +190,7 @@ def _append_elsewhere(walk: Walk) -> Chosen:
 def _append_replicated(walk: Walk) -> Chosen:
     lower = Frontier.minimum(walk.scene.state.arity)
     upper = walk.later(walk.scene.state.upper)
-    updates = walk.updates(lower, upper)
+    updates = walk.updates(lower, upper) + walk.updates(walk.scene.state.upper, upper)
     new = Description(walk.scene.state.upper, upper, lower)
     return Append(batch(lower, upper, walk.part(updates))), [each for each in updates if new.contains(each[1])]
 
@@ -273,8 +267,8 @@ def _register_hold(walk: Walk) -> Chosen:
 
 
 def _downgrade_hold(walk: Walk) -> Chosen:
-    since = walk.later(walk.scene.state.since)
-    return CompareAndDowngrade(walk.name_of("h", walk.scene.state.holds), walk.name_of("t"), walk.name_of("t"), since), []
+    name, since = walk.name_of("h", walk.scene.state.holds), walk.later(walk.scene.state.since)
+    return CompareAndDowngrade(name, walk.name_of("t"), walk.name_of("t"), since), []
 
 
 def _release_hold(walk: Walk) -> Chosen:
@@ -325,7 +319,7 @@ def _add_rollup(walk: Walk) -> Chosen:
 
 
 def _remove_rollups(walk: Walk) -> Chosen:
-    return RemoveRollups(walk.choose(walk.scene.state.seqno + 1)), []
+    return RemoveRollups(walk.pick((*walk.scene.state.rollups, walk.scene.state.seqno))), []
 
 
 def _claim(walk: Walk) -> Chosen:

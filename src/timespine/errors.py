@@ -37,6 +37,11 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
 
 
+def _time(time: object) -> object:
+    """A time of one coordinate as people write it."""
+    return time[0] if isinstance(time, tuple) and len(time) == 1 else time
+
+
 class TimespineError(Exception):
     """The root: catch this to catch everything that Timespine raises on purpose."""
 
@@ -67,7 +72,7 @@ class SinceError(AskElsewhere):
     """The history that was asked for may have been compacted away."""
 
     def __init__(self, asked: object, since: object) -> None:
-        super().__init__(f"{asked} cannot be read any more: history is exact from {since} on")
+        super().__init__(f"{_time(asked)} cannot be read any more: history is exact from {since} on")
         self.asked = asked
         """The time or frontier that was asked for."""
         self.since = since
@@ -78,7 +83,7 @@ class NotSealed(AskElsewhere):
     """The time that was asked for is not complete yet."""
 
     def __init__(self, asked: object, upper: object) -> None:
-        super().__init__(f"{asked} is not complete yet: the collection is sealed up to {upper}")
+        super().__init__(f"{_time(asked)} is not complete yet: the collection is sealed up to {upper}")
         self.asked = asked
         """The time that was asked for."""
         self.upper = upper

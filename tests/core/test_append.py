@@ -368,7 +368,7 @@ def test_batch_rewritten_to_times_after_its_append_is_a_usage_error() -> None:
     assert isinstance(reply, UsageError)
 
 
-@pytest.mark.xfail(strict=True, reason="DESIGN 3.3: what needs a total order is a UsageError; join(t, s) may be past upper")
+@pytest.mark.xfail(strict=True, reason="DESIGN 3.3: what needs a total order is a UsageError")
 def test_rewriting_partially_ordered_times_is_a_usage_error() -> None:
     scene = Scene(arity=2)
     part = inline_part([up("a", (0, 5))], rewrite=at(5, 0))

@@ -306,7 +306,7 @@ def test_committer_must_be_registered_in_every_collection_of_the_group() -> None
     [
         pytest.param(
             "a",
-            marks=pytest.mark.xfail(strict=True, reason="the first collection by name decides, not whether it happened"),
+            marks=pytest.mark.xfail(strict=True, reason="the first collection by name decides"),
         ),
         "b",
     ],

@@ -13,7 +13,7 @@ from walk import close
 from timespine.core.chunks import Chunks
 from timespine.core.hollow import Part
 from timespine.core.invariants import INVARIANTS, violations
-from timespine.core.spine import Layer
+from timespine.core.layers import Layer
 from timespine.core.state import Claim, Committer, Hold, Lease, Reader, Rollup, State, Status, UnsealedBatch, new_state
 from timespine.core.transitions import (
     AddRollup,

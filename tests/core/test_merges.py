@@ -10,7 +10,7 @@ from scene import TERM_MS, WRITER, Scene, at, batch, inline_part, up
 
 from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.core.merging import Applied
-from timespine.core.spine import MergeRequest
+from timespine.core.layers import MergeRequest
 from timespine.core.transitions import (
     ApplyMerge,
     ClaimMerge,
@@ -188,9 +188,7 @@ def test_late_result_that_passes_through_a_part_another_merge_dropped_is_refused
     scene.do(RegisterWriter("m2", TERM_MS))
     assert scene.do(ApplyMerge(scene.merged(request, "c/m2/out"), "m2")) is Applied.EXACT
     assert keys(scene) == ["c/m2/out"]
-    late = HollowBatch(
-        request.desc, 2, (Run((p0,)), Run((scene.blob_part("c/m1/half", [up("a", 1)]),)))
-    )
+    late = HollowBatch(request.desc, 2, (Run((p0,)), Run((scene.blob_part("c/m1/half", [up("a", 1)]),))))
     reply = scene.declined(ApplyMerge(late, "m1"))
     assert isinstance(reply, Fenced)
     assert "c/w1/p0" in str(reply)
@@ -232,7 +230,7 @@ def test_result_part_without_any_data_is_a_usage_error() -> None:
     assert isinstance(scene.declined(ApplyMerge(hollow, "m1")), UsageError)
 
 
-@pytest.mark.xfail(strict=True, reason="all inline parts have the key '', so any part without key or data passes as replaced")
+@pytest.mark.xfail(strict=True, reason="inline parts have the key '', so a part without any data passes as replaced")
 def test_result_part_without_any_data_is_a_usage_error_in_the_place_of_inline_parts_too() -> None:
     scene = Scene()
     scene.append(at(1), up("a", 0))
@@ -346,7 +344,7 @@ def test_refresh_makes_a_batch_of_several_runs_one_run() -> None:
     scene.agree()
 
 
-@pytest.mark.xfail(strict=True, reason="one unordered run counts as compact, though its parts are each a run of their own")
+@pytest.mark.xfail(strict=True, reason="one unordered run counts as compact, though each part is a run")
 def test_unordered_run_is_stale() -> None:
     scene = Scene()
     run = Run((inline_part([up("b", 0)]), inline_part([up("a", 0)])), Order.UNORDERED)

@@ -14,6 +14,7 @@ from timespine.core import rope as ropes
 from timespine.core.hollow import HollowBatch, Part, Run, wrap_int64
 from timespine.core.rope import Fork, Leaf, Rope
 from timespine.model import CLOSED, Description, Frontier
+from timespine.model.time import INT64_MAX
 
 at = Frontier.at
 
@@ -110,6 +111,12 @@ def test_replacing_is_replacing_in_the_list_of_leaves(rope: Rope, lo: int, width
         assert replaced.len == sum(each.len for each in (*before, new, *after))
         assert depth(replaced) <= 2 * max(depth(rope), 1)
     assert list(ropes.leaves(rope)) == leaves
+
+
+def test_sums_of_diffs_wrap_around() -> None:
+    rope = ropes.concat(leaf(0, 1, diff_sum=INT64_MAX), leaf(1, 2, diff_sum=INT64_MAX))
+    assert rope.diff_sum == -2
+    assert ropes.concat(rope, leaf(2, 3, diff_sum=None)).diff_sum is None
 
 
 def test_a_range_outside_of_the_rope_is_not_replaced() -> None:

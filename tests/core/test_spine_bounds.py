@@ -26,7 +26,9 @@ from timespine.core import rope as ropes
 from timespine.core.hollow import HollowBatch
 from timespine.core.merging import apply_merge_result
 from timespine.core.rope import Fork, Rope
-from timespine.core.spine import FUEL, Loom, Spine, empty_spine, level_for
+from timespine.core.layers import level_for
+from timespine.core.loom import FUEL, Loom
+from timespine.core.spine import Spine, _woven, empty_spine
 from timespine.model import Description, Frontier
 
 at = Frontier.at
@@ -132,9 +134,9 @@ def test_bounds_hold_whatever_is_inserted(sizes: Sizes, between: Callable[[Spine
     spine = empty_spine(1)
     inserted = work = 0
     for step, length in enumerate(islice(sizes(random), STEPS)):
-        loom = Loom(spine)
+        loom = Loom(spine.since, spine.upper, spine.next_id, spine.layers)
         loom.insert(HollowBatch(Description(at(step), at(step + 1), spine.since), length))
-        spine = loom.finish()
+        spine = _woven(loom)
         inserted += max(length, 1)
         work += sum(request.rope.len for request in loom.requests)
         check_layers(spine)
@@ -156,9 +158,9 @@ def test_each_merge_gets_eight_units_of_fuel_per_virtual_update(sizes: Sizes) ->
     spine = empty_spine(1)
     for step, length in enumerate(islice(sizes(random), STEPS)):
         before = {layer.batches[0].rope.lo: layer.merge.remaining for layer in spine.layers if layer.merge}
-        loom = Loom(spine)
+        loom = Loom(spine.since, spine.upper, spine.next_id, spine.layers)
         loom.insert(HollowBatch(Description(at(step), at(step + 1), at(0)), length))
-        after = loom.finish()
+        after = _woven(loom)
         for layer in after.layers:
             if layer.merge and layer.batches[1].rope.hi <= spine.next_id and layer.batches[0].rope.lo in before:
                 given = before[layer.batches[0].rope.lo] - layer.merge.remaining

@@ -16,8 +16,8 @@ from unittest import mock
 import msgspec
 
 from timespine.core import group as group_module
+from timespine.core import loom as loom_module
 from timespine.core import plan as plan_module
-from timespine.core import spine as spine_module
 from timespine.core import state as state_module
 from timespine.core.hollow import HollowBatch, Order, Run
 from timespine.core.protocols import collect, commit, maintain, read, write
@@ -256,7 +256,7 @@ def merges_reach_past_the_since_of_the_spine() -> Iterator[None]:
     def joined(self, batches):
         return self.upper
 
-    with patched(spine_module.Loom, "_joined_since", joined):
+    with patched(loom_module.Loom, "_joined_since", joined):
         yield
 
 

@@ -270,6 +270,8 @@ def _apply_spine(old: Spine, change: SpineDiff, arity: int) -> Spine:
     batches.update(change.b)
     pieces = _ropes(old)
     for (lo, hi), batch in sorted(change.a.items()):
+        if hi <= lo:
+            raise CorruptionError(f"a diff adds a hollow batch with the ids {lo}-{hi}")
         pieces = _with_leaf(pieces, ropes.leaf(lo, hi, batch))
     since = old.since if change.s is None else change.s
     return assemble(pieces, since, batches, _apply_map(merges, change.m), arity)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from timespine.core.hollow import HollowBatch
-from timespine.core.spine import MergeRequest
+from timespine.core.layers import MergeRequest
 
 
 class Effect(msgspec.Struct, frozen=True):

@@ -18,8 +18,9 @@ import msgspec
 
 from timespine.core import rope as ropes
 from timespine.core.hollow import Count, HollowBatch
+from timespine.core.layers import BATCHES_PER_LAYER, LEVELS_MAX, VACANT, Fueling, Layer, SpineBatch
 from timespine.core.rope import Leaf, Rope
-from timespine.core.spine import BATCHES_PER_LAYER, LEVELS_MAX, VACANT, Fueling, Layer, Spine, SpineBatch
+from timespine.core.spine import Spine
 from timespine.errors import CorruptionError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -86,6 +87,9 @@ def flatten(spine: Spine) -> FlatSpine:
 
 def unflatten(flat: FlatSpine, arity: int) -> Spine:
     """Put a spine together again; a CorruptionError if the tables do not fit."""
+    for batch in flat.hollow.values():
+        for frontier in (batch.desc.lower, batch.desc.upper, batch.desc.since):
+            _check_arity(frontier, arity)
     pieces: list[Rope] = [ropes.leaf(lo, hi, batch) for (lo, hi), batch in sorted(flat.hollow.items())]
     return assemble(pieces, flat.since, flat.batches, flat.merges, arity)
 
@@ -102,6 +106,8 @@ def assemble(
     Costs one step per piece and per batch, so whoever has long ropes already
     passes them whole.
     """
+    for frontier in (since, *(batch.since for batch in batches.values()), *(merge.since for merge in merges.values())):
+        _check_arity(frontier, arity)
     layers: list[Layer] = []
     upper, next_id, at = Frontier.minimum(arity), 0, 0
     for (lo, hi), batch in sorted(batches.items()):
@@ -116,6 +122,11 @@ def assemble(
     spine = Spine(since, upper, next_id, _with_merges(layers, merges))
     validate(spine, arity)
     return spine
+
+
+def _check_arity(frontier: Frontier, arity: int) -> None:
+    if frontier.arity not in (None, arity):
+        raise CorruptionError(f"{frontier} has {frontier.arity} coordinates per time where {arity} are needed")
 
 
 def _rope_of(pieces: list[Rope], lo: int, hi: int) -> Rope:
@@ -183,10 +194,28 @@ def validate(spine: Spine, arity: int) -> None:
             if batch.desc.lower != upper:
                 raise CorruptionError(f"spine batch {batch.desc} does not follow upper {upper}")
             upper, next_id = batch.desc.upper, batch.rope.hi
+    _validate_merges(spine)
     if spine.next_id != next_id:
         raise CorruptionError(f"next id {spine.next_id} does not follow the last id {next_id}")
     if spine.upper != upper:
         raise CorruptionError(f"upper {spine.upper} is not the last batch's upper {upper}")
+
+
+def _validate_merges(spine: Spine) -> None:
+    """That each merge completes before another batch can reach it, and asks for a since that is allowed.
+
+    With V virtual updates below a merge at layer k, V < 2^k and at most 4 * (2^k - V) units of work are
+    left: an insertion at layer i gives 8 * 2^i units and adds fewer than 2 * 2^i to V.
+    """
+    virtual = 0
+    for level, layer in enumerate(spine.layers):
+        merge = layer.merge
+        if merge is not None:
+            if virtual >= 1 << level or merge.remaining > 4 * ((1 << level) - virtual):
+                raise CorruptionError(f"the merge at level {level} has {merge.remaining} left above {virtual} updates")
+            if not all(batch.desc.since <= merge.since <= spine.since for batch in layer.batches):
+                raise CorruptionError(f"the merge at level {level} has since {merge.since}")
+        virtual += len(layer.batches) << level
 
 
 def _validate_batch(spine: Spine, batch: SpineBatch, level: int) -> None:

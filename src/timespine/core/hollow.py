@@ -110,6 +110,11 @@ class HollowBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return (part.key for part in self.parts if part.key)
 
     @property
+    def is_sorted(self) -> bool:
+        """Whether it is a single sorted run, or nothing: there is nothing to gain from merging it alone."""
+        return not self.runs or (len(self.runs) == 1 and self.runs[0].order is Order.SORTED)
+
+    @property
     def inline_bytes(self) -> int:
         """Bytes that it keeps in the state itself."""
         return sum(len(part.inline) for part in self.parts if part.inline is not None)

@@ -16,8 +16,9 @@ import msgspec
 
 from timespine.core import rope as ropes
 from timespine.core.hollow import HollowBatch, wrap_int64
+from timespine.core.layers import SpineBatch
 from timespine.core.rope import Leaf, Rope
-from timespine.core.spine import Spine, SpineBatch
+from timespine.core.spine import Spine
 
 
 class Applied(enum.Enum):

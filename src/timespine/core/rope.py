@@ -151,7 +151,7 @@ def replace(rope: Rope, new: Leaf) -> Rope | None:
 
 
 def _around(middle: Rope, before: list[Rope], after: list[Rope]) -> Rope:
-    """Concatenate from the middle outwards, smaller neighbours first: no deeper than the tree it came from."""
+    """Concatenate from the middle outwards, smaller neighbours first: at most about twice as deep as before."""
     i, j = len(before), 0
     while i > 0 or j < len(after):
         if j == len(after) or (i > 0 and before[i - 1].count <= after[j].count):

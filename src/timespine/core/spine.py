@@ -30,6 +30,8 @@ Hence FUEL = 8 per (virtual) update, given to each merge in progress.
 
 ## What follows from it
 
+(An empty batch that is not fused counts as one update in N below.)
+
 - Batches: at most two per layer, and a batch of n updates enters at layer
   ceil(log2 n). With N updates in all there are at most ceil(log2 N) + 2 layers
   (one for the roll-up, one for the completed merge above it), so at most
@@ -50,104 +52,24 @@ from collections.abc import Iterator
 import msgspec
 
 from timespine.core import rope as ropes
-from timespine.core.hollow import HollowBatch, empty_batch
-from timespine.core.rope import Leaf, Rope
+from timespine.core.hollow import HollowBatch
+from timespine.core.layers import Fueling, Layer, MergeRequest, SpineBatch, without_redundant
+from timespine.core.loom import Loom
+from timespine.core.rope import Leaf
 from timespine.errors import UsageError, shown
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 
-FUEL = 8
-"""Units of merge work per (virtual) update inserted. Derived in the module's docstring."""
 
-BATCHES_PER_LAYER = 2
-"""A layer with this many batches is a merge in progress."""
+class SpineMetrics(msgspec.Struct, frozen=True):
+    """Spine batches, counted by how compact they are."""
 
-LEVELS_MAX = 64
-"""Layers, at most: a batch has at most 2^62 updates."""
-
-
-class SpineBatch(msgspec.Struct, frozen=True, gc=False):
-    """One batch as the spine sees it: one hollow batch, or several that wait to be merged."""
-
-    desc: Description
-    """The times of all its hollow batches together; `since` is what a merge of them should reach."""
-    rope: Rope
-    """Its hollow batches."""
-    fueled: bool
-    """Whether a merge of it has been paid for and is asked for."""
-
-    @property
-    def id(self) -> tuple[int, int]:
-        """The range of insertions [lo, hi) that went into it."""
-        return (self.rope.lo, self.rope.hi)
-
-    @property
-    def len(self) -> int:
-        """Updates in it: an upper bound until it is merged."""
-        return self.rope.len
-
-    @property
-    def is_compact(self) -> bool:
-        """Whether it is merged, and into a single run."""
-        return not self.fueled and isinstance(self.rope, Leaf) and len(self.rope.batch.runs) <= 1
-
-
-class Fueling(msgspec.Struct, frozen=True, gc=False):
-    """A merge in progress: pure bookkeeping."""
-
-    since: Frontier
-    """What the merged batch will have as its since: fixed when the merge began."""
-    remaining: int
-    """Units of work until it completes."""
-
-
-class Layer(msgspec.Struct, frozen=True, gc=False):
-    """No batch, one batch, or two and the merge of them."""
-
-    batches: tuple[SpineBatch, ...] = ()
-    """Oldest first."""
-    merge: Fueling | None = None
-    """Present exactly when the layer is full."""
-
-    @property
-    def len(self) -> int:
-        """Updates in it."""
-        return sum(batch.len for batch in self.batches)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it is merging and can take no further batch."""
-        return len(self.batches) == BATCHES_PER_LAYER
-
-
-VACANT = Layer()
-
-
-class MergeRequest(msgspec.Struct, frozen=True, gc=False):
-    """Somebody should merge these hollow batches into one."""
-
-    desc: Description
-    """The description that the result should have."""
-    rope: Rope
-    """The hollow batches to merge."""
-
-    @property
-    def id(self) -> tuple[int, int]:
-        """The range of insertions [lo, hi) to be merged."""
-        return (self.rope.lo, self.rope.hi)
-
-    @property
-    def inputs(self) -> Iterator[HollowBatch]:
-        """The hollow batches to merge, oldest first."""
-        return (leaf.batch for leaf in ropes.leaves(self.rope))
-
-    def covers(self, other: MergeRequest) -> bool:
-        """Whether answering this one makes the other needless."""
-        return (
-            self.desc.lower <= other.desc.lower
-            and other.desc.upper <= self.desc.upper
-            and self.desc.since == other.desc.since
-        )
+    compact: int
+    """Merged into a single sorted run."""
+    compacting: int
+    """Fueled: a merge is asked for."""
+    noncompact: int
+    """Merged, or appended, with several runs or none in order."""
 
 
 class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -207,6 +129,12 @@ class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
         """Updates in all batches, at most."""
         return sum(layer.len for layer in self.layers)
 
+    def metrics(self) -> SpineMetrics:
+        """How compact it is."""
+        compact = sum(batch.is_compact for batch in self.batches())
+        compacting = sum(batch.fueled for batch in self.batches())
+        return SpineMetrics(compact, compacting, self.batch_count - compact - compacting)
+
     def describe(self) -> list[tuple[int, int]]:
         """Per layer, from 0 up: batches and updates. For people."""
         return [(len(layer.batches), layer.len) for layer in self.layers]
@@ -218,15 +146,15 @@ class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     def insert(self, batch: HollowBatch) -> tuple[Spine, list[MergeRequest]]:
         """Add a batch at the upper; the requests that came due, without redundant ones."""
-        loom = Loom(self)
+        loom = self._loom()
         loom.insert(batch)
-        return loom.finish(), without_redundant(loom.requests)
+        return _woven(loom), without_redundant(loom.requests)
 
     def insert_quietly(self, batch: HollowBatch) -> Spine:
         """`insert` for callers that derive requests from the state anyway."""
-        loom = Loom(self)
+        loom = self._loom()
         loom.insert(batch)
-        return loom.finish()
+        return _woven(loom)
 
     def exert(self, fuel: int) -> Spine:
         """Spend fuel without data, so that a spine that nobody writes to gets compact too.
@@ -238,9 +166,9 @@ class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
         """
         if type(fuel) is not int or fuel < 0:
             raise UsageError(f"fuel must be an integer from 0 on, not {shown(fuel)}")
-        loom = Loom(self)
+        loom = self._loom()
         loom.exert(fuel)
-        return loom.finish()
+        return _woven(loom)
 
     def refresh(self, id: tuple[int, int]) -> Spine | None:
         """Ask for a merged batch to be merged again, by itself, up to the spine's since.
@@ -268,13 +196,16 @@ class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
         """All layers become one fueled batch, up to the spine's since: the way to a single run."""
         if self.batch_count == 1 and not self.stale() and not self.requests():
             return self
-        loom = Loom(self)
+        loom = self._loom()
         loom.roll_up_all()
-        return loom.finish()
+        return _woven(loom)
 
     def requests(self) -> list[MergeRequest]:
         """Every fueled batch, oldest first: what somebody should merge, derived from the state alone."""
         return [MergeRequest(batch.desc, batch.rope) for batch in self.batches() if batch.fueled]
+
+    def _loom(self) -> Loom:
+        return Loom(self.since, self.upper, self.next_id, self.layers)
 
     def _with_batch(self, level: int, old: SpineBatch, new: SpineBatch) -> Spine:
         """This spine with one batch swapped for another of the same times and ids."""
@@ -296,187 +227,6 @@ def empty_spine(arity: int) -> Spine:
     return Spine(minimum, minimum)
 
 
-def level_for(count: int) -> int:
-    """The smallest layer that may hold a batch of that many updates: ceil(log2 count), 0 for 0."""
-    return max(count - 1, 0).bit_length()
-
-
-def without_redundant(requests: list[MergeRequest]) -> list[MergeRequest]:
-    """The requests that no other one covers, last created first.
-
-    Rolling up completes one layer after the other and so asks for (a, b), then
-    (a, b, c), ...; only the last is worth doing. One insertion makes at most one
-    request per layer, so the quadratic search is over a handful.
-    """
-    kept: list[MergeRequest] = []
-    for request in reversed(requests):
-        if not any(other.covers(request) for other in kept):
-            kept = [other for other in kept if not request.covers(other)]
-            kept.append(request)
-    return kept
-
-
-class Loom:
-    """The working copy in which one change of a spine is made."""
-
-    def __init__(self, spine: Spine) -> None:
-        self.since = spine.since
-        self.upper = spine.upper
-        self.next_id = spine.next_id
-        self.layers = list(spine.layers)
-        self.requests: list[MergeRequest] = []
-
-    def finish(self) -> Spine:
-        """The changed spine."""
-        return Spine(self.since, self.upper, self.next_id, tuple(self.layers))
-
-    def insert(self, batch: HollowBatch) -> None:
-        """Add a batch at the upper."""
-        desc = batch.desc
-        if desc.is_empty_interval:
-            raise UsageError(f"a batch must span some time: lower and upper are both {desc.lower}")
-        if desc.lower != self.upper:
-            raise UsageError(f"a batch that begins at {desc.lower} cannot follow the upper {self.upper}")
-        if not desc.since <= self.since:
-            raise UsageError(f"a batch exact from {desc.since} on is past the spine's since {self.since}")
-        new = SpineBatch(desc, ropes.leaf(self.next_id, self.next_id + 1, batch), False)
-        self.next_id += 1
-        self.upper = desc.upper
-        if batch.is_empty and self._fuse(new):
-            return
-        self._introduce(new, level_for(batch.len))
-
-    def _fuse(self, empty: SpineBatch) -> bool:
-        """Fuse an empty batch with the newest one if that is empty too; whether it was."""
-        for level, layer in enumerate(self.layers):
-            if layer.batches:
-                if len(layer.batches) > 1 or layer.len > 0:
-                    return False
-                self._insert_at(empty, level)
-                fused = self._complete_at(level)
-                assert fused is not None  # two batches were just there
-                self._insert_at(fused, level)
-                return True
-        return False
-
-    def _introduce(self, batch: SpineBatch, level: int) -> None:
-        """Add a batch at a level: fuel the merges, make room, insert, tidy."""
-        self._apply_fuel(FUEL << level)
-        self._roll_up(level)
-        self._insert_at(batch, level)
-        self._tidy()
-
-    def _apply_fuel(self, fuel: int) -> None:
-        """Give each merge in progress that much; what completes moves to the layer above.
-
-        SUBTLE: layers that completed merges make anew in this pass lie above the
-        one at hand and get their share when the loop reaches them, but a layer
-        that did not exist when the pass began gets none. Going from the top down
-        would starve merges, and refuse insertions into layers about to complete.
-        """
-        for level in range(len(self.layers)):
-            layer = self.layers[level]
-            if layer.merge is None:
-                continue
-            remaining = layer.merge.remaining - min(fuel, layer.merge.remaining)
-            self.layers[level] = Layer(layer.batches, Fueling(layer.merge.since, remaining))
-            if remaining == 0:
-                self._promote(level)
-
-    def _promote(self, level: int) -> None:
-        """Complete what is at a layer and put it into the one above."""
-        completed = self._complete_at(level)
-        if completed is not None:
-            self._insert_at(completed, level + 1)
-
-    def _roll_up(self, level: int) -> None:
-        """Clear all layers below `level`, and make sure that `level` takes one more batch."""
-        self._grow(level)
-        if all(not layer.batches for layer in self.layers[:level]):
-            return
-        for below in range(level):
-            self._promote(below)
-        if self.layers[level].is_full:
-            self._promote(level)
-
-    def _tidy(self) -> None:
-        """Draw the top batch down to a layer that fits its size.
-
-        It moves down through vacant layers, and into a merge with a single batch
-        if that cannot be invaded soon: at most an eighth of what the layer above
-        would hold may wait below (`tests/core/test_spine_bounds.py`).
-        """
-        if not self.layers or len(self.layers[-1].batches) != 1:
-            return
-        fitting = level_for(self.layers[-1].len)
-        while fitting < len(self.layers) - 1:
-            length = len(self.layers)
-            below = self.layers[length - 2]
-            if not below.batches:
-                del self.layers[length - 2]
-                continue
-            virtual = sum(len(layer.batches) << level for level, layer in enumerate(self.layers[: length - 2]))
-            if not below.is_full and virtual <= (1 << length) // 8:
-                del self.layers[length - 2]
-                self._insert_at(below.batches[0], length - 2)
-            return
-
-    def exert(self, fuel: int) -> None:
-        """See `Spine.exert`."""
-        self._tidy()
-        occupied = [level for level, layer in enumerate(self.layers) if layer.batches]
-        if len(occupied) > 1 and all(layer.merge is None for layer in self.layers):
-            newest = self.layers[occupied[0]].batches[0]
-            self.layers[occupied[0]] = VACANT
-            self._insert_at(newest, occupied[1])
-        self._apply_fuel(fuel)
-        self._tidy()
-
-    def roll_up_all(self) -> None:
-        """See `Spine.roll_up_all`."""
-        batches = tuple(batch for layer in reversed(self.layers) for batch in layer.batches)
-        if batches:
-            whole = self._merged(batches, self._joined_since(batches))
-            self.layers = []
-            self._insert_at(whole, level_for(whole.len))
-
-    def _grow(self, level: int) -> None:
-        while len(self.layers) <= level:
-            self.layers.append(VACANT)
-
-    def _insert_at(self, batch: SpineBatch, level: int) -> None:
-        """Put a batch, newer than what is there, into a layer that is not full."""
-        self._grow(level)
-        layer = self.layers[level]
-        assert not layer.is_full, "a batch was pushed into a merge in progress"
-        batches = (*layer.batches, batch)
-        merge = None
-        if len(batches) == BATCHES_PER_LAYER:
-            # SUBTLE: the since of the merge is fixed here, not when it completes: what
-            # answers a request must not be newer than what was asked for.
-            merge = Fueling(self._joined_since(batches), sum(each.len for each in batches))
-        self.layers[level] = Layer(batches, merge)
-
-    def _joined_since(self, batches: tuple[SpineBatch, ...]) -> Frontier:
-        since = self.since
-        for batch in batches:
-            since = since.join(batch.desc.since)
-        return since
-
-    def _complete_at(self, level: int) -> SpineBatch | None:
-        """Take out whatever is at a layer, merged if there are two; the layer is vacant then."""
-        layer = self.layers[level]
-        self.layers[level] = VACANT
-        if layer.merge is None:
-            return layer.batches[0] if layer.batches else None
-        return self._merged(layer.batches, layer.merge.since)
-
-    def _merged(self, batches: tuple[SpineBatch, ...], since: Frontier) -> SpineBatch:
-        """Neighbours as one fueled batch, and the request to merge them."""
-        first, last = batches[0], batches[-1]
-        desc = Description(first.desc.lower, last.desc.upper, since)
-        if all(batch.len == 0 for batch in batches):
-            return SpineBatch(desc, ropes.leaf(first.rope.lo, last.rope.hi, empty_batch(desc)), False)
-        merged = SpineBatch(desc, ropes.balanced([batch.rope for batch in batches]), True)
-        self.requests.append(MergeRequest(desc, merged.rope))
-        return merged
+def _woven(loom: Loom) -> Spine:
+    """What came off the loom."""
+    return Spine(loom.since, loom.upper, loom.next_id, tuple(loom.layers))

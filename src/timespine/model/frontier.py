@@ -22,11 +22,11 @@ so at or before their meet.)
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from timespine.errors import UsageError
+from timespine.errors import UsageError, shown
 from timespine.model import time as times
 from timespine.model.time import Time, check_time
 
@@ -45,8 +45,10 @@ class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if type(elements) is tuple and len(elements) == 1:
             # Nearly every frontier is a single time: nothing to sort or to drop.
             check_time(elements[0])
-        else:
+        elif isinstance(elements, Iterable):
             msgspec.structs.force_setattr(self, "elements", _minimal([check_time(each) for each in elements]))
+        else:
+            raise UsageError(f"{shown(elements)} is not a frontier: some times are needed, such as ((3,),)")
 
     @staticmethod
     def at(*coordinates: int) -> Frontier:

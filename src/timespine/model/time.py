@@ -25,7 +25,7 @@ def check_time(time: object, arity: int | None = None) -> Time:
         (coordinate,) = time
         if type(coordinate) is int and 0 <= coordinate <= INT64_MAX:
             return time
-    if not isinstance(time, tuple) or not 1 <= len(time) <= ARITY_MAX:
+    if type(time) is not tuple or not 1 <= len(time) <= ARITY_MAX:
         raise UsageError(f"{shown(time)} is not a time: a tuple of 1 to {ARITY_MAX} integers")
     for coordinate in time:
         # bool is an int in Python; True as a time is a mistake, not a 1.

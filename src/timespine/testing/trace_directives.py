@@ -38,7 +38,8 @@ import msgspec
 
 from timespine.core import flat, merging
 from timespine.core.hollow import HollowBatch, Part, Run
-from timespine.core.spine import MergeRequest, Spine, empty_spine
+from timespine.core.layers import MergeRequest
+from timespine.core.spine import Spine, empty_spine
 from timespine.errors import CorruptionError, UsageError, shown
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -243,10 +244,9 @@ def _describe(trace: Trace, call: Call) -> tuple[Trace, str]:
 
 def _metrics(trace: Trace, call: Call) -> tuple[Trace, str]:
     spine = trace.spine
-    compact = sum(batch.is_compact for batch in spine.batches())
-    compacting = sum(batch.fueled for batch in spine.batches())
+    metrics = spine.metrics()
     lines = [
-        f"compact={compact} compacting={compacting} non-compact={spine.batch_count - compact - compacting}",
+        f"compact={metrics.compact} compacting={metrics.compacting} non-compact={metrics.noncompact}",
         f"spine-batches={spine.batch_count} hollow-batches={spine.hollow_count} updates={spine.update_count}",
     ]
     return trace, "\n".join(lines)

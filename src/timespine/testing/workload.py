@@ -20,6 +20,8 @@ from timespine.core.protocols.session import retried
 from timespine.core.state import State
 from timespine.core.transitions import (
     CompareAndDowngrade,
+    Drain,
+    Evict,
     Exert,
     Refresh,
     RegisterHold,
@@ -136,7 +138,9 @@ class Workload:
 
     def _updates(self, operation: Operation, name: str, times: list[Time]) -> list[Update]:
         """A few inserts with the operation's id in the row, and perhaps a retraction of an older row."""
-        rows = [f"{operation.id}.{index}" for index in range(self.random.choice((5, 7) if self.heavy else (1, 1, 2, 3, 6)))]
+        rows = [
+            f"{operation.id}.{index}" for index in range(self.random.choice((5, 7) if self.heavy else (1, 1, 2, 3, 6)))
+        ]
         updates: list[Update] = [(row, self.random.choice(times), 1) for row in rows]
         old = self.rows[name]
         if old and self.random.random() < 0.5:
@@ -277,6 +281,8 @@ class Workload:
         return (yield from commit(process.session, name, command))
 
     def _tidy(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        if self.random.random() < 0.5:
+            return (yield from commit(process.session, name, self.random.choice((Drain(), Evict()))))
         return (yield from maintain.tidy_unsealed(process.session, name))
 
     def _trim(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:

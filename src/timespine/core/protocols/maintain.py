@@ -5,12 +5,12 @@ from __future__ import annotations
 from timespine.core.codec import encode_state
 from timespine.core.effects import FreshId, MergeRuns, Now, Output, Protocol, PutBlob
 from timespine.core.group import Refused
+from timespine.core.layers import MergeRequest
 from timespine.core.merging import Applied
 from timespine.core.protocols.commit import commit
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Session, retried
 from timespine.core.protocols.write import forget
-from timespine.core.spine import MergeRequest
 from timespine.core.state import State
 from timespine.core.transitions import (
     AddRollup,

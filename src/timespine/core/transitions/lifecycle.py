@@ -7,7 +7,8 @@ import msgspec
 from timespine.core import rope as ropes
 from timespine.core.chunks import Chunks
 from timespine.core.hollow import Part, empty_batch
-from timespine.core.spine import Layer, Spine, SpineBatch
+from timespine.core.layers import Layer, SpineBatch
+from timespine.core.spine import Spine
 from timespine.core.state import Commit, NoOp, Rollup, State, Status
 from timespine.core.transitions.writers import refuse_unregistered
 from timespine.errors import TimespineError, UsageError

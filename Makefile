@@ -1,0 +1,72 @@
+# `make demo` and `make test` are the two commands. Each makes the environment that it needs.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+JOBS ?= 2
+HISTORIES ?= 20000
+SEED ?= 0
+
+.PHONY: demo test check sim replay planted soak bench lint unit unit-O determinism clean help
+
+help:            ## what there is
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Timespine needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.runtime
+
+demo: $(VENV)/.runtime            ## a small history on the embedded store, for a person to read
+	@$(RUN) -m timespine.testing.demo
+
+test: lint unit unit-O determinism planted sim demo            ## everything that must hold
+
+check: lint            ## the quick version: lint, types, unit tests, 1,000 histories
+	$(RUN) -m pytest tests -x
+	$(RUN) -m timespine.testing.simulate --histories 1000 --jobs $(JOBS)
+
+lint: $(VENV)/.dev            ## ruff and mypy --strict
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+unit: $(VENV)/.dev            ## unit and property tests; core and model must be covered to the last branch
+	$(RUN) -m pytest tests --cov=timespine.core --cov=timespine.model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+	$(RUN) -m timespine.testing.datadriven tests/scripts/*.txt
+
+unit-O: $(VENV)/.dev            ## the same without assertions in our code
+	$(RUN) -O -m pytest tests
+
+determinism: $(VENV)/.dev            ## 100 seeds replay identically, whatever the hash seed
+	@a=$$(PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --histories 100 --jobs $(JOBS) --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
+	b=$$(PYTHONHASHSEED=2 $(RUN) -m timespine.testing.simulate --histories 100 --jobs 1 --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
+	echo "100 seeds under two hash seeds: $$a $$b"; test -n "$$a" -a "$$a" = "$$b"
+
+planted: $(VENV)/.dev            ## every planted bug is caught by its pinned seed
+	$(RUN) -m pytest tests/simulation/test_planted.py -m slow
+
+sim: $(VENV)/.dev            ## many simulated histories: make sim HISTORIES=20000 SEED=0
+	$(RUN) -m timespine.testing.simulate --histories $(HISTORIES) --ops 60 --seed $(SEED) --jobs $(JOBS)
+
+replay: $(VENV)/.dev            ## one history, step by step: make replay SEED=42
+	$(RUN) -m timespine.testing.simulate --histories 1 --seed $(SEED) --trace
+
+soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and the search for every planted bug
+	$(RUN) -m timespine.testing.simulate --histories 200000 --ops 60 --seed 1000000 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --histories 10000 --ops 400 --seed 2000000 --jobs $(JOBS)
+	$(RUN) tests/simulation/planted.py
+
+bench: $(VENV)/.dev            ## figures: the core, SQLite, the simulator
+	$(RUN) -m bench.core
+	$(RUN) -m bench.consensus
+
+clean:            ## remove the environment
+	rm -rf $(VENV)

@@ -1,0 +1,118 @@
+"""The threaded driver: carries out the effects of protocols on real storage, with a real clock.
+
+The simulator drives the same protocols. A driver may be used by many threads; a
+session is for one thread at a time.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeVar
+
+from timespine.core.effects import (
+    CompareAndSet,
+    DeleteBlobs,
+    Effect,
+    FreshId,
+    GetBlob,
+    ListBlobs,
+    MergeRuns,
+    Now,
+    Output,
+    Protocol,
+    PutBlob,
+    Scan,
+    Sleep,
+    Truncate,
+)
+from timespine.location.blob import Blob
+from timespine.location.consensus import Consensus, Write
+
+T = TypeVar("T")
+
+Engine = Callable[[MergeRuns], Protocol[Output]]
+"""How to merge: a protocol, so that it may read and write blobs by effects of its own."""
+
+DELETES_AT_ONCE = 8
+"""Threads that delete blobs: deletions are mostly waiting."""
+
+
+class Driver:
+    """Two ports, an engine, a clock."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        consensus: Consensus,
+        engine: Engine,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.blob = blob
+        self.consensus = consensus
+        self._engine = engine
+        self._clock = clock
+        self._sleep = sleep
+        self._deleters = ThreadPoolExecutor(DELETES_AT_ONCE, thread_name_prefix="timespine-delete")
+        self._perform: dict[type[Effect], Callable[..., Any]] = {
+            Scan: lambda effect: self.consensus.scan(effect.key, effect.from_seqno),
+            CompareAndSet: lambda effect: self.consensus.compare_and_set([Write(*write) for write in effect.writes]),
+            Truncate: lambda effect: self.consensus.truncate(effect.key, effect.below),
+            PutBlob: lambda effect: self.blob.put(effect.key, effect.value),
+            GetBlob: lambda effect: self.blob.get(effect.key),
+            DeleteBlobs: self._delete,
+            ListBlobs: lambda effect: [info.key for info in self.blob.list_keys(effect.prefix)],
+            MergeRuns: lambda effect: self.run(self._engine(effect)),
+            Now: lambda effect: int(self._clock() * 1000),
+            Sleep: lambda effect: self._sleep(effect.ms / 1000),
+            FreshId: lambda effect: fresh_id(effect.prefix),
+        }
+
+    def run(self, protocol: Protocol[T]) -> T:
+        """Run a protocol to its end: its result, or what it raises."""
+        value: Any = None
+        error: Exception | None = None
+        while True:
+            try:
+                effect = protocol.send(value) if error is None else protocol.throw(error)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            try:
+                value, error = self._perform[type(effect)](effect), None
+            except Exception as raised:
+                value, error = None, raised
+
+    def _delete(self, effect: DeleteBlobs) -> None:
+        """Delete several blobs at once; the first failure is raised when all have been tried."""
+        if len(effect.keys) == 1:
+            self.blob.delete(effect.keys[0])
+            return
+        failures = [each.exception() for each in [self._deleters.submit(self.blob.delete, key) for key in effect.keys]]
+        for failure in failures:
+            if failure is not None:
+                raise failure
+
+    def close(self) -> None:
+        """Close the driver and both ports, whatever happens. Twice is fine."""
+        self._deleters.shutdown()
+        try:
+            self.blob.close()
+        finally:
+            self.consensus.close()
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def fresh_id(prefix: str) -> str:
+    """An id that nobody else will ever come up with."""
+    return f"{prefix}{uuid.uuid4().hex}"

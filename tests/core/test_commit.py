@@ -1,0 +1,601 @@
+"""Commits: judged on the newest state, in once or not at all, and never in doubt for long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from stage import CONFIG, Fault, Stage, accepted, at, configured, refused, up
+
+from timespine.config import Config
+from timespine.core.effects import CompareAndSet, GetBlob, Now, PutBlob, Scan, Sleep
+from timespine.core.group import Group, Refused, Transaction
+from timespine.core.protocols.collect import collect_garbage
+from timespine.core.protocols.commit import commit, commit_group, commit_transactions, enter, resolve
+from timespine.core.protocols.fetch import create, refresh
+from timespine.core.protocols.maintain import expire_leases, roll_up
+from timespine.core.protocols.session import Session, pause_ms
+from timespine.core.protocols.write import append_to_many, compare_and_append
+from timespine.core.state import new_state
+from timespine.core.transitions import (
+    CompareAndAppend,
+    ExpireCommitter,
+    RegisterCommitter,
+    RegisterHold,
+    Retain,
+    Seal,
+)
+from timespine.errors import Determinate, Fenced, Indeterminate, UpperMismatch, UsageError
+from timespine.testing.engine import data_of
+
+
+def append(session: Session, expected: int = 0, upper: int = 1) -> Any:
+    """Append a row from one upper to another."""
+    data = data_of([up(f"{session.writer}-{expected}", expected)])
+    return compare_and_append(session, "c", data, at(expected), at(upper))
+
+
+def frozen_append(fault: Fault, config: Config = CONFIG) -> tuple[Stage, Session]:
+    """A session whose append lost its reply, and storage did not answer ever since."""
+    stage = Stage()
+    session = stage.session(config=config)
+    stage.fail(CompareAndSet, fault)
+    stage.fail(CompareAndSet, Fault.DETERMINATE, nth=2, times=config.storage_attempts)
+    with pytest.raises(Indeterminate, match="may or may not be committed"):
+        stage.run(append(session))
+    assert session.frozen is not None
+    return stage, session
+
+
+# Winning and losing.
+
+
+def test_commit_on_the_newest_state_costs_one_clock_reading_and_one_compare_and_set() -> None:
+    stage = Stage()
+    session = stage.session()
+    assert stage.commit(session, Seal(at(3))) == (at(3),)
+    assert [type(each) for each in stage.effects] == [Now, CompareAndSet]
+    assert session.counters["commits"] == 2  # with entering
+    assert session.state("c") == stage.head()
+
+
+def test_compare_and_set_lost_to_somebody_else_is_judged_again_without_reading_or_writing_data() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(CompareAndSet, lambda: stage.disturb(other))
+    assert stage.run(append(session)) == at(1)
+    assert [type(each) for each in stage.of(CompareAndSet, Scan, PutBlob, GetBlob)] == [
+        PutBlob,
+        CompareAndSet,
+        Scan,
+        CompareAndSet,
+    ]
+    assert session.counters["lost"] == 1
+    stage.agree()
+
+
+def test_append_that_lost_to_another_append_is_told_the_true_upper() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(CompareAndSet, lambda: stage.append(other, 5, up("theirs", 3)))
+    reason = refused(stage.run(append(session)))
+    assert isinstance(reason, UpperMismatch)
+    assert (reason.expected, reason.actual) == (at(0), at(5))
+    assert stage.rows(4) == {"theirs": 1}
+
+
+def test_refusal_names_the_state_that_it_was_judged_by() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.disturb(other)
+    reply = stage.run(append(session, expected=7, upper=8))
+    assert isinstance(reply, Refused)
+    assert reply.seqnos == (("c", stage.head().seqno),)
+
+
+def test_refusal_by_an_old_state_is_judged_again_on_the_newest_one() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.append(other, 5)
+    assert session.state("c").upper == at(0)
+    assert stage.run(append(session, expected=5, upper=6)) == at(6)
+
+
+def test_refusal_by_the_newest_state_costs_one_scan_and_no_compare_and_set() -> None:
+    stage = Stage()
+    session = stage.session()
+    assert isinstance(refused(stage.run(commit(session, "c", Seal(at(1)), Seal(at(0))))), UsageError)
+    assert [type(each) for each in stage.effects] == [Now, Scan]
+    assert stage.head().upper == at(0)
+
+
+def test_commit_that_changes_nothing_is_not_stored() -> None:
+    stage = Stage()
+    session = stage.session()
+    before = stage.head().seqno
+    assert stage.commit(session, Seal(at(0))) == (at(0),)
+    assert stage.head().seqno == before
+
+
+def test_commit_gives_up_as_determinate_after_losing_a_bounded_number_of_times() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(CompareAndSet, lambda: stage.disturb(other), times=CONFIG.commit_attempts)
+    with pytest.raises(Determinate, match="lost 4 compare-and-sets in a row"):
+        stage.run(append(session))
+    assert len(stage.of(CompareAndSet)) == CONFIG.commit_attempts
+    assert session.counters["lost"] == CONFIG.commit_attempts
+    assert stage.head().upper == at(0)
+    assert stage.run(append(session)) == at(1)  # progress, once nobody is in the way
+
+
+def test_refusals_on_states_that_keep_moving_are_bounded_too() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(Scan, lambda: stage.disturb(other), times=CONFIG.commit_attempts)
+    with pytest.raises(Determinate):
+        stage.run(commit(session, "c", Seal(at(1)), Seal(at(0))))
+    assert not stage.of(CompareAndSet)
+
+
+def test_commit_to_a_collection_that_the_session_has_not_seen_reads_it_first() -> None:
+    stage = Stage()
+    session = stage.stranger()
+    stage.run(commit_group(session, Group((Transaction((("c", RegisterCommitter(session.committer, 1000)),)),))))
+    assert [type(each) for each in stage.effects] == [Scan, Now, CompareAndSet]
+    assert session.committer in stage.head().committers
+
+
+def test_commit_to_a_collection_that_is_not_there_is_refused() -> None:
+    stage = Stage()
+    session = stage.session()
+    reason = refused(stage.run(commit(session, "nowhere", Seal(at(1)))))
+    assert isinstance(reason, UsageError)
+    assert "nowhere" in str(reason)
+
+
+def test_state_that_vanishes_while_a_commit_is_judged_again_is_not_forgotten() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(CompareAndSet, lambda: stage.disturb(other))
+    stage.answer(Scan, lambda effect: [(99, b"")])
+    stage.answer(Scan, lambda effect: [], nth=2)
+    assert stage.run(append(session)) == at(1)
+    assert session.counters["reloads"] == 1
+
+
+# Transactions and groups.
+
+
+def test_group_commits_its_transactions_together_and_refuses_one_alone() -> None:
+    stage = Stage()
+    session = stage.session()
+    before = stage.head().seqno
+    replies = stage.run(
+        commit_transactions(
+            session,
+            Transaction((("c", Seal(at(2))),)),
+            Transaction((("c", Retain(at(1))), ("c", Seal(at(1))))),
+            Transaction((("c", Seal(at(3))),)),
+        )
+    )
+    assert replies[0] == (at(2),)
+    assert isinstance(refused(replies[1]), UsageError)
+    assert replies[2] == (at(3),)
+    head = stage.head()
+    assert (head.seqno, head.upper, head.retention) == (before + 1, at(3), at(0))
+    assert head.committers[session.committer].group == session.group == 1
+
+
+def test_transaction_over_two_collections_is_lost_and_won_as_a_whole() -> None:
+    stage = Stage("c", "d")
+    other, session = stage.session("d"), stage.session("c", "d")
+    stage.before(CompareAndSet, lambda: stage.commit(other, Seal(at(1)), name="d"))
+    transaction = Transaction((("c", Seal(at(4))), ("d", Seal(at(5)))))
+    assert stage.run(commit_transactions(session, transaction)) == ((at(4), at(5)),)
+    assert (stage.head("c").upper, stage.head("d").upper) == (at(4), at(5))
+    assert len(stage.world.logs["c"]) == 3  # created, entered, sealed: nothing of it came in alone
+
+
+def test_transaction_is_refused_if_an_upper_that_it_relied_on_had_moved() -> None:
+    stage = Stage("c", "d")
+    session = stage.session("c", "d")
+    stage.append(session, 2, name="d")
+    transaction = Transaction((("c", Seal(at(4))),), reads=(("d", at(1)),))
+    (reply,) = stage.run(commit_transactions(session, transaction))
+    assert isinstance(refused(reply), UpperMismatch)
+    assert stage.head("c").upper == at(0)
+
+
+@pytest.mark.xfail(strict=True, reason="the compare-and-set does not cover collections that are only read")
+def test_transaction_is_refused_if_an_upper_that_it_relied_on_moved_without_its_knowledge() -> None:
+    stage = Stage("c", "d")
+    other, session = stage.session("d"), stage.session("c", "d")
+    stage.append(other, 2, name="d")
+    assert session.state("d").upper == at(0)
+    transaction = Transaction((("c", Seal(at(4))),), reads=(("d", at(0)),))
+    (reply,) = stage.run(commit_transactions(session, transaction))
+    assert isinstance(reply, Refused)
+
+
+@pytest.mark.xfail(strict=True, reason="a refusal is returned with what another transaction of the group committed")
+def test_refusal_beside_a_transaction_that_commits_is_judged_on_the_newest_state_too() -> None:
+    stage = Stage("c", "d")
+    other, session = stage.session("d"), stage.session("c", "d")
+    stage.append(other, 5, name="d")
+    replies = stage.run(
+        commit_transactions(
+            session,
+            Transaction((("c", Seal(at(1))),)),
+            Transaction((("d", CompareAndAppend((), at(5), at(6))),)),
+        )
+    )
+    assert replies == ((at(1),), (at(6),))
+
+
+# Failures that are determinate.
+
+
+def test_compare_and_set_that_surely_failed_is_tried_again_with_growing_pauses() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.fail(CompareAndSet, Fault.DETERMINATE, times=2)
+    assert stage.run(append(session)) == at(1)
+    assert stage.of(Sleep) == [Sleep(1), Sleep(2)]
+    assert session.counters["retries"] == 2
+    assert stage.head().seqno == 2
+
+
+def test_commit_that_surely_failed_for_good_has_not_happened_and_freezes_nothing() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.fail(CompareAndSet, Fault.DETERMINATE, times=CONFIG.storage_attempts)
+    with pytest.raises(Determinate, match="scripted"):
+        stage.run(append(session))
+    assert session.frozen is None
+    assert stage.head().upper == at(0)
+    assert stage.run(append(session)) == at(1)
+
+
+def test_single_attempt_is_one_attempt() -> None:
+    stage = Stage()
+    session = stage.session(config=configured(storage_attempts=1))
+    stage.fail(CompareAndSet, Fault.DETERMINATE)
+    with pytest.raises(Determinate):
+        stage.run(commit(session, "c", Seal(at(1))))
+    stage.fail(Scan, Fault.NOT_DONE)
+    with pytest.raises(Indeterminate):
+        stage.run(refresh(session, "c"))
+    assert not stage.of(Sleep)
+    assert "retries" not in session.counters
+
+
+def test_reading_that_keeps_failing_is_tried_a_bounded_number_of_times() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.fail(Scan, Fault.NOT_DONE, times=CONFIG.storage_attempts)
+    with pytest.raises(Indeterminate):
+        stage.run(refresh(session, "c"))
+    assert [type(each) for each in stage.effects] == [Scan, Sleep, Scan, Sleep, Scan]
+
+
+def test_reading_that_fails_while_a_commit_is_judged_again_leaves_it_undone() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(CompareAndSet, lambda: stage.disturb(other))
+    stage.fail(Scan, Fault.DETERMINATE, times=CONFIG.storage_attempts)
+    with pytest.raises(Determinate):
+        stage.run(append(session))
+    assert stage.head().upper == at(0)
+
+
+def test_pause_doubles_up_to_its_maximum() -> None:
+    config = configured(retry_pause_ms=3, retry_pause_max_ms=20)
+    assert [pause_ms(config, attempt) for attempt in range(5)] == [3, 6, 12, 20, 20]
+    assert pause_ms(config, 1_000) == 20
+
+
+# Lost replies.
+
+
+@pytest.mark.parametrize("fault", [Fault.DONE, Fault.NOT_DONE])
+def test_append_retried_after_a_lost_reply_commits_once(fault: Fault) -> None:
+    stage = Stage()
+    session = stage.session()
+    before = stage.head().seqno
+    stage.fail(CompareAndSet, fault)
+    assert stage.run(append(session)) == at(1)
+    first, second = stage.of(CompareAndSet)
+    assert first == second  # byte for byte
+    assert stage.head().seqno == before + 1
+    assert session.frozen is None
+    assert session.state("c").seqno == before + 1
+    assert session.counters["indeterminate"] == 1
+    stage.agree()
+
+
+def test_lost_reply_is_resolved_by_the_recorded_group_even_after_others_committed() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.fail(CompareAndSet, Fault.DONE)
+    stage.before(CompareAndSet, lambda: stage.append(other, 5, up("theirs", 3)), nth=2)
+    assert stage.run(append(session)) == at(1)  # what it asked for, not what is there by now
+    assert session.state("c").upper == at(5)
+    stage.agree()
+
+
+def test_lost_reply_is_resolved_by_the_recorded_group_even_after_the_log_was_cut() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+
+    def cut() -> None:
+        stage.append(other, 5, up("theirs", 3))
+        stage.run(roll_up(other, "c"))
+        stage.run(collect_garbage(other, "c"))
+
+    stage.fail(CompareAndSet, Fault.DONE)
+    stage.before(CompareAndSet, cut, nth=2)
+    assert stage.run(append(session)) == at(1)
+    assert session.counters["reloads"] == 1
+    stage.agree()
+
+
+def test_group_whose_slot_somebody_else_took_is_judged_again() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.fail(CompareAndSet, Fault.NOT_DONE)
+    stage.before(CompareAndSet, lambda: stage.disturb(other), nth=2)
+    assert stage.run(append(session)) == at(1)
+    assert session.group == 1  # still the same group
+    assert stage.head().committers[session.committer].group == 1
+    stage.agree()
+
+
+def test_group_whose_slot_another_append_took_is_told_so() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.fail(CompareAndSet, Fault.NOT_DONE)
+    stage.before(CompareAndSet, lambda: stage.append(other, 5, up("theirs", 3)), nth=2)
+    reason = refused(stage.run(append(session)))
+    assert isinstance(reason, UpperMismatch)
+    assert reason.actual == at(5)
+    assert stage.rows(4) == {"theirs": 1}
+
+
+def test_did_not_happen_is_no_answer_while_an_earlier_try_may_have() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.fail(CompareAndSet, Fault.DONE)
+    stage.fail(CompareAndSet, Fault.DETERMINATE, nth=2)
+    assert stage.run(append(session)) == at(1)
+    assert len(stage.of(CompareAndSet)) == 3
+    stage.agree()
+
+
+def test_reading_that_fails_while_a_group_is_resolved_is_tried_again_with_it() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.fail(CompareAndSet, Fault.DONE)
+    stage.fail(Scan, Fault.DETERMINATE, times=CONFIG.storage_attempts)
+    assert stage.run(append(session)) == at(1)
+    assert len(stage.of(CompareAndSet)) == 3
+
+
+@pytest.mark.parametrize("fault", [Fault.DONE, Fault.NOT_DONE])
+def test_lost_reply_of_a_commit_to_two_collections_is_resolved_for_both(fault: Fault) -> None:
+    stage = Stage("c", "d")
+    other, session = stage.session("d"), stage.session("c", "d")
+    appends = [("c", data_of([up("x", 0)]), at(0), at(1)), ("d", data_of([up("y", 0)]), at(0), at(2))]
+    stage.fail(CompareAndSet, fault)
+    stage.before(CompareAndSet, lambda: stage.disturb(other, "d"), nth=2)
+    assert stage.run(append_to_many(session, appends)) == (at(1), at(2))
+    assert stage.rows(0, "c") == {"x": 1}
+    assert stage.rows(1, "d") == {"y": 1}
+
+
+# Frozen sessions.
+
+
+def test_nothing_frozen_is_nothing_to_resolve() -> None:
+    stage = Stage()
+    assert stage.run(resolve(stage.session())) is None
+    assert not stage.effects
+
+
+@pytest.mark.parametrize("fault", [Fault.DONE, Fault.NOT_DONE])
+def test_frozen_group_is_in_before_the_next_commit(fault: Fault) -> None:
+    stage, session = frozen_append(fault)
+    (sent,) = set(stage.of(CompareAndSet))
+    assert stage.run(append(session, expected=1, upper=2)) == at(2)
+    assert stage.of(CompareAndSet)[0] == sent
+    assert session.frozen is None
+    assert stage.rows(1) == {f"{session.writer}-0": 1, f"{session.writer}-1": 1}
+
+
+@pytest.mark.parametrize("fault", [Fault.DONE, Fault.NOT_DONE])
+def test_frozen_group_that_is_in_is_resolved_as_true(fault: Fault) -> None:
+    stage, session = frozen_append(fault)
+    assert stage.run(resolve(session)) is True
+    assert session.state("c").upper == at(1)
+    assert stage.head().seqno == 2
+
+
+def test_frozen_group_whose_slot_was_taken_is_resolved_as_false_and_never_comes_in() -> None:
+    stage, session = frozen_append(Fault.NOT_DONE)
+    other = stage.session()
+    assert stage.run(resolve(session)) is False
+    assert session.frozen is None
+    assert stage.run(append(other)) == at(1)
+    assert stage.rows(0) == {f"{other.writer}-0": 1}
+
+
+def test_session_stays_frozen_while_storage_does_not_answer() -> None:
+    stage, session = frozen_append(Fault.DONE)
+    frozen = session.frozen
+    stage.fail(CompareAndSet, Fault.NOT_DONE, times=CONFIG.storage_attempts)
+    with pytest.raises(Indeterminate):
+        stage.run(append(session, expected=1, upper=2))
+    assert session.frozen is frozen
+    assert session.group == 1  # the next group has not even begun
+    assert stage.run(append(session, expected=1, upper=2)) == at(2)
+
+
+def test_frozen_group_is_resolved_before_the_session_enters_another_collection() -> None:
+    stage, session = frozen_append(Fault.NOT_DONE)
+    stage.run(create(stage.stranger(), "d"))
+    stage.run(enter(session, "d"))
+    assert stage.of(CompareAndSet)[0].writes[0][0] == "c"
+    assert session.frozen is None
+    assert stage.head("c").upper == at(1)
+
+
+# Fencing.
+
+
+def test_committer_expired_while_its_group_is_unknown_is_fenced_and_not_told_a_mismatch() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+
+    def take_over() -> None:
+        stage.commit(other, ExpireCommitter(session.committer))
+
+    stage.fail(CompareAndSet, Fault.DONE)
+    stage.before(CompareAndSet, take_over, nth=2)
+    with pytest.raises(Fenced, match="expired before it knew whether group 1 is in"):
+        stage.run(append(session))
+    assert session.frozen is None
+    with pytest.raises(Fenced, match="not registered any more"):
+        stage.run(append(session, expected=1, upper=2))
+    assert stage.head().upper == at(1)
+
+
+def test_committer_expired_while_frozen_is_fenced_by_its_next_commit() -> None:
+    stage, session = frozen_append(Fault.NOT_DONE)
+    stage.commit(stage.session(), ExpireCommitter(session.committer))
+    with pytest.raises(Fenced, match="expired before it knew"):
+        stage.run(append(session))
+    assert stage.head().upper == at(0)
+
+
+def test_committer_that_was_expired_while_frozen_does_not_come_back_by_entering_again() -> None:
+    stage, session = frozen_append(Fault.DONE)
+    stage.commit(stage.session(), ExpireCommitter(session.committer))
+    with pytest.raises(Fenced):
+        stage.run(enter(session, "c"))
+    assert session.committer not in stage.head().committers
+
+
+def test_committer_whose_lease_lapsed_is_fenced_and_never_registers_itself_again() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.now_ms += CONFIG.writer_lease_ms + 1
+    assert stage.run(expire_leases(stage.session(), "c")) == 2
+    for _ in range(2):
+        with pytest.raises(Fenced, match=session.committer):
+            stage.run(append(session))
+    assert session.committer not in stage.head().committers
+
+
+def test_committer_keeps_its_lease_by_committing() -> None:
+    stage = Stage()
+    session = stage.session()
+    for number in range(1, 4):
+        stage.now_ms += CONFIG.writer_lease_ms // 2
+        stage.commit(session, Seal(at(number)))
+    assert stage.head().committers[session.committer].until_ms == stage.now_ms + CONFIG.writer_lease_ms
+
+
+def test_committer_that_removes_itself_by_its_own_clock_is_fenced_when_the_reply_is_lost() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.now_ms += CONFIG.writer_lease_ms + 1
+    stage.fail(CompareAndSet, Fault.DONE)
+    with pytest.raises(Fenced):
+        stage.run(expire_leases(session, "c"))
+    assert not stage.head().committers
+
+
+def test_group_that_somebody_else_committed_under_the_same_name_is_fenced() -> None:
+    stage = Stage()
+    session = stage.session()
+    twin = Session(session.committer, stage.fresh("w"), CONFIG)
+    stage.commit(session, Seal(at(1)))
+    with pytest.raises(Fenced, match="committed by somebody else"):
+        stage.run(commit(twin, "c", Seal(at(2))))
+
+
+def test_collection_that_the_session_never_entered_is_closed_to_it() -> None:
+    stage = Stage()
+    with pytest.raises(Fenced):
+        stage.run(commit(stage.stranger(), "c", Seal(at(1))))
+
+
+# Entering.
+
+
+def test_entering_registers_committer_and_writer_in_one_commit() -> None:
+    stage = Stage()
+    session = stage.stranger()
+    state = stage.run(enter(session, "c"))
+    assert state is session.state("c")
+    assert stage.head().seqno == 1
+    lease = stage.now_ms + CONFIG.writer_lease_ms
+    assert stage.head().writers[session.writer].until_ms == lease
+    assert stage.head().committers[session.committer].until_ms == lease
+    assert session.group == 0
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_entering_survives_a_lost_reply(fault: Fault) -> None:
+    stage = Stage()
+    session = stage.stranger()
+    stage.fail(CompareAndSet, fault)
+    stage.run(enter(session, "c"))
+    assert session.frozen is None
+    assert session.committer in stage.head().committers
+    assert stage.run(append(session)) == at(1)
+
+
+def test_entering_whose_slot_was_taken_is_done_again() -> None:
+    stage = Stage()
+    session, other = stage.stranger(), stage.session()
+    stage.fail(CompareAndSet, Fault.NOT_DONE)
+    stage.before(CompareAndSet, lambda: stage.disturb(other), nth=2)
+    stage.run(enter(session, "c"))
+    assert session.committer in stage.head().committers
+
+
+@pytest.mark.xfail(strict=True, raises=KeyError, reason="enter does not look at the reply")
+def test_entering_a_collection_that_is_not_there_is_a_usage_error() -> None:
+    stage = Stage()
+    with pytest.raises(UsageError):
+        stage.run(enter(stage.stranger(), "nowhere"))
+
+
+# What a session keeps.
+
+
+def test_session_keeps_the_newest_state_it_has_seen() -> None:
+    session = Session("k", "w")
+    old = new_state("c")
+    new = msgspec.structs.replace(old, seqno=3)
+    for state in (old, new, old):
+        session.learn(state)
+    assert session.state("c") is new
+
+
+def test_session_counts_what_happens() -> None:
+    session = Session("k", "w")
+    session.count("one")
+    session.count("one", 4)
+    assert session.counters == {"one": 5}
+
+
+def test_hold_registered_by_a_lost_reply_is_granted_once() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.fail(CompareAndSet, Fault.DONE)
+    (granted,) = accepted(stage.run(commit(session, "c", RegisterHold("h", at(0), "t"))))
+    assert granted.since == at(0)
+    assert list(stage.head().holds) == ["h"]

@@ -1,0 +1,26 @@
+"""Every planted bug is given away by its pinned seed; `python tests/simulation/planted.py` finds them anew.
+
+A seed stays pinned to what it found only while the simulator makes the same
+choices: whoever changes the workload runs the search again.
+"""
+
+import planted
+import pytest
+
+from timespine.testing.checker import run_history
+
+SEEDS: dict[str, int] = {}
+
+
+def test_every_planted_bug_has_a_pinned_seed():
+    assert set(SEEDS) == set(planted.BUGS)
+    assert len(SEEDS) >= 15
+    assert max(SEEDS.values()) < 2000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(planted.BUGS))
+def test_planted_bug_is_caught(name):
+    with planted.BUGS[name]():
+        assert run_history(SEEDS[name], 60).violations != []
+    assert run_history(SEEDS[name], 60).violations == []

@@ -1,0 +1,63 @@
+"""The simulator itself: deterministic, full of faults, and honest about violations."""
+
+from collections import Counter
+
+import planted
+import pytest
+
+from timespine.testing import simulate
+from timespine.testing.checker import FAULT_KINDS, run_history
+from timespine.testing.simulator import Faults
+
+
+def test_a_seed_decides_the_whole_history():
+    first, again = (run_history(7, 60, tracing=True) for _ in range(2))
+    assert first.trace == again.trace
+    assert first.digest == again.digest
+
+
+def test_histories_without_faults_have_no_violations():
+    for seed in range(20):
+        assert run_history(seed, 40, Faults(0, 0, 0, 0)).violations == []
+
+
+def test_every_kind_of_fault_and_operation_happens():
+    counts: Counter[str] = Counter()
+    kinds: set[str] = set()
+    for seed in range(40):
+        result = run_history(seed, 60, tracing=True)
+        assert result.violations == []
+        counts.update(result.counts)
+        kinds.update(" ".join(line.split("begins ")[1].split(" op")[0:1]) for line in result.trace if "begins " in line)
+    assert all(counts[kind] > 0 for kind in (*FAULT_KINDS, "crashes", "ghosts released"))
+    assert {"append", "write", "seal", "snapshot", "listen", "merge", "collect garbage", "sweep", "trim"} <= kinds
+
+
+def test_the_command_prints_its_figures(capsys):
+    assert simulate.main(["--histories", "30", "--seed", "5"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("histories", "operations", "faults", "crashes", "violations", "histories per second"):
+        assert name in printed
+
+
+def test_the_command_replays_one_history(capsys):
+    assert simulate.main(["--histories", "1", "--seed", "5", "--trace"]) == 0
+    assert "begins append" in capsys.readouterr().out
+
+
+def test_a_violation_is_reported_with_its_seed_and_a_shrunken_trace(capsys):
+    with planted.BUGS["snapshot_counts_drained_updates_twice"]():
+        failed = simulate.run_seeds(range(3), 60)[3]
+        assert failed
+        simulate.report_failure(failed[0][0], 60, failed[0][1])
+    printed = capsys.readouterr().out
+    assert f"seed {failed[0][0]}: step" in printed
+    assert "shrunk to" in printed
+    assert "replay: " in printed
+
+
+@pytest.mark.parametrize("wrong", [["--histories", "0"], ["--jobs", "0"], ["--ops", "-1"], ["--seed", "-1"]])
+def test_the_command_refuses_nonsense(wrong, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        simulate.main(wrong)
+    assert stopped.value.code == 2

@@ -1,0 +1,36 @@
+"""Limits and defaults: each is a sensible integer, and nothing else is taken."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+
+from timespine.config import DEFAULT, Config
+from timespine.errors import UsageError
+
+NAMES = [each.name for each in fields(Config)]
+
+
+def test_defaults_are_a_valid_config() -> None:
+    assert Config() == DEFAULT
+    assert DEFAULT.inline_part_bytes < DEFAULT.inline_total_bytes
+    assert DEFAULT.retry_pause_ms < DEFAULT.retry_pause_max_ms
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [0, -1, (1 << 40) + 1, 1.5, True, None, "1"])
+def test_value_out_of_bounds_is_a_usage_error_that_names_the_field(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=name):
+        Config(**{name: value})
+
+
+@pytest.mark.parametrize("value", [1, 1 << 40])
+def test_bounds_themselves_are_fine(value: int) -> None:
+    assert Config(claim_ms=value).claim_ms == value
+
+
+def test_config_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        DEFAULT.claim_ms = 1  # type: ignore[misc]

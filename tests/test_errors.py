@@ -1,0 +1,87 @@
+"""The tree of errors: what a handler catches, and what messages carry."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from timespine import errors
+from timespine.errors import (
+    SHOWN_MAX,
+    AskElsewhere,
+    InlineBudgetExceeded,
+    NotSealed,
+    SinceError,
+    TimespineError,
+    UpperMismatch,
+    UsageError,
+    shown,
+)
+
+CLASSES = {name: each for name, each in vars(errors).items() if inspect.isclass(each) and issubclass(each, Exception)}
+
+
+def test_tree_in_the_docstring_is_the_tree() -> None:
+    drawn: dict[str, str] = {}
+    path: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"^    ([|` -]*)([A-Z]\w+)(?=$|\s)", line)
+        if found is None:
+            continue
+        depth, name = len(found[1]) // 3, found[2]
+        path[depth:] = [name]
+        drawn[name] = path[depth - 1] if depth else "Exception"
+    assert drawn == {name: each.__bases__[0].__name__ for name, each in CLASSES.items()}
+
+
+def test_every_error_is_a_timespine_error_and_only_usage_is_a_value_error() -> None:
+    assert all(issubclass(each, TimespineError) for each in CLASSES.values())
+    assert [name for name, each in CLASSES.items() if issubclass(each, ValueError)] == ["UsageError"]
+
+
+def test_upper_mismatch_carries_both_uppers() -> None:
+    error = UpperMismatch("[3]", "[5]")
+    assert (error.expected, error.actual) == ("[3]", "[5]")
+    assert "[3]" in str(error)
+    assert "[5]" in str(error)
+    assert isinstance(error, AskElsewhere)
+
+
+def test_since_error_carries_what_was_asked_and_what_there_is() -> None:
+    error = SinceError((3,), "[5]")
+    assert (error.asked, error.since) == ((3,), "[5]")
+    assert "3" in str(error)
+    assert "[5]" in str(error)
+
+
+def test_not_sealed_carries_what_was_asked_and_what_there_is() -> None:
+    error = NotSealed((3, 4), "[2]")
+    assert (error.asked, error.upper) == ((3, 4), "[2]")
+    assert "(3, 4)" in str(error)
+
+
+def test_inline_budget_carries_the_numbers() -> None:
+    error = InlineBudgetExceeded(5, 7, 10)
+    assert (error.asked, error.used, error.budget) == (5, 7, 10)
+
+
+def test_shown_values_are_short() -> None:
+    assert shown("abc") == "'abc'"
+    assert len(shown("x" * 10_000)) == SHOWN_MAX + 3
+
+
+class Hostile:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(("value", "text"), [(Hostile(), "<Hostile>"), (10**5000, "<int>")], ids=["hostile", "long"])
+def test_values_that_cannot_be_shown_are_named(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_usage_error_is_caught_as_a_value_error() -> None:
+    with pytest.raises(ValueError, match="fix"):
+        raise UsageError("fix the call")

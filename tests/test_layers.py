@@ -1,0 +1,133 @@
+"""Who may import whom, what the pure layers stay away from, and which names are exported."""
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import timespine
+
+ROOT = Path(timespine.__file__).parent
+
+# Modules that belong to no layer: everybody may use them, and they use only each other.
+SHARED = {"errors", "ids", "config"}
+
+ALLOWED = {
+    "location": set(),
+    "model": set(),
+    "core": {"model"},
+    "client": {"core", "model", "location"},
+    "testing": {"client", "core", "model", "location"},
+}
+
+# What has an effect, or depends on one: the pure layers must not even be able to name it.
+IMPURE = {
+    *("asyncio", "concurrent", "contextvars", "datetime", "fcntl", "http", "io", "logging", "multiprocessing"),
+    *("os", "pathlib", "pickle", "queue", "random", "secrets", "select", "shutil", "signal", "socket", "sqlite3"),
+    *("ssl", "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid"),
+}
+PURE_BUILTINS_ONLY = {"open", "print", "input", "exec", "eval", "compile", "__import__", "breakpoint"}
+
+
+def modules(layer):
+    return sorted((ROOT / layer).rglob("*.py"))
+
+
+def imports(path):
+    """Every module that a file imports, absolute; (timespine layer or None, top-level name)."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield name.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "timespine":
+                for name in node.names:
+                    yield f"timespine.{name.name}"
+            else:
+                yield node.module
+
+
+@pytest.mark.parametrize("layer", sorted(ALLOWED))
+def test_a_layer_imports_only_what_lies_below_it(layer):
+    for path in modules(layer):
+        for name in imports(path):
+            if name.startswith("timespine."):
+                used = name.split(".")[1]
+                assert used in {layer} | SHARED | ALLOWED[layer], f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_every_folder_is_a_known_layer():
+    folders = {path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("*/*.py")}
+    assert folders == set(ALLOWED)
+
+
+def test_shared_modules_use_only_each_other():
+    for name in SHARED:
+        for used in imports(ROOT / f"{name}.py"):
+            if used.startswith("timespine"):
+                assert used.split(".")[1] in SHARED
+
+
+@pytest.mark.parametrize("layer", ["core", "model"])
+def test_pure_layers_have_no_effects_no_clock_no_randomness_no_threads(layer):
+    for path in modules(layer):
+        for name in imports(path):
+            assert name.split(".")[0] not in IMPURE, f"{path.relative_to(ROOT)} imports {name}"
+            assert name.split(".")[0] in {"timespine", "msgspec", "__future__"} or not name.startswith("_"), name
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in PURE_BUILTINS_ONLY, f"{path.relative_to(ROOT)} calls {node.func.id}"
+
+
+@pytest.mark.parametrize("layer", ["core", "model"])
+def test_pure_layers_depend_on_nothing_but_msgspec(layer):
+    outside = {name.split(".")[0] for path in modules(layer) for name in imports(path)} - {"timespine", "__future__"}
+    assert outside <= {"msgspec", "collections", "dataclasses", "enum", "functools", "typing", "zlib", "__future__"}
+
+
+def test_no_module_unpickles_or_evaluates():
+    for path in sorted(ROOT.rglob("*.py")):
+        names = set(imports(path))
+        assert not names & {"pickle", "marshal", "shelve", "dill", "cloudpickle"}, path
+
+
+def test_every_module_can_be_imported_and_says_what_it_is_for():
+    for module in pkgutil.walk_packages([str(ROOT)], "timespine."):
+        if module.name == "timespine.testing.strategies":
+            continue  # needs hypothesis, which is for development only
+        imported = importlib.import_module(module.name)
+        if Path(imported.__file__).stat().st_size:
+            assert imported.__doc__, module.name
+
+
+EXPORTED = {
+    "timespine": ["__version__"],
+    "timespine.model": ["CLOSED", "Description", "Frontier", "Time", "advance_by"],
+    "timespine.testing.conformance": ["BlobConformance", "ConsensusConformance"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(EXPORTED))
+def test_exported_names_are_pinned(name):
+    assert sorted(importlib.import_module(name).__all__) == sorted(EXPORTED[name])
+
+
+def test_every_error_is_in_the_tree_that_the_docstring_draws():
+    from timespine import errors
+
+    drawn = errors.__doc__
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, errors.TimespineError):
+            assert f" {name} " in drawn.replace("\n", " \n") or f"{name}\n" in drawn, name
+
+
+def test_files_and_functions_stay_readable():
+    for path in sorted(ROOT.rglob("*.py")):
+        text = path.read_text()
+        assert len(text.splitlines()) <= 500, f"{path.relative_to(ROOT)} is longer than 500 lines"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno <= 60, f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
