@@ -22,9 +22,10 @@ import time
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-from timespine.location import sqlite
+from timespine.location import sqlite_file, turns
 from timespine.location.consensus import Write
-from timespine.location.sqlite import SqliteConsensus, WriteLine
+from timespine.location.sqlite import SqliteConsensus
+from timespine.location.turns import WriteLine
 
 ENTRY = bytes(range(200))
 CASES = [(1, "turns"), (1, "busy"), (4, "turns"), (4, "lock"), (4, "busy")]
@@ -34,7 +35,7 @@ class OneLock(WriteLine):
     """Whoever finds the turn free takes it."""
 
     def enter(self, deadline: float) -> bool:
-        return sqlite._poll(self._turn, deadline, sqlite.BEHIND_S, sqlite.BEHIND_S)
+        return turns.poll(self._turn, deadline, turns.BEHIND_S, turns.BEHIND_S)
 
 
 class NoLine(WriteLine):
@@ -100,7 +101,7 @@ def measure(processes: int, waiting: str, seconds: float, folder: str | None) ->
 
 def commit(path: str, key: str, waiting: str, seconds: float, start: Barrier, answers: Any) -> None:
     """The work of one process: the duration of each of its commits, in seconds."""
-    sqlite.WriteLine = LINES[waiting]  # type: ignore[misc]
+    sqlite_file.WriteLine = LINES[waiting]  # type: ignore[misc,attr-defined]
     log = SqliteConsensus(path, wait_s=seconds + 60)
     head = None
     waits = []

@@ -25,8 +25,8 @@ from timespine.core.diff import apply_diff, diff
 from timespine.core.flat import flatten
 from timespine.core.hollow import HollowBatch, Order, Part, Run, wrap_int64
 from timespine.core.invariants import violations
-from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.layers import MergeRequest
+from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import Commit, NoOp, State, new_state
 from timespine.core.transitions import ApplyMerge, Command, CompareAndAppend, RegisterWriter, Write, apply
 from timespine.errors import NotSealed, SinceError

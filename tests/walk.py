@@ -368,7 +368,7 @@ def _pass_through(walk: Walk) -> Chosen:
     for each in request.inputs:
         since = since.join(each.desc.since)
     desc = Description(request.desc.lower, request.desc.upper, since)
-    return ApplyMerge(HollowBatch(desc, rows, runs if rows else ()), "w2"), []
+    return ApplyMerge(HollowBatch(desc, rows, runs if rows else ()), "late"), []
 
 
 def _exert(walk: Walk) -> Chosen:

@@ -333,7 +333,7 @@ def test_diff_that_does_not_follow_the_state_is_corruption(number: int) -> None:
         ({"t": SpineDiff(a={(1, 9): hollow(1, 9)})}, "does not fit"),
         ({"t": SpineDiff(a={(3, 5): hollow(3, 5)})}, "does not fit|where one from|missing"),
         ({"t": SpineDiff(a={(4, 5): hollow(9, 10)})}, "does not follow"),
-        ({"t": SpineDiff(a={(5, 5): hollow(5, 6)}, b={(5, 5): thin(0)})}, "where one from|missing"),
+        ({"t": SpineDiff(a={(5, 5): hollow(5, 6)}, b={(5, 5): thin(0)})}, "the ids 5-5"),
         ({"t": SpineDiff(a={(5, 6): hollow(5, 5)}, b={(5, 6): thin(0)})}, "spans no time"),
         ({"t": SpineDiff(a={(5, 6): hollow(6, 7)}, b={(5, 6): thin(0)})}, "does not follow|level|merge|batches"),
         ({"t": SpineDiff(s=CLOSED, b={(4, 5): thin(0, since=CLOSED)})}, "neither fueled"),
@@ -370,13 +370,15 @@ def test_hollow_batch_beyond_the_end_is_corruption(scene: Scene) -> None:
 OTHER_SHAPE = Frontier(((1, 1),))
 
 
-@pytest.mark.xfail(strict=True, reason="a UsageError, now or when the frontiers first meet, where storage is corrupt")
+not_checked = pytest.mark.xfail(strict=True, reason="a UsageError when the frontiers first meet, and not corruption")
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"u": OTHER_SHAPE},
-        {"r": OTHER_SHAPE},
-        {"unsealed_lower": OTHER_SHAPE},
+        pytest.param({"u": OTHER_SHAPE}, marks=not_checked),
+        pytest.param({"r": OTHER_SHAPE}, marks=not_checked),
+        pytest.param({"unsealed_lower": OTHER_SHAPE}, marks=not_checked),
         {"t": SpineDiff(s=OTHER_SHAPE)},
         {"t": SpineDiff(b={(4, 5): thin(0, since=OTHER_SHAPE)})},
     ],

@@ -8,8 +8,10 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
 - When `put` returns, the value survives a crash of the process and, where the
   adapter says so, of the machine.
 - `get` of a missing key is None. A value larger than `max_bytes` is refused
-  before it is read into memory.
-- `delete` is idempotent and says whether something was there.
+  before it is read into memory; a `max_bytes` above BLOB_BYTES_MAX means
+  BLOB_BYTES_MAX, and is no mistake of the caller.
+- `delete` is idempotent and says whether something was there. When it returns,
+  the key is free: it may be put again, with any bytes.
 - `list_keys` gives what was there before the call began and not deleted since;
   what comes or goes meanwhile may or may not be listed.
 - Failures are `Determinate` (nothing happened) or `Indeterminate` (may have).

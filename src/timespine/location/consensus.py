@@ -8,6 +8,8 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
   the head it expects (None: the key must be new) and appends one entry at
   expected + 1. All are appended if every expectation holds; otherwise none is,
   and the answer names the head of each key that differed.
+- The data of one `compare_and_set` are at most ENTRY_BYTES_MAX bytes in all, so
+  that it is one request of bounded size to any storage. More is a UsageError.
 - It is linearizable, also against `head` and `scan`, and durable when it returns.
 - `truncate` drops entries below a number, never the head. What was dropped
   cannot be written again.
@@ -21,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 ENTRY_BYTES_MAX = 64 << 20
-"""The largest entry that any adapter accepts."""
+"""The data of one compare-and-set, at most, all entries together: every adapter accepts these and no more."""
 
 WRITES_MAX = 4096
 """How many keys one compare-and-set may touch."""
@@ -45,6 +47,16 @@ class Write(NamedTuple):
     """The head it must have; None if it must not exist."""
     data: bytes
     """The new head, at expected + 1 (or 0)."""
+
+    @property
+    def seqno(self) -> int:
+        """The place of the new head."""
+        return 0 if self.expected is None else self.expected + 1
+
+
+def differing(writes: Sequence[Write], heads: Mapping[str, int | None]) -> dict[str, int | None] | None:
+    """The answer of a compare-and-set that found these heads: None to go ahead, or the heads that differ."""
+    return {write.key: heads[write.key] for write in writes if heads[write.key] != write.expected} or None
 
 
 class Consensus(Protocol):

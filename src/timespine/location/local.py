@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import stat
@@ -32,8 +31,9 @@ from collections.abc import Iterator
 
 from timespine.errors import CorruptionError, Determinate, Indeterminate, Unavailable, UsageError
 from timespine.ids import BlobKey, check_segment, parse_blob_key, parse_blob_prefix
+from timespine.location.arguments import check_get, check_open, check_put, check_same, check_size
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
-from timespine.location.memory import check_bytes, check_number
+from timespine.location.durable import make_folders, sync
 
 TEMPORARY = ".tmp"
 """The folder of unfinished puts. No segment begins with a dot, so it is nobody's collection."""
@@ -53,24 +53,6 @@ _SURELY_NOT_LINKED = frozenset(
 _SURELY_NOT_REMOVED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOMEM})
 
 
-def sync(fd: int) -> None:
-    """Make the file or folder durable: through the drive's cache where the platform asks for more."""
-    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
-    if full_sync is not None:  # macOS: fsync alone stops at the drive
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(fd, full_sync)
-    os.fsync(fd)
-
-
-def sync_folder(path: str) -> None:
-    """Make the entries of a folder durable."""
-    fd = os.open(path, _FOLDER)
-    try:
-        sync(fd)
-    finally:
-        os.close(fd)
-
-
 class LocalBlob:
     """Blobs as files below a root folder, durable against power loss."""
 
@@ -78,15 +60,14 @@ class LocalBlob:
         self._root = os.path.abspath(os.fspath(root))
         self._closed = False
         with _failures(Determinate, f"cannot open the folder {self._root}", missing_too=True):
-            _make_folders(self._root)
+            make_folders(self._root)
         if not os.path.isdir(self._root):
             raise UsageError(f"{self._root} is not a folder")
         with self._open_root() as root_fd:
             os.close(_open_or_make(TEMPORARY, root_fd))
 
     def put(self, key: str, value: bytes) -> None:
-        parsed = parse_blob_key(key)
-        check_bytes(value, BLOB_BYTES_MAX, f"the value of {key}")
+        parsed = check_put(key, value)
         for _ in range(ATTEMPTS_MAX):
             # SUBTLE: FileNotFoundError means that a delete removed a folder of ours while it was empty, or
             # that a sweep took our temporary file. Nothing is linked then, and starting again is safe
@@ -97,13 +78,11 @@ class LocalBlob:
         raise Determinate(f"blob {key} was not put: its folder vanished {ATTEMPTS_MAX} times")
 
     def get(self, key: str, *, max_bytes: int = BLOB_BYTES_MAX) -> bytes | None:
-        parsed = parse_blob_key(key)
-        bytes_max = min(check_number(max_bytes, "max_bytes"), BLOB_BYTES_MAX)
+        parsed, bytes_max = check_get(key, max_bytes)
         with self._open_root() as root, _failures(Determinate, f"cannot read blob {key}"):
             try:
                 with _open_folders(root, parsed) as folders, _open_file(folders[-1], parsed) as (fd, size):
-                    if size > bytes_max:
-                        raise CorruptionError(f"blob {key} has {size} bytes, more than the {bytes_max} expected")
+                    check_size(key, size, bytes_max)
                     return _read_exactly(fd, size, key)
             except FileNotFoundError:
                 return None
@@ -160,8 +139,7 @@ class LocalBlob:
     @contextlib.contextmanager
     def _open_root(self) -> Iterator[int]:
         """The root, opened anew by every call, so that nothing has to survive a fork or a close."""
-        if self._closed:
-            raise UsageError("this blob adapter is closed")
+        check_open(self._closed, "blob")
         with _failures(Determinate, f"the folder {self._root} cannot be opened", missing_too=True):
             fd = os.open(self._root, _FOLDER)
         try:
@@ -224,20 +202,6 @@ def _link_failure(key: BlobKey, error: OSError) -> UsageError | Unavailable:
     if error.errno in _SURELY_NOT_LINKED:
         return Determinate(f"blob {key} was not put: {error.strerror}")
     return Indeterminate(f"blob {key} may not have been put: {error.strerror}")
-
-
-def _make_folders(path: str) -> None:
-    """Make the folder and its parents where missing, each durable in its parent."""
-    parent = os.path.dirname(path)
-    if not os.path.isdir(path):
-        if not os.path.isdir(parent) and parent != path:
-            _make_folders(parent)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
-        sync_folder(parent)
-    else:
-        with contextlib.suppress(PermissionError):  # it was there; above it we may lack the right to look
-            sync_folder(parent)
 
 
 def _open_folder(name: str, parent: int) -> int:
@@ -323,8 +287,7 @@ def _require_same(folder: int, key: BlobKey, value: bytes) -> None:
             chunk = os.read(fd, _CHUNK)
             same = bool(chunk) and chunk == rest[: len(chunk)]
             rest = rest[len(chunk) :]
-        if not same:
-            raise UsageError(f"blob {key} exists with other bytes: keys are write-once")
+        check_same(key, same)
         sync(fd)
 
 

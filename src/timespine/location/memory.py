@@ -1,8 +1,7 @@
 """Both ports in memory: the reference that other adapters are compared with.
 
 Nothing here outlives the object, so "durable" means "as long as the object".
-Threads may share it; processes cannot. The checks of arguments are functions
-of their own because every adapter has to refuse the same calls.
+Threads may share it; processes cannot.
 """
 
 from __future__ import annotations
@@ -10,58 +9,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
-from timespine.errors import CorruptionError, UsageError
-from timespine.ids import check_segment, parse_blob_key, parse_blob_prefix
+from timespine.ids import parse_blob_key, parse_blob_prefix
+from timespine.location.arguments import (
+    check_get,
+    check_key,
+    check_open,
+    check_put,
+    check_same,
+    check_scan,
+    check_size,
+    check_text,
+    check_truncate,
+    check_writes,
+)
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
-from timespine.location.consensus import ENTRY_BYTES_MAX, WRITES_MAX, Entry, Write
-
-SEQNO_MAX = (1 << 63) - 1
-"""The largest sequence number: int64, so that every database can hold it."""
-
-
-def check_bytes(value: bytes, bytes_max: int, what: str) -> bytes:
-    """The value itself, if it is `bytes` of at most `bytes_max`."""
-    if not isinstance(value, bytes):
-        raise UsageError(f"{what} is {type(value).__name__}, not bytes")
-    if len(value) > bytes_max:
-        raise UsageError(f"{what} has {len(value)} bytes, more than {bytes_max}")
-    return value
-
-
-def check_number(number: int, what: str) -> int:
-    """The number itself, if it is an int from 0 to SEQNO_MAX."""
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= SEQNO_MAX:
-        raise UsageError(f"{what} {number!r:.80} is not an int from 0 to {SEQNO_MAX}")
-    return number
-
-
-def check_limit(limit: int | None) -> int | None:
-    """The limit of a scan itself: None, or a number."""
-    return None if limit is None else check_number(limit, "limit")
-
-
-def check_text(text: str, what: str) -> str:
-    """The text itself, if it is a `str`."""
-    if not isinstance(text, str):
-        raise UsageError(f"{what} is {type(text).__name__}, not str")
-    return text
-
-
-def check_writes(writes: Sequence[Write]) -> tuple[Write, ...]:
-    """The writes of one compare-and-set, if they keep every rule that needs no reading."""
-    if not isinstance(writes, Sequence) or not all(isinstance(write, Write) for write in writes):
-        raise UsageError("compare_and_set takes a sequence of Write")
-    if not 1 <= len(writes) <= WRITES_MAX:
-        raise UsageError(f"compare_and_set takes 1 to {WRITES_MAX} writes, not {len(writes)}")
-    keys = set()
-    for write in writes:
-        keys.add(check_segment(write.key, "consensus key"))
-        check_bytes(write.data, ENTRY_BYTES_MAX, f"the entry for {write.key}")
-        if write.expected is not None and check_number(write.expected, "expected") == SEQNO_MAX:
-            raise UsageError(f"expected {SEQNO_MAX} leaves no number for the next entry")
-    if len(keys) != len(writes):
-        raise UsageError("compare_and_set takes each key once")
-    return tuple(writes)
+from timespine.location.consensus import Entry, Write, differing
 
 
 class MemoryBlob:
@@ -73,19 +35,16 @@ class MemoryBlob:
         self._closed = False
 
     def put(self, key: str, value: bytes) -> None:
-        parse_blob_key(key)
-        check_bytes(value, BLOB_BYTES_MAX, f"the value of {key}")
+        check_put(key, value)
         with self._lock:
-            if self._live().setdefault(key, value) != value:
-                raise UsageError(f"blob {key} exists with other bytes: keys are write-once")
+            check_same(key, self._live().setdefault(key, value) == value)
 
     def get(self, key: str, *, max_bytes: int = BLOB_BYTES_MAX) -> bytes | None:
-        parse_blob_key(key)
-        check_number(max_bytes, "max_bytes")
+        _, bytes_max = check_get(key, max_bytes)
         with self._lock:
             value = self._live().get(key)
-        if value is not None and len(value) > max_bytes:
-            raise CorruptionError(f"blob {key} has {len(value)} bytes, more than the {max_bytes} expected")
+        if value is not None:
+            check_size(key, len(value), bytes_max)
         return value
 
     def delete(self, key: str) -> bool:
@@ -104,8 +63,7 @@ class MemoryBlob:
             self._closed = True
 
     def _live(self) -> dict[str, bytes]:
-        if self._closed:
-            raise UsageError("this blob adapter is closed")
+        check_open(self._closed, "blob")
         return self._values
 
 
@@ -134,15 +92,13 @@ class MemoryConsensus:
         self._closed = False
 
     def head(self, key: str) -> Entry | None:
-        check_segment(key, "consensus key")
+        check_key(key)
         with self._lock:
             log = self._live().get(key)
             return None if log is None else Entry(log.head, log.entries[-1])
 
     def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[Entry]:
-        check_segment(key, "consensus key")
-        check_number(from_seqno, "from_seqno")
-        check_limit(limit)
+        check_scan(key, from_seqno, limit)
         with self._lock:
             log = self._live().get(key)
             if log is None:
@@ -156,9 +112,9 @@ class MemoryConsensus:
         with self._lock:
             logs = self._live()
             heads = {write.key: logs[write.key].head if write.key in logs else None for write in writes}
-            differing = {write.key: heads[write.key] for write in writes if heads[write.key] != write.expected}
-            if differing:
-                return differing
+            lost = differing(writes, heads)
+            if lost is not None:
+                return lost
             for write in writes:
                 if write.key in logs:
                     logs[write.key].entries.append(write.data)
@@ -167,8 +123,7 @@ class MemoryConsensus:
             return None
 
     def truncate(self, key: str, below: int) -> int:
-        check_segment(key, "consensus key")
-        check_number(below, "below")
+        check_truncate(key, below)
         with self._lock:
             log = self._live().get(key)
             if log is None:
@@ -188,6 +143,5 @@ class MemoryConsensus:
             self._closed = True
 
     def _live(self) -> dict[str, _Log]:
-        if self._closed:
-            raise UsageError("this consensus adapter is closed")
+        check_open(self._closed, "consensus")
         return self._logs

@@ -1,0 +1,300 @@
+"""One SQLite file that processes, threads and forked children share safely.
+
+WAL with synchronous=FULL: a commit is one append and one fsync, and readers
+never wait for writers. Three things are not obvious:
+
+- *Turns.* SQLite's own waiting (busy_timeout) lets whoever asks most often win:
+  with four processes some wait for seconds. So writers take turns on two file
+  locks (`timespine.location.turns`). All checkpoints run inside a turn too,
+  which keeps clear of a race between them that can corrupt the file before
+  SQLite 3.51.3 (sqlite.org/wal.html#walresetbug).
+- *Forks.* A forked child inherits SQLite's belief that the process holds its
+  locks; a connection opened there can lose acknowledged commits when the parent
+  closes. So all connections are closed before a fork, and both sides open new
+  ones when they need them.
+- *Locks of POSIX.* Closing any descriptor of the database file drops all locks
+  of the process on it. SUBTLE: never open the file except through SQLite.
+
+SQLite keeps no checksums, so opening checks the structure of the whole file
+(1.5 ms per MB; truncation keeps it small), and entries have checksums of their
+own (`timespine.location.sqlite`).
+
+There is one connection for reading and one for writing, each behind a lock of
+its own: readers do not wait for turns, and nothing is tied to a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+import threading
+import time
+import urllib.parse
+import weakref
+from collections.abc import Iterator
+
+from timespine.errors import CorruptionError, Determinate, Indeterminate, Unavailable, UsageError, VersionError
+from timespine.location.arguments import check_open
+from timespine.location.durable import sync_path
+from timespine.location.mounts import mount_table, refuse_network_file_system
+from timespine.location.turns import WriteLine
+
+APPLICATION_ID = 0x54535043
+"""In the header of every file of ours: "TSPC"."""
+
+FORMAT_VERSION = 1
+"""In the header as user_version. Higher is refused; there is no lower yet."""
+
+SCHEMA = """CREATE TABLE entries (
+    key TEXT NOT NULL,
+    seqno INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    checksum INTEGER NOT NULL,
+    PRIMARY KEY (key, seqno)
+) STRICT, WITHOUT ROWID"""
+"""The only table. `checksum` is the CRC-32 of key, seqno and data.
+
+WITHOUT ROWID: with 200-byte entries, and 10 MB now and then, commits cost the
+same as with a rowid, scans about a third and truncation a fifth.
+"""
+
+_CREATE = (
+    "PRAGMA synchronous = FULL",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {FORMAT_VERSION}",
+    SCHEMA,
+    "PRAGMA journal_mode = WAL",
+)
+_CONFIGURE = (
+    "PRAGMA synchronous = FULL",
+    "PRAGMA fullfsync = ON",  # macOS; elsewhere without effect
+    "PRAGMA checkpoint_fullfsync = ON",
+    "PRAGMA trusted_schema = OFF",
+    "PRAGMA cell_size_check = ON",
+    "PRAGMA mmap_size = 0",
+    f"PRAGMA journal_size_limit = {16 << 20}",  # one huge entry must not leave a huge log behind
+)
+_CONFIGURE_READER = ("PRAGMA query_only = ON", "PRAGMA wal_autocheckpoint = 0")
+
+_TABLES = "SELECT rootpage, sql FROM sqlite_schema WHERE name NOT GLOB 'sqlite_stat*'"  # ANALYZE does no harm
+
+_ERRORS = (sqlite3.Error, MemoryError, UnicodeDecodeError)  # all that comes out of the sqlite3 module
+_NOT_OURS = frozenset(
+    {
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_FORMAT,
+        sqlite3.SQLITE_CONSTRAINT,  # the head that was read is not the head that is indexed
+        sqlite3.SQLITE_ERROR,  # our statements are right, so the table is not
+    }
+)
+
+
+class SqliteFile:
+    """The file, its connections, and who may use them when."""
+
+    def __init__(self, path: str, wait_s: float) -> None:
+        self.path = path
+        self.wait_s = wait_s
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
+        self._reader: sqlite3.Connection | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._line: WriteLine | None = None
+        self._pid = os.getpid()
+        self._paused = False
+        self._closed = False
+        if not os.path.isdir(os.path.dirname(path)):
+            raise UsageError(f"the folder of {path} does not exist: create it first")
+        refuse_network_file_system(path, mount_table())
+        try:
+            _create_if_missing(path)
+            sync_path(os.path.dirname(path))
+        except (OSError, sqlite3.Error) as error:
+            raise Determinate(f"cannot open {path}: {error}") from error
+        with self.reading() as connection:
+            (report,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if report != "ok":
+            self.close()
+            raise CorruptionError(f"{path} is damaged: {report:.200}")
+        _files.add(self)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The connection for reading; a statement outside a transaction sees one moment."""
+        with self._holding(self._reading):
+            try:
+                self._reader = self._reader or self._connect(*_CONFIGURE_READER)
+                yield self._reader
+            except BaseException as error:
+                _close(self._reader)
+                self._reader = None
+                if isinstance(error, _ERRORS):
+                    raise self._failure(error, Determinate) from error
+                raise
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction in one turn: committed when the block ends, gone when it raises."""
+        deadline = time.monotonic() + self.wait_s
+        with self._holding(self._writing):
+            try:
+                self._line = self._line or WriteLine(self.path)
+                if not self._line.enter(deadline):
+                    raise Determinate(f"{self.path} was not written: no turn within {self.wait_s} s")
+                with self._transaction() as connection:
+                    yield connection
+            except OSError as error:
+                raise Determinate(f"cannot lock {self.path}: {error}") from error
+            finally:
+                if self._line is not None:
+                    self._line.leave()
+
+    @contextlib.contextmanager
+    def _holding(self, lock: threading.Lock) -> Iterator[None]:
+        """The lock, in the process and for the time that this object is good for."""
+        if self._pid != os.getpid():
+            raise UsageError(f"{self.path} was in use during a fork: open it again in the child")
+        if not lock.acquire(timeout=self.wait_s):
+            raise Determinate(f"{self.path} was busy for {self.wait_s} s")
+        try:
+            check_open(self._closed, "consensus")
+            yield
+        finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        kind: type[Unavailable] = Determinate
+        try:
+            self._writer = self._writer or self._connect()
+            self._writer.execute("BEGIN IMMEDIATE")
+            yield self._writer
+            kind = Indeterminate  # SUBTLE: a commit record may be in the log although its fsync failed
+            self._writer.execute("COMMIT")
+        except BaseException as error:
+            _close(self._writer)  # which rolls back
+            self._writer = None
+            if isinstance(error, _ERRORS):
+                raise self._failure(error, kind) from error
+            raise
+
+    def close(self) -> None:
+        if self._pid != os.getpid():
+            return  # not ours: the locks and connections of another process
+        with self._writing, self._reading:
+            self._closed = True
+            self._close_all()
+
+    def pause(self) -> None:
+        """Before a fork: nothing open, nobody inside."""
+        if self._writing.acquire(timeout=self.wait_s):
+            if self._reading.acquire(timeout=self.wait_s):
+                self._close_all()
+                self._paused = True
+            else:
+                self._writing.release()
+
+    def resume(self) -> None:
+        """After a fork, on both sides."""
+        if self._paused:
+            self._paused = False
+            self._pid = os.getpid()
+            self._reading.release()
+            self._writing.release()
+
+    def _close_all(self) -> None:
+        _close(self._reader)
+        _close(self._writer)
+        if self._line is not None:
+            self._line.close()
+        self._reader = self._writer = self._line = None
+
+    def _connect(self, *pragmas: str) -> sqlite3.Connection:
+        """A connection to the file that exists, once it is known to be ours."""
+        uri = f"file:{urllib.parse.quote(os.fsencode(self.path))}?mode=rw"
+        connection = sqlite3.connect(uri, uri=True, timeout=self.wait_s, isolation_level=None, check_same_thread=False)
+        try:
+            _require_ours(connection, self.path)
+            if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+                raise UsageError(f"{self.path} is in a place where SQLite cannot keep a write-ahead log")
+            for pragma in _CONFIGURE + pragmas:
+                connection.execute(pragma)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _failure(self, error: Exception, kind: type[Unavailable]) -> Exception:
+        """What an error of SQLite means to the caller; `kind` if it may work later."""
+        if isinstance(error, sqlite3.ProgrammingError):
+            return error  # our own bug
+        code = getattr(error, "sqlite_errorcode", None)
+        message = f"{self.path}: {getattr(error, 'sqlite_errorname', type(error).__name__)}: {error}"
+        if isinstance(error, MemoryError):
+            return kind(message)
+        if code is None or code & 0xFF in _NOT_OURS:  # without a code: text that is no text
+            return CorruptionError(message)
+        if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return Determinate(message)
+        return kind(message)
+
+
+def _close(connection: sqlite3.Connection | None) -> None:
+    if connection is not None:
+        with contextlib.suppress(sqlite3.Error):
+            connection.close()
+
+
+def _require_ours(connection: sqlite3.Connection, path: str) -> None:
+    """Refuse files of others before anything is changed in them."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID or version < FORMAT_VERSION:
+        raise CorruptionError(f"{path} is not a consensus file of Timespine")
+    if version > FORMAT_VERSION:
+        raise VersionError(f"{path} has format {version}, newer than {FORMAT_VERSION}: upgrade to read it")
+    if connection.execute(_TABLES).fetchall() != [(2, SCHEMA)]:
+        raise CorruptionError(f"{path} does not have the tables of a consensus file")
+
+
+def _create_if_missing(path: str) -> None:
+    """Make the file elsewhere and link it into place, so that an empty file here is never a new one."""
+    log = path + "-wal"
+    orphaned = os.path.lexists(log)  # SUBTLE: looked at first, or another creator's log looks orphaned
+    if os.path.lexists(path):
+        return
+    if orphaned:
+        raise CorruptionError(f"{log} has lost its database: restore {path}, or remove both to start anew")
+    temporary = f"{path}.new-{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        connection = sqlite3.connect(temporary, isolation_level=None)
+        try:
+            for statement in _CREATE:
+                connection.execute(statement)
+        finally:
+            connection.close()
+        sync_path(temporary)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+_files: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for file in list(_files):
+        file.pause()
+
+
+def _after_fork() -> None:
+    for file in list(_files):
+        file.resume()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

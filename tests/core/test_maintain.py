@@ -1,0 +1,501 @@
+"""Maintenance: merges, rollups, expiry and finalizing, by anybody, at any time, at nobody's cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from stage import CONFIG, Fault, Stage, at, configured, up
+
+from timespine.core.effects import CompareAndSet, DeleteBlobs, FreshId, GetBlob, MergeRuns, PutBlob
+from timespine.core.hollow import HollowBatch
+from timespine.core.merging import Applied
+from timespine.core.protocols.collect import sweep
+from timespine.core.protocols.maintain import (
+    expire_leases,
+    finalize,
+    is_rollup_due,
+    merge_once,
+    roll_up,
+    tidy_unsealed,
+)
+from timespine.core.protocols.read import take_lease
+from timespine.core.protocols.session import Session
+from timespine.core.protocols.write import compare_and_append, write
+from timespine.core.state import Rollup, Status, new_state
+from timespine.core.transitions import (
+    ClaimMerge,
+    CompareAndAppend,
+    ExpireLeases,
+    ExpireWriter,
+    Refresh,
+    Retain,
+    RollUpAll,
+    Seal,
+    Trim,
+    Write,
+)
+from timespine.errors import CorruptionError, Fenced
+from timespine.model import CLOSED
+from timespine.testing.engine import data_of
+
+
+def asked_for_a_merge(rows: int = 3, since: int = 2) -> tuple[Stage, Session, Session]:
+    """A collection whose parts are to be merged up to since, the last one untouched; and two sessions."""
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    for when in range(rows):
+        stage.append(session, when + 1, up(f"r{when}", when), up("all", when))
+    stage.append(session, rows + 1, up("own", rows))
+    stage.commit(session, Retain(at(since)))
+    stage.commit(session, RollUpAll())
+    assert len(stage.head().trace.requests()) == 1
+    return stage, session, other
+
+
+def mergers(stage: Stage) -> list[str]:
+    """The writers that are registered for merges."""
+    return [writer for writer in stage.head().writers if writer.startswith("m")]
+
+
+def merged_blobs(stage: Stage) -> list[str]:
+    """The blobs that merges have put."""
+    return [key for key in stage.there() if key.split("/")[1].startswith("m")]
+
+
+# Merging.
+
+
+def test_merge_replaces_what_was_asked_for_and_leaves_no_writer_behind() -> None:
+    stage, session, _ = asked_for_a_merge()
+    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+    head = stage.head()
+    assert head.trace.requests() == []
+    assert (head.trace.batch_count, head.trace.hollow_count) == (1, 1)
+    assert mergers(stage) == []
+    assert head.claims == {}
+    assert session.counters["merges applied"] == 1
+    stage.agree()
+
+
+def test_merge_is_claimed_and_its_writer_registered_before_it_begins() -> None:
+    stage, session, _ = asked_for_a_merge()
+    seen: list[Any] = []
+    stage.before(MergeRuns, lambda: seen.append((dict(stage.head().claims), mergers(stage))))
+    stage.run(merge_once(session, "c"))
+    ((claims, writers),) = seen
+    ((id, claim),) = claims.items()
+    assert [claim.claimant] == writers
+    assert claim.until_ms == stage.now_ms + CONFIG.claim_ms
+    assert id == (0, 4)
+
+
+def test_merge_result_is_put_under_the_prefix_of_its_own_writer() -> None:
+    stage, session, _ = asked_for_a_merge()
+    stage.run(merge_once(session, "c"))
+    (effect,) = stage.of(MergeRuns)
+    assert effect.writer != session.writer
+    assert {put.key.split("/")[1] for put in stage.of(PutBlob)} == {effect.writer}
+
+
+def test_nothing_to_merge_is_none_and_writes_nothing() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.append(session, 1, up("a", 0))
+    assert stage.run(merge_once(session, "c")) is None
+    assert not stage.of(CompareAndSet, MergeRuns)
+
+
+def test_merge_in_a_collection_that_is_not_there_is_none() -> None:
+    stage = Stage()
+    assert stage.run(merge_once(stage.stranger(), "nowhere")) is None
+
+
+def test_smallest_merge_comes_first() -> None:
+    stage = Stage()
+    session = stage.session()
+    for upper, rows in ((1, 16), (2, 2)):
+        stage.append(session, upper, *(up(f"r{upper}-{index}", upper - 1) for index in range(rows)))
+    stage.append(session, 3)
+    stage.commit(session, Retain(at(2)))
+    large, small = stage.head().trace.stale()[:2]
+    stage.commit(session, Refresh(large), Refresh(small))
+    assert [request.rope.len for request in stage.head().trace.requests()] == [16, 2]
+    stage.run(merge_once(session, "c"))
+    (effect,) = stage.of(MergeRuns)
+    assert effect.request.id == small
+
+
+def test_merge_that_somebody_else_claimed_is_left_alone_until_the_claim_lapses() -> None:
+    stage, session, other = asked_for_a_merge()
+    (request,) = stage.head().trace.requests()
+    stage.commit(other, ClaimMerge(request.id, "m99", CONFIG.claim_ms))
+    assert stage.run(merge_once(session, "c")) is None
+    assert not stage.of(CompareAndSet)
+    stage.now_ms += CONFIG.claim_ms
+    assert stage.run(merge_once(session, "c")) is None
+    stage.now_ms += 1
+    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+
+
+def test_merge_that_somebody_else_claims_first_is_left_to_them() -> None:
+    stage, session, other = asked_for_a_merge()
+    (request,) = stage.head().trace.requests()
+    stage.before(CompareAndSet, lambda: stage.commit(other, ClaimMerge(request.id, "m99", CONFIG.claim_ms)))
+    assert stage.run(merge_once(session, "c")) is None
+    assert not stage.of(MergeRuns)
+    assert mergers(stage) == []
+    assert stage.head().claims[request.id].claimant == "m99"
+
+
+def test_merge_that_somebody_else_finishes_first_is_not_begun() -> None:
+    stage, session, other = asked_for_a_merge()
+    stage.before(CompareAndSet, lambda: stage.run(merge_once(other, "c")))
+    assert stage.run(merge_once(session, "c")) is None
+    assert not stage.of(MergeRuns)
+    assert mergers(stage) == []
+
+
+def test_merge_whose_writer_cannot_be_registered_is_not_begun() -> None:
+    stage, session, _ = asked_for_a_merge()
+    stage.answer(FreshId, lambda effect: "Not an id")
+    assert stage.run(merge_once(session, "c")) is None
+    assert not stage.of(MergeRuns)
+    assert stage.head().claims == {}
+
+
+def test_merge_whose_inputs_are_gone_leaves_no_writer_behind() -> None:
+    stage, session, _ = asked_for_a_merge()
+    stage.answer(GetBlob, lambda effect: None)
+    assert stage.run(merge_once(session, "c")) is None
+    assert mergers(stage) == []
+    assert merged_blobs(stage) == []
+    assert len(stage.head().trace.requests()) == 1
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_merge_whose_engine_is_unavailable_is_counted_and_left_to_be_swept(fault: Fault) -> None:
+    stage, session, _ = asked_for_a_merge()
+    stage.fail(MergeRuns, fault)
+    assert stage.run(merge_once(session, "c")) is None
+    assert session.counters["merges failed"] == 1
+    assert mergers(stage) == []
+    left = merged_blobs(stage)
+    assert bool(left) is (fault is Fault.DONE)
+    assert stage.run(sweep(session, "c")) == len(left)
+    assert merged_blobs(stage) == []
+    stage.agree()
+
+
+def test_merge_that_failed_is_done_by_others_when_the_claim_lapses() -> None:
+    stage, session, other = asked_for_a_merge()
+    stage.fail(PutBlob, Fault.NOT_DONE)
+    assert stage.run(merge_once(session, "c")) is None
+    stage.now_ms += CONFIG.claim_ms + 1
+    assert stage.run(merge_once(other, "c")) is Applied.EXACT
+    stage.agree()
+
+
+def test_error_of_the_engine_that_is_no_outage_is_passed_on() -> None:
+    stage, session, _ = asked_for_a_merge()
+    stage.answer(GetBlob, lambda effect: b"nonsense")
+    with pytest.raises(CorruptionError):
+        stage.run(merge_once(session, "c"))
+
+
+def test_result_that_somebody_else_gave_first_is_just_as_good() -> None:
+    stage, session, other = asked_for_a_merge()
+
+    def faster() -> None:
+        stage.now_ms += CONFIG.claim_ms + 1
+        assert stage.run(merge_once(other, "c")) is Applied.EXACT
+
+    # Just before the result is offered: the first compare-and-set is the claim.
+    stage.before(CompareAndSet, faster, nth=2)
+    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+    assert mergers(stage) == []
+    stage.agree()
+
+
+def test_result_that_does_not_fit_any_more_is_dropped_and_deletes_only_its_own_blobs() -> None:
+    stage, session, other = asked_for_a_merge()
+    untouched = list(stage.head().keys())[-1]
+
+    def rebuild() -> None:
+        stage.append(other, 5, up("r4", 4), up("all", 4))
+        stage.commit(other, RollUpAll())
+        assert stage.run(merge_once(other, "c")) is Applied.EXACT
+
+    stage.before(CompareAndSet, rebuild, nth=2)
+    assert stage.run(merge_once(session, "c")) is Applied.NO_MATCH
+    (effect,) = stage.of(MergeRuns)
+    (deletion,) = stage.of(DeleteBlobs)
+    assert {key.split("/")[1] for key in deletion.keys} == {effect.writer}
+    assert untouched in stage.world.blobs  # both results passed it through
+    assert untouched in stage.head().keys()
+    assert mergers(stage) == []
+    assert session.counters["merges dropped"] == 1
+    stage.agree()
+
+
+def test_result_of_a_writer_that_was_expired_meanwhile_is_refused_and_dropped() -> None:
+    stage, session, other = asked_for_a_merge()
+
+    def fence() -> None:
+        (merger,) = mergers(stage)
+        stage.commit(other, ExpireWriter(merger))
+
+    stage.before(CompareAndSet, fence, nth=2)
+    assert stage.run(merge_once(session, "c")) is None
+    assert session.counters["merges dropped"] == 1
+    assert merged_blobs(stage) == []
+    assert len(stage.head().trace.requests()) == 1
+    stage.agree()
+
+
+def test_result_whose_diffs_do_not_add_up_is_dropped() -> None:
+    stage, session, _ = asked_for_a_merge()
+    writers: list[str] = []
+
+    def wrong(effect: MergeRuns) -> HollowBatch:
+        writers.append(effect.writer)
+        part = msgspec.structs.replace(stage.put(f"c/{effect.writer}/p1", up("all", 2)), diff_sum=99)
+        (inputs, *_) = effect.request.inputs
+        return HollowBatch(effect.request.desc, 1, (msgspec.structs.replace(inputs.runs[0], parts=(part,)),))
+
+    stage.answer(MergeRuns, wrong)
+    assert stage.run(merge_once(session, "c")) is Applied.DIFF_SUM
+    assert f"c/{writers[0]}/p1" not in stage.world.blobs
+    stage.agree()
+
+
+def test_dropped_result_that_cannot_be_deleted_is_swept() -> None:
+    stage, session, other = asked_for_a_merge()
+
+    def fence() -> None:
+        (merger,) = mergers(stage)
+        stage.commit(other, ExpireWriter(merger))
+
+    stage.before(CompareAndSet, fence, nth=2)
+    stage.fail(DeleteBlobs, Fault.DETERMINATE)
+    assert stage.run(merge_once(session, "c")) is None
+    assert session.counters["left to the sweep"] == len(merged_blobs(stage)) == 2
+    assert stage.run(sweep(session, "c")) == 2
+    assert merged_blobs(stage) == []
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("nth", [1, 2])
+def test_merge_is_applied_once_whichever_of_its_commits_fails(nth: int, fault: Fault) -> None:
+    stage, session, _ = asked_for_a_merge()
+    stage.fail(CompareAndSet, fault, nth=nth)
+    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+    assert mergers(stage) == []
+    stage.agree()
+
+
+def test_merge_is_in_nobodys_way() -> None:
+    stage, session, other = asked_for_a_merge()
+    stage.before(CompareAndSet, lambda: stage.append(other, 5, up("r4", 4)), nth=2)
+    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+    assert len(stage.of(MergeRuns)) == 1  # nothing is merged again for it
+    stage.agree()
+
+
+def test_merger_that_dies_at_any_point_leaves_nothing_that_the_sweep_does_not_find() -> None:
+    for after in range(100):
+        stage, session, other = asked_for_a_merge(rows=3, since=2)
+        if not stage.crash(merge_once(session, "c"), after):
+            break
+        stage.agree()
+        stage.now_ms += CONFIG.writer_lease_ms + 1
+        heir = stage.session()
+        stage.run(expire_leases(heir, "c"))
+        stage.run(merge_once(heir, "c"))
+        stage.run(sweep(heir, "c"))
+        assert stage.head().trace.requests() == []
+        stage.check_storage()
+        stage.agree()
+        assert other.committer not in stage.head().committers
+    assert after > 10
+
+
+# Rollups.
+
+
+def test_rollup_is_due_after_enough_commits() -> None:
+    session = Session("k", "w", configured(rollup_seqnos=8))
+    state = new_state("c")
+    assert not is_rollup_due(session, msgspec.structs.replace(state, seqno=7))
+    assert is_rollup_due(session, msgspec.structs.replace(state, seqno=8))
+    rolled = msgspec.structs.replace(state, rollups={3: Rollup("c/w/s3", 1), 5: Rollup("c/w/s5", 1)})
+    assert not is_rollup_due(session, msgspec.structs.replace(rolled, seqno=12))
+    assert is_rollup_due(session, msgspec.structs.replace(rolled, seqno=13))
+
+
+def test_large_state_waits_longer_for_its_rollup() -> None:
+    stage = Stage()
+    session = stage.session(config=configured(rollup_seqnos=1))
+    for when in range(12):
+        stage.append(session, when + 1, up(f"r{when}", when))
+    state = stage.head()
+    assert state.trace.hollow_count == 12
+    rolled = msgspec.structs.replace(state, rollups={state.seqno - 2: Rollup("c/w/s", 1)})
+    assert not is_rollup_due(session, rolled)
+    assert is_rollup_due(session, msgspec.structs.replace(rolled, seqno=state.seqno + 1))
+
+
+def test_rollup_is_put_and_then_recorded() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.append(session, 1, up("a", 0))
+    seqno = stage.head().seqno
+    assert stage.run(roll_up(session, "c")) is True
+    ((recorded, rollup),) = stage.head().rollups.items()
+    assert recorded == seqno
+    assert rollup.size == len(stage.world.blobs[rollup.key])
+    assert [type(each) for each in stage.of(PutBlob, CompareAndSet)] == [PutBlob, CompareAndSet]
+
+
+def test_rollup_of_a_collection_that_is_not_there_is_none() -> None:
+    stage = Stage()
+    assert stage.run(roll_up(stage.stranger(), "nowhere")) is False
+
+
+def test_rollup_that_lost_to_a_newer_one_is_deleted() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(CompareAndSet, lambda: stage.run(roll_up(other, "c")))
+    assert stage.run(roll_up(session, "c")) is False
+    (rollup,) = stage.head().rollups.values()
+    assert stage.there() == {rollup.key}
+    assert rollup.key.split("/")[1] == other.writer
+
+
+def test_rollup_of_a_writer_that_was_expired_is_refused_and_deleted() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(CompareAndSet, lambda: stage.commit(other, ExpireWriter(session.writer)))
+    assert stage.run(roll_up(session, "c")) is False
+    assert stage.there() == set()
+
+
+def test_rollup_of_a_state_that_moved_on_is_still_of_use() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    seqno = stage.head().seqno
+    stage.before(CompareAndSet, lambda: stage.append(other, 1, up("a", 0)))
+    assert stage.run(roll_up(session, "c")) is True
+    assert list(stage.head().rollups) == [seqno]
+    stage.agree()
+
+
+# Expiry.
+
+
+def test_leases_that_lapsed_by_the_clock_are_removed_and_counted() -> None:
+    stage = Stage()
+    gone = stage.session()
+    stage.run(take_lease(gone, "c", (0,)))
+    stage.now_ms += CONFIG.writer_lease_ms
+    assert stage.run(expire_leases(stage.session(), "c")) == 1  # the reader's term is shorter
+    stage.now_ms += 1
+    session = stage.session()
+    assert stage.run(expire_leases(session, "c")) == 2
+    assert gone.committer not in stage.head().committers
+    assert gone.writer not in stage.head().writers
+    assert stage.run(expire_leases(session, "c")) == 0
+
+
+def test_expiry_in_a_collection_that_is_not_there_removes_nothing() -> None:
+    stage = Stage()
+    assert stage.run(expire_leases(stage.session(), "nowhere")) == 0
+
+
+# Unsealed updates.
+
+
+def test_tidying_drains_what_is_sealed_and_evicts_what_is_drained() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.run(write(session, "c", data_of([up("a", 0), up("b", 1)]), at(0), (1,)))
+    stage.run(write(session, "c", data_of([up("c", 5)]), at(5), (5,)))
+    stage.commit(session, Seal(at(3)))
+    stage.run(tidy_unsealed(session, "c"))
+    head = stage.head()
+    assert head.trace.upper == at(3)
+    assert [batch.seqno for batch in head.unsealed] == [1]
+    stage.commit(session, Seal(at(6)))
+    stage.agree()
+
+
+def test_tidying_twice_or_by_somebody_else_changes_nothing() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.run(write(session, "c", data_of([up("a", 0)]), at(0), (0,)))
+    stage.commit(session, Seal(at(1)))
+    stage.before(CompareAndSet, lambda: stage.run(tidy_unsealed(other, "c")))
+    stage.run(tidy_unsealed(session, "c"))
+    seqno = stage.head().seqno
+    stage.run(tidy_unsealed(session, "c"))
+    assert stage.head().seqno == seqno
+    stage.agree()
+
+
+def test_tidying_keeps_what_is_only_partly_drained() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.run(write(session, "c", data_of([up("a", 0), up("b", 4)]), at(0), (4,)))
+    stage.commit(session, Seal(at(2)))
+    stage.run(tidy_unsealed(session, "c"))
+    assert len(stage.head().unsealed) == 1
+    stage.commit(session, Trim(0))
+    stage.commit(session, Seal(at(5)))
+    stage.run(tidy_unsealed(session, "c"))
+    assert len(stage.head().unsealed) == 0
+    stage.agree()
+
+
+# The end of a collection.
+
+
+def test_closed_and_released_collection_becomes_a_tombstone() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.append(session, 1, up("a", 0))
+    stage.run(compare_and_append(session, "c", None, at(1), CLOSED))
+    stage.commit(session, Retain(CLOSED))
+    assert stage.run(finalize(session, "c")) is True
+    assert stage.head().status is Status.FINALIZED
+    assert list(stage.head().parts()) == []
+    assert stage.run(finalize(session, "c")) is True  # it is one
+
+
+def test_collection_that_somebody_may_still_write_or_read_is_not_finalized() -> None:
+    stage = Stage()
+    session = stage.session()
+    assert stage.run(finalize(session, "c")) is False
+    stage.run(compare_and_append(session, "c", None, at(0), CLOSED))
+    assert stage.run(finalize(session, "c")) is False
+    assert stage.head().status is Status.OPEN
+
+
+# Whoever is fenced.
+
+
+@pytest.mark.parametrize("protocol", [roll_up, expire_leases, tidy_unsealed, finalize, merge_once])
+def test_maintenance_by_a_session_that_was_expired_is_fenced(protocol: Any) -> None:
+    stage, session, other = asked_for_a_merge()
+    stage.now_ms += CONFIG.writer_lease_ms + 1
+    stage.commit(other, ExpireLeases())
+    with pytest.raises(Fenced):
+        stage.run(protocol(session, "c"))
+
+
+def test_maintenance_leaves_appends_and_writes_alone() -> None:
+    stage, session, other = asked_for_a_merge()
+    stage.before(MergeRuns, lambda: stage.commit(other, CompareAndAppend((), at(4), at(7))))
+    stage.run(merge_once(session, "c"))
+    stage.commit(other, Write(at(8), (8,), (stage.put(f"c/{other.writer}/p0", up("w", 8)),)), Seal(at(9)))
+    stage.agree()
