@@ -283,12 +283,21 @@ def test_part_of_times_of_another_shape_is_a_usage_error(field: str) -> None:
     assert isinstance(Scene().declined(caa(0, 5, part)), UsageError)
 
 
+stored = pytest.mark.xfail(strict=True, reason="stored, and then no process can decode the collection any more")
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{"rows": -1}, {"rows": (1 << 62) + 1}, {"size": -1}, {"size": None}, {"diff_sum": 1 << 64}, {"meta": "text"}],
+    [
+        {"rows": (1 << 62) + 1},
+        pytest.param({"rows": -1}, marks=stored),
+        pytest.param({"size": -1}, marks=stored),
+        pytest.param({"size": None}, marks=stored),
+        pytest.param({"diff_sum": 1 << 64}, marks=stored),
+        pytest.param({"meta": "text"}, marks=stored),
+    ],
     ids=str,
 )
-@pytest.mark.xfail(strict=True, reason="accepted and stored, and then no process can decode the collection any more")
 def test_part_that_cannot_be_stored_is_a_usage_error(changes: dict[str, Any]) -> None:
     part = inline_part([up("a", 0)], **changes)
     lower_than_parts = HollowBatch(Description(at(0), at(5), at(0)), -1, (Run((part,)),))

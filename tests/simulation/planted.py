@@ -1,16 +1,18 @@
 """Planted bugs: patches that break one thing each, to see that the checker notices.
 
 Each is applied in tests only. `python tests/simulation/planted.py` searches, for
-each, the first seed whose history gives it away, and prints the table for
+each, the first seed whose history gives it away; `--pin` writes them down for
 `test_planted.py`. A survivor means that a property is missing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest import mock
 
 import msgspec
@@ -27,6 +29,8 @@ from timespine.core.state import Commit, NoOp
 from timespine.core.transitions import TRANSITIONS, AddRollup, ApplyMerge, Evict, RegisterReader, RemoveRollups, Trim
 from timespine.model.frontier import Frontier
 from timespine.testing.checker import run_history
+
+SEEDS = Path(__file__).with_name("planted_seeds.json")
 
 # By name in sys.modules: the package also exports functions of the same names.
 append_module = sys.modules["timespine.core.transitions.append"]
@@ -469,8 +473,11 @@ def first_seed(name: str, histories: int, operations: int = 60) -> tuple[int, st
 
 
 def main() -> int:
+    pin = "--pin" in sys.argv
+    names = [name for name in sys.argv[1:] if name != "--pin"] or list(BUGS)
+    seeds: dict[str, int] = json.loads(SEEDS.read_text()) if SEEDS.exists() else {}
     survivors = 0
-    for name in sys.argv[1:] or BUGS:
+    for name in names:
         began = time.perf_counter()
         found = first_seed(name, 2000)
         seconds = time.perf_counter() - began
@@ -478,7 +485,12 @@ def main() -> int:
             survivors += 1
             print(f"SURVIVED {name} ({seconds:.0f} s)", flush=True)
         else:
-            print(f'    "{name}": {found[0]},  # {found[1][:110]} ({seconds:.0f} s)', flush=True)
+            seeds[name] = found[0]
+            print(f"{found[0]:5} {name}: {found[1][:110]} ({seconds:.0f} s)", flush=True)
+    if pin:
+        kept = {name: seeds[name] for name in sorted(BUGS) if name in seeds}
+        SEEDS.write_text(json.dumps(kept, indent=2) + "\n")
+    print(f"{len(names) - survivors} passed, {survivors} failed")
     return 1 if survivors else 0
 
 

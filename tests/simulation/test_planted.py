@@ -1,15 +1,17 @@
-"""Every planted bug is given away by its pinned seed; `python tests/simulation/planted.py` finds them anew.
+"""Every planted bug is given away by its pinned seed; `python tests/simulation/planted.py --pin` finds them anew.
 
 A seed stays pinned to what it found only while the simulator makes the same
 choices: whoever changes the workload runs the search again.
 """
+
+import json
 
 import planted
 import pytest
 
 from timespine.testing.checker import run_history
 
-SEEDS: dict[str, int] = {}
+SEEDS: dict[str, int] = json.loads(planted.SEEDS.read_text())
 
 
 def test_every_planted_bug_has_a_pinned_seed():
