@@ -146,7 +146,7 @@ class Walk:
 
     def name_of(self, kind: str, known: Iterable[str] = ()) -> str:
         """A name that is known, or one that may be."""
-        return self.pick([*known, f"{kind}{self.choose(3)}"])
+        return str(self.pick([*known, f"{kind}{self.choose(3)}"]))
 
     def request(self) -> MergeRequest | None:
         """One of the requests there are, or one that a late worker still has."""

@@ -62,7 +62,5 @@ def parse_blob_prefix(prefix: str) -> tuple[str, ...]:
         return ()
     segments = prefix.split("/") if isinstance(prefix, str) else []
     if len(segments) not in (2, 3) or segments[-1] != "":
-        raise UsageError(
-            f"blob prefix {shown(prefix)} is not of the form '', 'collection/' or 'collection/writer/'"
-        )
+        raise UsageError(f"blob prefix {shown(prefix)} is not of the form '', 'collection/' or 'collection/writer/'")
     return tuple(check_segment(segment, "segment of a blob prefix") for segment in segments[:-1])

@@ -304,10 +304,7 @@ def test_committer_must_be_registered_in_every_collection_of_the_group() -> None
 @pytest.mark.parametrize(
     "expired_in",
     [
-        pytest.param(
-            "a",
-            marks=pytest.mark.xfail(strict=True, reason="the first collection by name decides"),
-        ),
+        "a",
         "b",
     ],
 )

@@ -9,9 +9,9 @@ import pytest
 from stage import CONFIG, Fault, Stage, at, configured, up
 
 from timespine.core.effects import CompareAndSet, DeleteBlobs, FreshId, GetBlob, MergeRuns, PutBlob
-from timespine.core.hollow import HollowBatch
+from timespine.core.hollow import HollowBatch, Run
 from timespine.core.merging import Applied
-from timespine.core.protocols.collect import sweep
+from timespine.core.protocols.collect import references, sweep
 from timespine.core.protocols.maintain import (
     expire_leases,
     finalize,
@@ -135,6 +135,7 @@ def test_merge_that_somebody_else_claimed_is_left_alone_until_the_claim_lapses()
     assert not stage.of(CompareAndSet)
     stage.now_ms += CONFIG.claim_ms
     assert stage.run(merge_once(session, "c")) is None
+    assert not stage.of(CompareAndSet)
     stage.now_ms += 1
     assert stage.run(merge_once(session, "c")) is Applied.EXACT
 
@@ -233,7 +234,7 @@ def test_result_that_does_not_fit_any_more_is_dropped_and_deletes_only_its_own_b
     (deletion,) = stage.of(DeleteBlobs)
     assert {key.split("/")[1] for key in deletion.keys} == {effect.writer}
     assert untouched in stage.world.blobs  # both results passed it through
-    assert untouched in stage.head().keys()
+    assert untouched in references(stage.head())
     assert mergers(stage) == []
     assert session.counters["merges dropped"] == 1
     stage.agree()
@@ -254,6 +255,27 @@ def test_result_of_a_writer_that_was_expired_meanwhile_is_refused_and_dropped() 
     stage.agree()
 
 
+def test_result_that_passes_through_what_another_merge_dropped_is_refused_and_leaves_no_writer_behind() -> None:
+    stage, session, other = asked_for_a_merge(rows=2, since=1)
+    untouched = list(stage.head().keys())[-1]
+
+    def rewrite(effect: MergeRuns) -> HollowBatch:
+        rows = [up("r0", 1), up("r1", 1), up("all", 1, 2), up("own", 2)]
+        return HollowBatch(effect.request.desc, 4, (Run((stage.put(f"c/{effect.writer}/p1", *rows),)),))
+
+    def faster() -> None:
+        stage.now_ms += CONFIG.claim_ms + 1
+        stage.answer(MergeRuns, rewrite)
+        assert stage.run(merge_once(other, "c")) is Applied.EXACT
+
+    stage.before(CompareAndSet, faster, nth=2)
+    assert stage.run(merge_once(session, "c")) is None
+    assert untouched not in references(stage.head())
+    assert mergers(stage) == []
+    assert session.counters["merges dropped"] == 1
+    stage.agree()
+
+
 def test_result_whose_diffs_do_not_add_up_is_dropped() -> None:
     stage, session, _ = asked_for_a_merge()
     writers: list[str] = []
@@ -267,6 +289,22 @@ def test_result_whose_diffs_do_not_add_up_is_dropped() -> None:
     stage.answer(MergeRuns, wrong)
     assert stage.run(merge_once(session, "c")) is Applied.DIFF_SUM
     assert f"c/{writers[0]}/p1" not in stage.world.blobs
+    stage.agree()
+
+
+def test_parts_inside_of_a_dropped_run_are_swept() -> None:
+    stage, session, other = asked_for_a_merge(rows=6, since=5)
+
+    def fence() -> None:
+        (merger,) = mergers(stage)
+        stage.commit(other, ExpireWriter(merger))
+
+    stage.before(CompareAndSet, fence, nth=2)
+    assert stage.run(merge_once(session, "c")) is None
+    (deletion,) = stage.of(DeleteBlobs)
+    assert [key.split("/")[2][0] for key in deletion.keys] == ["h"]
+    assert stage.run(sweep(session, "c")) == 4
+    assert merged_blobs(stage) == []
     stage.agree()
 
 

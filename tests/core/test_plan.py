@@ -69,7 +69,6 @@ def test_part_of_a_hollow_run_is_seen_through_the_reference_to_the_run() -> None
     assert (seen.lower, seen.upper, seen.rewrite) == (at(3), at(5), at(4))
 
 
-@pytest.mark.xfail(strict=True, reason="the rewriting of the run replaces that of its part")
 def test_part_of_a_hollow_run_is_seen_at_the_later_of_two_rewritings() -> None:
     child, run = Part("c/w1/x", 1, rewrite=at(4)), Part("c/w1/run", 1, hollow=True, rewrite=at(2))
     assert not plan(3).counts(seen_through(run, child), (0,))

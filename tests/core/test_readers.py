@@ -99,7 +99,6 @@ def test_since_of_another_shape_is_a_usage_error(since: Any) -> None:
         assert isinstance(scene.declined(command), UsageError), command
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="the term is added to now before it is checked")
 def test_term_of_a_reader_that_is_no_number_is_a_usage_error() -> None:
     assert isinstance(Scene().declined(RegisterReader("r1", None, "1 s")), UsageError)  # type: ignore[arg-type]
 

@@ -112,7 +112,6 @@ def test_write_whose_bounds_cannot_be_is_a_usage_error(lower: Frontier, latest: 
     assert isinstance(Scene().declined(Write(lower, latest, (inline_part([up("a", 3)]),))), UsageError)
 
 
-@pytest.mark.xfail(strict=True, reason="one element of lower before max is enough; eviction loses the others")
 def test_write_whose_latest_time_is_not_after_all_of_its_least_times_is_a_usage_error() -> None:
     scene = Scene(arity=2)
     updates = [up("a", (0, 5)), up("b", (5, 0))]
@@ -120,7 +119,6 @@ def test_write_whose_latest_time_is_not_after_all_of_its_least_times_is_a_usage_
     assert isinstance(scene.declined(Write(lower, (0, 6), (inline_part(updates),))), UsageError)
 
 
-@pytest.mark.xfail(strict=True, reason="a rewritten part is drained by its written times, and read at others")
 def test_write_of_a_rewritten_part_is_a_usage_error() -> None:
     scene = Scene()
     part = inline_part([up("a", 1)], rewrite=at(5))
@@ -445,7 +443,6 @@ def test_trim_of_the_bounds_twice_changes_nothing_the_second_time() -> None:
     assert scene.declined(Trim(0)) is False
 
 
-@pytest.mark.xfail(strict=True, reason="after the bounds, bytes are declined until the next drain")
 def test_bytes_may_be_trimmed_after_the_bounds_were() -> None:
     scene = trimmed_scene()
     scene.do(Trim(0))

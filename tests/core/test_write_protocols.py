@@ -197,7 +197,6 @@ def test_append_to_partially_ordered_times_covers_its_interval() -> None:
     assert stage.rows((0, 1)) == {"a": 1, "b": 1}
 
 
-@pytest.mark.xfail(strict=True, reason="the data is put before the interval is looked at, and not deleted")
 @pytest.mark.parametrize(("lower", "upper"), [(at(5), at(3)), (CLOSED, at(3)), (at(0), at(0, 1))])
 @pytest.mark.parametrize("way", ["compare and append", "append", "append to many"])
 def test_append_to_an_interval_that_cannot_be_leaves_nothing_behind(way: str, lower: Any, upper: Any) -> None:

@@ -235,7 +235,7 @@ def test_a_time_that_is_none_cannot_be_inserted() -> None:
 def test_a_frontier_has_a_bounded_number_of_elements() -> None:
     staircase = [(i, ELEMENTS_MAX - i) for i in range(ELEMENTS_MAX + 1)]
     assert len(Frontier(tuple(staircase[1:]))) == ELEMENTS_MAX
-    with pytest.raises(UsageError, match=f"at most {ELEMENTS_MAX} elements, not {ELEMENTS_MAX + 1}"):
+    with pytest.raises(UsageError, match=f"at most {ELEMENTS_MAX} elements"):
         Frontier(tuple(staircase))
     with pytest.raises(UsageError, match="is too large"):
         Frontier(((1,),) * (ELEMENTS_MAX * ELEMENTS_MAX + 1))

@@ -62,6 +62,9 @@ class Chunks(msgspec.Struct, Generic[T], frozen=True, gc=False, eq=False):
             return NotImplemented
         return self is other or tuple(self) == tuple(other)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __hash__(self) -> int:
         return hash((len(self), self.tail))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import zlib
+from itertools import pairwise
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from timespine.core.chunks import Chunks
 from timespine.core.diff import StateDiff
 from timespine.core.flat import FlatSpine, Id, flatten, unflatten, validate_deep
 from timespine.core.hollow import Count, Part
+from timespine.core.shape import check_frontiers, check_history, check_holders, check_hollow, check_unsealed
 from timespine.core.state import (
     Claim,
     Committer,
@@ -35,7 +37,7 @@ from timespine.core.state import (
 )
 from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.ids import check_segment
-from timespine.model.frontier import Frontier, check_arity_of
+from timespine.model.frontier import Frontier
 from timespine.model.time import check_arity
 
 VERSION = 1
@@ -121,16 +123,27 @@ def decode_state(data: bytes) -> State:
     try:
         check_segment(image.collection, "collection id")
         arity = check_arity(image.arity)
-        check_arity_of(image.upper, arity, "upper")
-        check_arity_of(image.retention, arity, "retention")
+        check_frontiers((image.upper, image.retention, image.unsealed_lower), arity)
+        check_holders(image.readers.values(), arity)
+        check_holders(image.holds.values(), arity)
+        check_unsealed(image.unsealed, arity)
+        check_history(image.history, arity)
+        check_hollow(image.trace.hollow.values(), arity)
         trace = unflatten(image.trace, arity)
         validate_deep(trace, arity)
     except UsageError as error:
         raise CorruptionError(f"a stored state does not make sense: {error}") from error
     if not trace.upper <= image.upper:
         raise CorruptionError(f"a stored trace is at {trace.upper}, past the upper {image.upper}")
+    numbers = [batch.seqno for batch in image.unsealed]
+    if any(a >= b for a, b in pairwise([*numbers, image.unsealed_next])):
+        raise CorruptionError(f"stored unsealed batches {numbers} are not in order below {image.unsealed_next}")
     fields = {name: getattr(image, name) for name in StateImage.__struct_fields__ if name not in ("trace", "unsealed")}
-    return State(**fields, trace=trace, unsealed=Chunks.of(image.unsealed))
+    state = State(**fields, trace=trace, unsealed=Chunks.of(image.unsealed))
+    inline = sum(len(part.inline) for part in state.parts() if part.inline is not None)
+    if inline != state.inline_bytes:
+        raise CorruptionError(f"a stored state counts {state.inline_bytes} inline bytes and has {inline}")
+    return state
 
 
 def encode_run(parts: tuple[Part, ...]) -> bytes:

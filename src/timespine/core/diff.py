@@ -18,6 +18,7 @@ from timespine.core.chunks import Chunks
 from timespine.core.flat import Id, ThinBatch, ThinMerge, assemble, thin
 from timespine.core.hollow import Count, HollowBatch
 from timespine.core.rope import Fork, Leaf, Rope
+from timespine.core.shape import check_frontiers, check_history, check_holders, check_hollow, check_unsealed
 from timespine.core.spine import Spine
 from timespine.core.state import (
     Claim,
@@ -31,7 +32,7 @@ from timespine.core.state import (
     Status,
     UnsealedBatch,
 )
-from timespine.errors import CorruptionError
+from timespine.errors import CorruptionError, UsageError
 from timespine.model.frontier import Frontier
 
 K = TypeVar("K")
@@ -124,6 +125,25 @@ def apply_diff(old: State, change: StateDiff) -> State:
         raise CorruptionError(f"a diff to state {change.n} cannot follow state {old.seqno}")
     if change.f > len(old.history):
         raise CorruptionError(f"a diff forgets {change.f} lines of {len(old.history)}")
+    try:
+        _check_shape(change, old.arity)
+        return _applied(old, change)
+    except UsageError as error:
+        raise CorruptionError(f"a diff to state {change.n} does not fit: {error}") from error
+
+
+def _check_shape(change: StateDiff, arity: int) -> None:
+    """A UsageError if something new has times of another arity."""
+    check_frontiers((change.u, change.r, change.unsealed_lower), arity)
+    check_holders(change.readers.values(), arity)
+    check_holders(change.holds.values(), arity)
+    check_unsealed(change.y, arity)
+    check_history(change.h, arity)
+    if change.t is not None:
+        check_hollow(change.t.a.values(), arity)
+
+
+def _applied(old: State, change: StateDiff) -> State:
     return State(
         old.collection,
         old.arity,
@@ -281,6 +301,8 @@ def _with_leaf(pieces: list[Rope], leaf: Leaf) -> list[Rope]:
     """The ropes with a leaf added at the end, or in the place of what it covers."""
     if not pieces or leaf.lo == pieces[-1].hi:
         return [*pieces, leaf]
+    if leaf.lo > pieces[-1].hi:
+        raise CorruptionError(f"hollow batch {leaf.lo}-{leaf.hi} leaves a gap after {pieces[-1].hi}")
     kept: list[Rope] = []
     placed = False
     for piece in pieces:

@@ -76,22 +76,27 @@ def judge(states: Mapping[str, State], group: Group, now_ms: int) -> Judged | Co
     """Apply a group to states. Pure: nothing has happened yet."""
     before = dict(states)
     if group.committer is not None:
-        for collection, state in before.items():
-            known = state.committers.get(group.committer)
-            if known is None:
-                return Fenced(f"committer {group.committer} of {collection} is not registered any more: reopen")
-            if known.group >= group.number:
-                return CommittedBefore()
+        known = {name: state.committers.get(group.committer) for name, state in before.items()}
+        # All of them have the group or none has, so one that has it decides; the others may have expired it.
+        if any(committer is not None and committer.group >= group.number for committer in known.values()):
+            return CommittedBefore()
+        for name, committer in known.items():
+            if committer is None:
+                return Fenced(f"committer {group.committer} of {name} is not registered any more: reopen")
     current = dict(before)
     replies: list[tuple[Any, ...] | Refused] = []
+    relied_on: set[str] = set()
     for transaction in group.transactions:
-        replies.append(_judge_transaction(current, transaction, now_ms))
-    changed = {
-        collection: _committed(state, group, now_ms)
-        for collection, state in current.items()
-        if state is not before[collection]
-    }
-    return Judged(changed, tuple(replies))
+        reply = _judge_transaction(current, transaction, now_ms)
+        replies.append(reply)
+        if not isinstance(reply, Refused):
+            relied_on.update(collection for collection, _ in transaction.reads)
+    changed = {name: state for name, state in current.items() if state is not before[name]}
+    if changed:
+        # SUBTLE: what was only read is committed too, unchanged, so that the compare-and-set
+        # fails if it moved (test_commit.py).
+        changed.update((name, current[name]) for name in sorted(relied_on))
+    return Judged({name: _committed(state, group, now_ms) for name, state in changed.items()}, tuple(replies))
 
 
 def _judge_transaction(current: dict[str, State], transaction: Transaction, now_ms: int) -> tuple[Any, ...] | Refused:

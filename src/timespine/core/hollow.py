@@ -16,6 +16,8 @@ import msgspec
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
 """Rows, bytes and the like: never negative, and sums of them still fit."""
 
@@ -37,7 +39,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Updates in the data, visible or not."""
     size: Count = 0
     """Bytes of the data."""
-    diff_sum: int | None = None
+    diff_sum: Int64 | None = None
     """The sum of all diffs modulo 2^64, if known."""
     inline: bytes | None = None
     """The data itself, when it is tiny."""

@@ -83,7 +83,10 @@ def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Part,
 def seen_through(run: Part, child: Part) -> Part:
     """A part of a hollow run, with the truncation and rewriting of the reference to the run."""
     child = truncated(child, run.lower, run.upper)
-    return child if run.rewrite is None else msgspec.structs.replace(child, rewrite=run.rewrite)
+    if run.rewrite is None:
+        return child
+    rewrite = run.rewrite if child.rewrite is None else child.rewrite.join(run.rewrite)
+    return msgspec.structs.replace(child, rewrite=rewrite)
 
 
 def _refuse(state: State, time: Time) -> SinceError | NotSealed | None:

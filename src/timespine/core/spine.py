@@ -194,7 +194,8 @@ class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     def roll_up_all(self) -> Spine:
         """All layers become one fueled batch, up to the spine's since: the way to a single run."""
-        if self.batch_count == 1 and not self.stale() and not self.requests():
+        batches = list(self.batches())
+        if len(batches) <= 1 and not self.stale() and all(self.since <= each.desc.since for each in batches):
             return self
         loom = self._loom()
         loom.roll_up_all()

@@ -166,8 +166,8 @@ def _minimal(candidates: list[Time]) -> tuple[Time, ...]:
     for candidate in sorted(set(candidates)):
         if not any(times.less_equal(element, candidate) for element in kept):
             kept.append(candidate)
-    if len(kept) > ELEMENTS_MAX:
-        raise UsageError(f"a frontier may have at most {ELEMENTS_MAX} elements, not {len(kept)}")
+            if len(kept) > ELEMENTS_MAX:
+                raise UsageError(f"a frontier may have at most {ELEMENTS_MAX} elements")
     return tuple(kept)
 
 

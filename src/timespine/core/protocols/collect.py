@@ -58,7 +58,7 @@ def collect_garbage(session: Session, collection: str) -> Protocol[int]:
 def sweep(session: Session, collection: str) -> Protocol[int]:
     """Delete blobs that no live state refers to, of writers that are gone; how many."""
     # SUBTLE: list before reading the state. A writer that registers, puts and commits in between
-    # is then either not in the list or in the state (tests/simulation/planted.py: sweep_lists_last).
+    # is then either not in the list or in the state (planted.py: sweep_reads_the_state_before_it_lists).
     listed: list[str] = yield from retried(session, ListBlobs(f"{collection}/"))
     state = yield from refresh(session, collection)
     if state is None:
@@ -125,24 +125,21 @@ def _children(session: Session, runs: References) -> Protocol[References]:
 
 
 def _delete_unreachable(session: Session, past: References, live: References) -> Protocol[int]:
-    """Delete what the past has and the living do not."""
+    """Delete what the past has and the living do not, inside hollow runs too."""
     garbage = {key: hollow for key, hollow in past.items() if key not in live}
-    runs = [key for key, hollow in garbage.items() if hollow]
-    order = [key for key, hollow in garbage.items() if not hollow]
-    if runs:
-        reachable = {**live, **(yield from _children(session, live))}
-        inside = yield from _children(session, dict.fromkeys(runs, True))
-        order = [key for key in order if key not in reachable]
-        order.extend(key for key, hollow in inside.items() if not hollow and key not in reachable)
-        yield from _delete(session, order)
-        # SUBTLE: children first, and inner runs before outer ones: a run that is gone must have no
-        # children left, or they would never be found again (planted.py: run_before_children).
-        nested = [key for key, hollow in inside.items() if hollow and key not in reachable]
-        for key in (*reversed(nested), *(key for key in runs if key not in reachable)):
-            yield from _delete(session, [key])
-        return len(order) + len(nested) + len(runs)
-    yield from _delete(session, order)
-    return len(order)
+    if not garbage:
+        return 0
+    # SUBTLE: a part may have been referred to directly once, and from inside a live run now.
+    reachable = yield from _children(session, live)
+    inside = yield from _children(session, garbage)
+    unreachable = {key: hollow for key, hollow in {**garbage, **inside}.items() if key not in reachable | live}
+    yield from _delete(session, [key for key, hollow in unreachable.items() if not hollow])
+    # SUBTLE: children first, and inner runs before outer ones: a run that is gone must have no
+    # children left, or they would never be found again (planted.py: run_before_children).
+    runs = [key for key, hollow in unreachable.items() if hollow]
+    for key in (*(each for each in reversed(runs) if each in inside), *(each for each in runs if each not in inside)):
+        yield from _delete(session, [key])
+    return len(unreachable)
 
 
 def _delete(session: Session, keys: list[str]) -> Protocol[None]:

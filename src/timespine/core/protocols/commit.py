@@ -9,7 +9,8 @@ there, ours can never be.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 from timespine.core.codec import encode_diff
 from timespine.core.diff import diff
@@ -19,7 +20,7 @@ from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Frozen, Session, determinately_retried, pause_ms
 from timespine.core.state import State
 from timespine.core.transitions import Command, RegisterCommitter, RegisterWriter
-from timespine.errors import Determinate, Fenced, Indeterminate, Unavailable
+from timespine.errors import Determinate, Fenced, Indeterminate, TimespineError, Unavailable, UsageError
 
 Replies = tuple[tuple[Any, ...] | Refused, ...]
 
@@ -34,8 +35,16 @@ def enter(session: Session, collection: str) -> Protocol[State]:
     yield from resolve(session)
     term = session.config.writer_lease_ms
     commands = (RegisterCommitter(session.committer, term), RegisterWriter(session.writer, term))
-    yield from commit_group(session, Group((Transaction(tuple((collection, each) for each in commands)),)))
+    group = Group((Transaction(tuple((collection, each) for each in commands)),))
+    (reply,) = yield from commit_group(session, group)
+    if isinstance(reply, Refused):
+        raise_refusal(reply)
     return session.state(collection)
+
+
+def raise_refusal(refused: Refused) -> NoReturn:
+    """Raise what a caller that cannot go on was refused for."""
+    raise refused.reason if isinstance(refused.reason, TimespineError) else UsageError(str(refused.reason))
 
 
 def commit(session: Session, collection: str, *commands: Command) -> Protocol[tuple[Any, ...] | Refused]:
@@ -60,13 +69,15 @@ def commit_group(session: Session, group: Group) -> Protocol[Replies]:
             raise judged
         if isinstance(judged, CommittedBefore):
             raise Fenced(f"group {group.number} of {group.committer} was committed by somebody else")
-        if judged.changed and (yield from _store(session, group, judged, states)):
+        # A "no" must be the answer of now: a state that no compare-and-set will check is read again.
+        unchecked = [name for name in _refused_in(group, judged) if name in states and name not in judged.changed]
+        newest = yield from _refreshed(session, states, unchecked)
+        if any(newest[name] is not states[name] for name in unchecked):
+            states = newest
+            continue
+        if not judged.changed or (yield from _store(session, group, judged, states)):
             return judged.replies
-        newest = yield from _refreshed(session, states)
-        # A "no" must be the answer of now: if the state was old, it is judged again.
-        if not judged.changed and all(newest[each] is states[each] for each in states):
-            return judged.replies
-        states = newest
+        states = yield from _refreshed(session, states, states)
     raise Determinate(f"lost {session.config.commit_attempts} compare-and-sets in a row: try again later")
 
 
@@ -84,7 +95,7 @@ def resolve(session: Session) -> Protocol[bool | None]:
             happened = mismatch is None or (yield from _is_recorded(session, frozen))
         except Unavailable:
             # SUBTLE: also "did not happen" is no answer here: an earlier try may have
-            # (tests/simulation/planted.py: resolve_trusts_determinate).
+            # (test_commit.py).
             session.count("retries")
             yield Sleep(pause_ms(session.config, attempt))
             continue
@@ -121,14 +132,17 @@ def _store(session: Session, group: Group, judged: Judged, states: dict[str, Sta
 def _is_recorded(session: Session, frozen: Frozen) -> Protocol[bool]:
     """Whether the group's number is in the states by now. All have it or none has: one will do."""
     committer, number = frozen.group.committer, frozen.group.number
-    state = yield from refresh(session, next(iter(frozen.judged.changed)))
-    if committer is None or state is None:
+    known: list[bool] = []
+    for collection in frozen.judged.changed:
+        state = yield from refresh(session, collection)
+        if state is not None and committer in state.committers:
+            known.append(state.committers[committer].group >= number)
+    if committer is None:
         return False  # only commands that may be repeated come without a committer: judge them again
-    known = state.committers.get(committer)
-    if known is None:
+    if not known:
         session.frozen = None
         raise Fenced(f"committer {committer} was expired before it knew whether group {number} is in: reopen")
-    return known.group >= number
+    return any(known)
 
 
 def _learn(session: Session, judged: Judged) -> None:
@@ -149,9 +163,20 @@ def _known_states(session: Session, group: Group) -> Protocol[dict[str, State]]:
     return states
 
 
-def _refreshed(session: Session, states: dict[str, State]) -> Protocol[dict[str, State]]:
-    newest: dict[str, State] = {}
-    for collection, known in states.items():
+def _refused_in(group: Group, judged: Judged) -> list[str]:
+    """The collections that refused, or unchanging, transactions named."""
+    refused = [
+        transaction
+        for transaction, reply in zip(group.transactions, judged.replies, strict=True)
+        if isinstance(reply, Refused) or not judged.changed
+    ]
+    return Group(tuple(refused)).collections()
+
+
+def _refreshed(session: Session, states: dict[str, State], names: Iterable[str]) -> Protocol[dict[str, State]]:
+    """The states with those of some names read again."""
+    newest = dict(states)
+    for collection in list(names):
         state = yield from refresh(session, collection)
-        newest[collection] = known if state is None else state
+        newest[collection] = states[collection] if state is None else state
     return newest

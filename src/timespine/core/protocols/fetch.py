@@ -67,7 +67,10 @@ def newest_base(entries: Entries) -> tuple[Entries, State | tuple[int, Rollup]]:
     for index in range(len(entries) - 1, -1, -1):
         data = entries[index][1]
         if kind_of(data) is Kind.STATE:
-            return entries[index + 1 :], decode_state(data)
+            state = decode_state(data)
+            if state.seqno != entries[index][0]:
+                raise CorruptionError(f"entry {entries[index][0]} holds the state of number {state.seqno}")
+            return entries[index + 1 :], state
         added = {seqno: rollup for seqno, rollup in decode_diff(data).rollups.items() if rollup is not None}
         if added:
             seqno = max(added)

@@ -7,7 +7,7 @@ from timespine.core.effects import FreshId, GetBlob, Protocol
 from timespine.core.group import Refused
 from timespine.core.hollow import Part
 from timespine.core.plan import Plan, plan_changes, plan_snapshot, seen_through
-from timespine.core.protocols.commit import commit
+from timespine.core.protocols.commit import commit, raise_refusal
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Session, retried
 from timespine.core.state import State
@@ -26,7 +26,7 @@ def take_lease(session: Session, collection: str, as_of: Time) -> Protocol[str]:
     command = RegisterReader(reader, Frontier((as_of,)), session.config.reader_lease_ms)
     replies = yield from commit(session, collection, command)
     if isinstance(replies, Refused):
-        raise replies.reason if isinstance(replies.reason, Exception) else UsageError(str(replies.reason))
+        raise_refusal(replies)
     return reader
 
 
@@ -100,7 +100,7 @@ def advance_lease(session: Session, collection: str, reader: str, since: Time) -
     seqno = session.state(collection).seqno
     replies = yield from commit(session, collection, DowngradeReader(reader, Frontier((since,)), seqno))
     if isinstance(replies, Refused):
-        raise replies.reason if isinstance(replies.reason, LeaseExpired) else UsageError(str(replies.reason))
+        raise_refusal(replies)
 
 
 def listen(session: Session, collection: str, reader: str, after: Time) -> Protocol[Fetched | SinceError | None]:

@@ -43,14 +43,15 @@ def compare_and_append(
     """Append data for [expected, new_upper): inline if it is tiny and fits, else as a blob."""
     if data is None:
         return (yield from _committed(session, collection, CompareAndAppend((), expected, new_upper), ()))
+    desc = _interval(expected, new_upper)
     if len(data.value) <= session.config.inline_part_bytes:
-        batch = _batch(inline_part(data), data.order, expected, new_upper)
+        batch = _batch(inline_part(data), data.order, desc)
         command = CompareAndAppend((batch,), expected, new_upper, inline_total_bytes=session.config.inline_total_bytes)
         reply = yield from _committed(session, collection, command, ())
         if not (isinstance(reply, Refused) and isinstance(reply.reason, InlineBudgetExceeded)):
             return reply
     part = yield from put_part(session, collection, data)
-    batch = _batch(part, data.order, expected, new_upper)
+    batch = _batch(part, data.order, desc)
     return (yield from _committed(session, collection, CompareAndAppend((batch,), expected, new_upper), (part.key,)))
 
 
@@ -58,8 +59,9 @@ def append(
     session: Session, collection: str, data: Data, lower: Frontier, upper: Frontier
 ) -> Protocol[Frontier | Refused]:
     """Append what of [lower, upper) is not there yet: for writers that all write the same."""
+    desc = _interval(lower, upper)
     part = yield from put_part(session, collection, data)
-    replies = yield from commit(session, collection, Append(_batch(part, data.order, lower, upper)))
+    replies = yield from commit(session, collection, Append(_batch(part, data.order, desc)))
     if isinstance(replies, Refused) or not replies[0].taken:
         yield from forget(session, (part.key,))
     if isinstance(replies, Refused):
@@ -83,12 +85,13 @@ def append_to_many(
     session: Session, appends: list[tuple[str, Data, Frontier, Frontier]]
 ) -> Protocol[tuple[Frontier, ...] | Refused]:
     """Append to several collections, all or nothing."""
+    intervals = [_interval(expected, new_upper) for _, _, expected, new_upper in appends]
     commands: list[tuple[str, Command]] = []
     keys: list[str] = []
-    for collection, data, expected, new_upper in appends:
+    for (collection, data, expected, new_upper), desc in zip(appends, intervals, strict=True):
         part = yield from put_part(session, collection, data)
         keys.append(part.key)
-        batch = _batch(part, data.order, expected, new_upper)
+        batch = _batch(part, data.order, desc)
         commands.append((collection, CompareAndAppend((batch,), expected, new_upper)))
     (reply,) = yield from commit_transactions(session, Transaction(tuple(commands)))
     if isinstance(reply, Refused):
@@ -104,9 +107,12 @@ def forget(session: Session, keys: tuple[str, ...]) -> Protocol[None]:
         session.count("left to the sweep", len(keys))
 
 
-def _batch(part: Part, order: Order, lower: Frontier, upper: Frontier) -> HollowBatch:
-    arity = lower.arity or upper.arity or 1
-    desc = Description(lower, upper, Frontier.minimum(arity))
+def _interval(lower: Frontier, upper: Frontier) -> Description:
+    """The times of an append; a UsageError before anything is put if there are none such."""
+    return Description(lower, upper, Frontier.minimum(lower.arity or upper.arity or 1))
+
+
+def _batch(part: Part, order: Order, desc: Description) -> HollowBatch:
     return HollowBatch(desc, part.rows, (Run((part,), order),))
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from timespine.core.state import Commit, NoOp, State
+import msgspec
+
+from timespine.core.state import Commit, NoOp, State, Status
 from timespine.core.transitions.append import (
     AdvanceUpper,
     Append,
@@ -81,7 +83,7 @@ from timespine.core.transitions.writers import (
     register_committer,
     register_writer,
 )
-from timespine.errors import UsageError, shown
+from timespine.errors import ClosedError, UsageError, shown
 
 Command = Any
 """One of the keys of TRANSITIONS."""
@@ -122,15 +124,53 @@ TRANSITIONS: dict[type, Callable[[State, Any, int], Commit[Any] | NoOp[Any]]] = 
 }
 
 
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
+    command: msgspec.msgpack.Decoder(command) for command in TRANSITIONS
+}
+
+ON_TOMBSTONES = frozenset(
+    {
+        AddRollup,
+        DropSink,
+        ExpireCommitter,
+        ExpireLeases,
+        ExpireReader,
+        ExpireWriter,
+        Finalize,
+        HeartbeatWriter,
+        RegisterCommitter,
+        RegisterWriter,
+        ReleaseHold,
+        RemoveRollups,
+    }
+)
+"""What a finalized collection still takes: the end of leases, and the rollups that let its log go."""
+
+
 def apply(state: State, command: Command, now_ms: int) -> Commit[Any] | NoOp[Any]:
     """Carry out one command."""
     transition = TRANSITIONS.get(type(command))
     if transition is None:
         return NoOp(UsageError(f"{shown(command)} is not a command"))
+    if state.status is Status.FINALIZED and type(command) not in ON_TOMBSTONES:
+        return NoOp(ClosedError(f"collection {state.collection} is finalized"))
     try:
-        return transition(state, command, now_ms)
+        return transition(state, checked(command), now_ms)
     except UsageError as error:
         return NoOp(error)
+
+
+def checked(command: Command) -> Command:
+    """The command as it would come back from storage; a UsageError if it would not.
+
+    Types are not checked when a command is made, so they are here: what could be
+    stored and never be read again must not get any further.
+    """
+    try:
+        return _DECODERS[type(command)].decode(_ENCODER.encode(command))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{type(command).__name__} cannot be stored: {error}") from error
 
 
 __all__ = [

@@ -11,7 +11,8 @@ import msgspec
 
 from timespine.config import DEFAULT
 from timespine.core.hollow import HollowBatch, Run
-from timespine.core.state import Commit, HistoryEntry, NoOp, State, Status
+from timespine.core.shape import check_hollow
+from timespine.core.state import Commit, HistoryEntry, NoOp, State
 from timespine.core.transitions.push import drained_runs, pushed, remember, truncated
 from timespine.core.transitions.writers import refuse_unregistered
 from timespine.errors import ClosedError, InlineBudgetExceeded, TimespineError, UpperMismatch, UsageError
@@ -102,8 +103,7 @@ def _refuse(state: State, command: CompareAndAppend) -> TimespineError | None:
     expected, new_upper = command.expected_upper, command.new_upper
     check_arity_of(expected, state.arity, "expected upper")
     check_arity_of(new_upper, state.arity, "new upper")
-    if state.status is not Status.OPEN:
-        return ClosedError(f"collection {state.collection} is finalized")
+    check_hollow(command.batches, state.arity)
     for batch in command.batches:
         # Fenced comes before the mismatch: a writer that was expired must not take
         # the upper of its own successor for that of a rival.
@@ -137,6 +137,9 @@ def _refuse_batch(state: State, batch: HollowBatch, lower: Frontier, upper: Fron
         return UsageError(f"a batch exact from {desc.since} on is past the since {state.since}")
     if sum(part.rows for part in batch.parts) < batch.len:
         return UsageError(f"a batch of {batch.len} updates whose parts have fewer")
+    for part in batch.parts:
+        if part.rewrite is not None and (state.arity != 1 or any(upper.less_equal(time) for time in part.rewrite)):
+            return UsageError(f"a batch rewritten to {part.rewrite} does not lie below {upper}, or times are not total")
     exact = desc.lower == lower and desc.upper == upper
     if not exact and any(part.rewrite is not None or part.is_truncated for part in batch.parts):
         return UsageError(f"a rewritten or truncated batch of [{desc.lower}, {desc.upper}) cannot be cut to fit")

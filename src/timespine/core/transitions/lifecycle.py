@@ -6,7 +6,7 @@ import msgspec
 
 from timespine.core import rope as ropes
 from timespine.core.chunks import Chunks
-from timespine.core.hollow import Part, empty_batch
+from timespine.core.hollow import Count, Part, empty_batch
 from timespine.core.layers import Layer, SpineBatch
 from timespine.core.spine import Spine
 from timespine.core.state import Commit, NoOp, Rollup, State, Status
@@ -25,9 +25,9 @@ SCHEMA_BYTES_MAX = 256 * 1024
 class AddRollup(msgspec.Struct, frozen=True, array_like=True):
     """Say where the whole state as of a sequence number is."""
 
-    seqno: int
+    seqno: Count
     key: str
-    size: int
+    size: Count
 
 
 class RemoveRollups(msgspec.Struct, frozen=True, array_like=True):
@@ -55,7 +55,7 @@ class SchemaMismatch(msgspec.Struct, frozen=True):
 
 def add_rollup(state: State, command: AddRollup, now_ms: int) -> Commit[bool] | NoOp[bool | TimespineError]:
     """Record a rollup; whether it is of use."""
-    if type(command.seqno) is not int or not 0 <= command.seqno <= state.seqno:
+    if command.seqno > state.seqno:
         return NoOp(UsageError(f"a rollup of {command.seqno} cannot be, the collection is at {state.seqno}"))
     unregistered = refuse_unregistered(state, [Part(command.key, 0)])
     if unregistered is not None:

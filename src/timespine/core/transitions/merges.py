@@ -6,11 +6,12 @@ import msgspec
 
 from timespine.core.hollow import HollowBatch, Part
 from timespine.core.merging import Applied, apply_merge_result
+from timespine.core.shape import check_hollow
 from timespine.core.state import Claim, Commit, NoOp, State
 from timespine.core.transitions.push import with_live_claims
-from timespine.core.transitions.writers import refuse_unregistered
-from timespine.errors import Fenced, TimespineError
-from timespine.ids import BlobKey, parse_blob_key
+from timespine.core.transitions.writers import check_term, refuse_unregistered
+from timespine.errors import Fenced, TimespineError, UsageError
+from timespine.ids import check_segment, parse_blob_key
 
 
 class ClaimMerge(msgspec.Struct, frozen=True, array_like=True):
@@ -46,12 +47,13 @@ class RollUpAll(msgspec.Struct, frozen=True, array_like=True):
 
 def claim_merge(state: State, command: ClaimMerge, now_ms: int) -> Commit[bool] | NoOp[bool]:
     """Claim a fueled batch that nobody else works on; whether it was granted."""
+    check_segment(command.claimant, "claimant")
     if all(batch.id != command.id or not batch.fueled for batch in state.trace.batches()):
         return NoOp(False)
     known = state.claims.get(command.id)
     if known is not None and known.claimant != command.claimant and known.until_ms >= now_ms:
         return NoOp(False)
-    claim = Claim(command.claimant, now_ms + command.term_ms)
+    claim = Claim(command.claimant, now_ms + check_term(command.term_ms))
     if known == claim:
         return NoOp(True)
     return Commit(msgspec.structs.replace(state, claims={**state.claims, command.id: claim}), True)
@@ -59,11 +61,14 @@ def claim_merge(state: State, command: ClaimMerge, now_ms: int) -> Commit[bool] 
 
 def apply_merge(state: State, command: ApplyMerge, now_ms: int) -> Commit[Applied] | NoOp[Applied | TimespineError]:
     """Put a merge result in its place, or say why not. The caller deletes what it wrote in vain."""
+    check_hollow((command.output,), state.arity)
+    if command.output.len != sum(part.rows for part in command.output.parts):
+        return NoOp(UsageError(f"a merge result of {command.output.len} updates whose parts have another number"))
     replacement = apply_merge_result(state.trace, command.output)
     if not replacement.applied.is_applied:
         return NoOp(replacement.applied)
     replaced = [part for leaf in replacement.removed for part in leaf.batch.parts]
-    refusal = _refuse_blobs(state, command, {part.key for part in replaced})
+    refusal = _refuse_blobs(state, command, {part.key for part in replaced if part.key})
     if refusal is not None:
         return NoOp(refusal)
     inline = command.output.inline_bytes - sum(len(part.inline) for part in replaced if part.inline is not None)
@@ -81,14 +86,9 @@ def _refuse_blobs(state: State, command: ApplyMerge, replaced: set[str]) -> Time
     """
     fresh: list[Part] = [part for part in command.output.parts if part.key not in replaced]
     for part in fresh:
-        if part.key and _writer_of(part.key) != command.writer:
+        if part.key and parse_blob_key(part.key).writer != command.writer:
             return Fenced(f"blob {part.key} is neither new nor part of what the merge replaces: merge again")
     return refuse_unregistered(state, fresh)
-
-
-def _writer_of(key: str) -> str:
-    parsed: BlobKey = parse_blob_key(key)
-    return parsed.writer
 
 
 def exert(state: State, command: Exert, now_ms: int) -> Commit[int] | NoOp[int]:

@@ -96,7 +96,8 @@ def register_reader(state: State, command: RegisterReader, now_ms: int) -> Commi
     if known is not None:
         return NoOp(Granted(known.since, known.seqno))
     since = _clamped(state, command.since)
-    reader = Reader(since, state.seqno, now_ms + command.term_ms, check_term(command.term_ms))
+    term_ms = check_term(command.term_ms)
+    reader = Reader(since, state.seqno, now_ms + term_ms, term_ms)
     readers = {**state.readers, command.reader: reader}
     return Commit(msgspec.structs.replace(state, readers=readers), Granted(since, state.seqno))
 

@@ -22,10 +22,12 @@ import msgspec
 from timespine.config import DEFAULT
 from timespine.core.chunks import Chunks
 from timespine.core.hollow import Part
-from timespine.core.state import Commit, HistoryEntry, NoOp, State, Status, UnsealedBatch, lower_of
+from timespine.core.shape import check_parts
+from timespine.core.state import Commit, HistoryEntry, NoOp, State, UnsealedBatch, lower_of
 from timespine.core.transitions.push import drained_runs, pushed, remember, truncated
 from timespine.core.transitions.writers import refuse_unregistered
 from timespine.errors import ClosedError, InlineBudgetExceeded, TimespineError, UsageError
+from timespine.model import time as times
 from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import Time, check_time
 
@@ -74,12 +76,14 @@ def write(state: State, command: Write, now_ms: int) -> Commit[int] | NoOp[int |
     rows = sum(part.rows for part in command.parts)
     if rows == 0:
         return NoOp(state.unsealed_next)
-    if state.status is not Status.OPEN or state.upper.is_closed:
+    if state.upper.is_closed:
         return NoOp(ClosedError(f"collection {state.collection} is closed"))
     unregistered = refuse_unregistered(state, command.parts)
     if unregistered is not None:
         return NoOp(unregistered)
-    if command.lower.is_closed or not command.lower.less_equal(command.max):
+    if any(part.rewrite is not None or part.is_truncated for part in command.parts):
+        return NoOp(UsageError("rewritten or truncated data cannot be written ahead of the seal"))
+    if command.lower.is_closed or not all(times.less_equal(least, command.max) for least in command.lower):
         return NoOp(UsageError(f"updates from {command.lower} on cannot all be at or before {command.max}"))
     if not state.upper <= command.lower:
         return NoOp(UsageError(f"updates at {command.lower} are below the upper {state.upper}: it is sealed already"))
@@ -102,8 +106,6 @@ def write(state: State, command: Write, now_ms: int) -> Commit[int] | NoOp[int |
 def seal(state: State, command: Seal, now_ms: int) -> Commit[Frontier] | NoOp[Frontier | TimespineError]:
     """Move the upper forward. The same again is fine; back is an error."""
     check_arity_of(command.upper, state.arity, "upper")
-    if state.status is not Status.OPEN:
-        return NoOp(ClosedError(f"collection {state.collection} is finalized"))
     if command.upper == state.upper:
         return NoOp(state.upper)
     if not state.upper <= command.upper:
@@ -134,14 +136,19 @@ def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool |
     """Narrow an unsealed batch to what is not in the trace; whether it was there and could be."""
     upper = state.trace.upper
     batch = next((each for each in state.unsealed if each.seqno == command.seqno), None)
-    if batch is None or batch.is_wholly_below(upper) or not batch.has_times_below(upper):
+    if batch is None or batch.is_wholly_below(upper):
         return NoOp(False)
+    if not batch.has_times_below(upper) and not (
+        command.parts is not None and any(part.is_truncated for part in batch.parts)
+    ):
+        return NoOp(False)  # nothing of it is drained, or its bounds say so already
     parts = batch.parts
     if command.parts is not None:
         # Parts rewritten against a later upper than the trace has would lose updates that are
         # not in the trace yet; against an earlier one they keep some that are, to be hidden.
         if command.against is None or not command.against <= upper:
             return NoOp(UsageError(f"parts trimmed against {command.against}, the trace is at {upper}"))
+        check_parts(command.parts, state.arity)
         unregistered = refuse_unregistered(state, command.parts)
         if unregistered is not None:
             return NoOp(unregistered)

@@ -77,7 +77,8 @@ class AlreadyCommitted(msgspec.Struct, frozen=True):
 def register_writer(state: State, command: RegisterWriter, now_ms: int) -> Commit[None] | NoOp[None]:
     """Add the writer; registering again is a heartbeat."""
     check_segment(command.writer, "writer id")
-    lease = Lease(now_ms + command.term_ms, check_term(command.term_ms))
+    term_ms = check_term(command.term_ms)
+    lease = Lease(now_ms + term_ms, term_ms)
     known = state.writers.get(command.writer)
     if known is not None and known.until_ms >= lease.until_ms:
         return NoOp(None)
@@ -107,7 +108,8 @@ def register_committer(state: State, command: RegisterCommitter, now_ms: int) ->
     check_segment(command.committer, "committer id")
     if command.committer in state.committers:
         return NoOp(None)
-    committer = Committer(0, now_ms + command.term_ms, check_term(command.term_ms))
+    term_ms = check_term(command.term_ms)
+    committer = Committer(0, now_ms + term_ms, term_ms)
     committers = {**state.committers, command.committer: committer}
     return Commit(msgspec.structs.replace(state, committers=committers), None)
 
@@ -122,7 +124,7 @@ def expire_committer(state: State, command: ExpireCommitter, now_ms: int) -> Com
 def commit_sink(state: State, command: CommitSink, now_ms: int) -> Commit[None] | NoOp[AlreadyCommitted | UsageError]:
     """Record a batch of a sink, once."""
     check_segment(command.sink, "sink id")
-    if type(command.batch) is not int or command.batch < 0:
+    if command.batch < 0:
         return NoOp(UsageError(f"batch {command.batch} of sink {command.sink} must be an integer from 0 on"))
     last = state.sinks.get(command.sink, -1)
     if command.batch <= last:
@@ -158,7 +160,7 @@ def refuse_unregistered(state: State, parts: Iterable[Part]) -> TimespineError |
 
 def check_term(term_ms: int) -> int:
     """The term of a lease, or a UsageError."""
-    if type(term_ms) is not int or not 1 <= term_ms <= 1 << 40:
+    if not 1 <= term_ms <= 1 << 40:
         raise UsageError(f"the term of a lease must be an integer from 1 to 2^40 milliseconds, not {term_ms}")
     return term_ms
 
@@ -170,7 +172,7 @@ def extend(lease: L, now_ms: int) -> L:
     along with other commits do not change the state every time.
     """
     until = now_ms + lease.term_ms
-    if until - lease.until_ms < lease.term_ms // 4:
+    if until - lease.until_ms < max(lease.term_ms // 4, 1):
         return lease
     return msgspec.structs.replace(lease, until_ms=until)
 
