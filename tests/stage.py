@@ -282,7 +282,8 @@ class Stage:
 
     def commit(self, session: Session, *commands: Command, name: str = "c") -> tuple[Any, ...]:
         """Commit commands that must be accepted; their replies."""
-        return accepted(self.run(commit(session, name, *commands)))
+        replies: tuple[Any, ...] = accepted(self.run(commit(session, name, *commands)))
+        return replies
 
     def disturb(self, session: Session, name: str = "c") -> None:
         """Commit something that is in nobody's way."""

@@ -233,6 +233,47 @@ def test_refusal_beside_a_transaction_that_commits_is_judged_on_the_newest_state
     assert replies == ((at(1),), (at(6),))
 
 
+def test_upper_that_was_only_read_is_guarded_by_the_same_compare_and_set() -> None:
+    stage = Stage("c", "d")
+    other, session = stage.session("d"), stage.session("c", "d")
+    stage.before(CompareAndSet, lambda: stage.append(other, 2, name="d"))
+    transaction = Transaction((("c", Seal(at(4))),), reads=(("d", at(0)),))
+    (reply,) = stage.run(commit_transactions(session, transaction))
+    reason = refused(reply)
+    assert isinstance(reason, UpperMismatch)
+    assert reason.actual == at(2)
+    assert stage.head("c").upper == at(0)
+
+
+def test_transaction_that_only_reads_is_judged_on_the_newest_states_and_stores_nothing() -> None:
+    stage = Stage("c", "d")
+    other, session = stage.session("d"), stage.session("c", "d")
+    stage.append(other, 2, name="d")
+    (reply,) = stage.run(commit_transactions(session, Transaction((), reads=(("c", at(0)), ("d", at(0))))))
+    assert isinstance(refused(reply), UpperMismatch)
+    assert not stage.of(CompareAndSet)
+    assert stage.run(commit_transactions(session, Transaction((), reads=(("d", at(2)),)))) == ((),)
+
+
+def test_refusal_beside_a_transaction_that_commits_is_not_asked_of_storage_twice() -> None:
+    stage = Stage("c", "d")
+    session = stage.session("c", "d")
+    transactions = (Transaction((("c", Seal(at(1))),)), Transaction((("d", Seal(at(1))), ("d", Seal(at(0))))))
+    replies = stage.run(commit_transactions(session, *transactions))
+    assert replies[0] == (at(1),)
+    assert isinstance(refused(replies[1]), UsageError)
+    assert [type(each) for each in stage.effects] == [Now, Scan, CompareAndSet]
+
+
+def test_answer_that_changes_nothing_beside_a_transaction_that_commits_is_that_of_now() -> None:
+    stage = Stage("c", "d")
+    other, session = stage.session("d"), stage.session("c", "d")
+    stage.append(other, 5, name="d")
+    transactions = (Transaction((("c", Seal(at(1))),)), Transaction((("d", CompareAndAppend((), at(0), at(0))),)))
+    replies = stage.run(commit_transactions(session, *transactions))
+    assert isinstance(replies[1], Refused)  # the upper is 5, and has been since before the call
+
+
 # Failures that are determinate.
 
 
@@ -468,6 +509,22 @@ def test_committer_expired_while_its_group_is_unknown_is_fenced_and_not_told_a_m
     with pytest.raises(Fenced, match="not registered any more"):
         stage.run(append(session, expected=1, upper=2))
     assert stage.head().upper == at(1)
+
+
+@pytest.mark.parametrize("fault", [Fault.DONE, Fault.NOT_DONE])
+@pytest.mark.parametrize("expired_by", ["c", "d"])
+def test_collection_that_still_knows_the_committer_resolves_the_group_for_all(expired_by: str, fault: Fault) -> None:
+    stage = Stage("c", "d")
+    other, session = stage.session("c", "d"), stage.session("c", "d")
+    appends = [("c", data_of([up("x", 0)]), at(0), at(1)), ("d", data_of([up("y", 0)]), at(0), at(2))]
+    stage.fail(CompareAndSet, fault)
+    stage.before(CompareAndSet, lambda: stage.commit(other, ExpireCommitter(session.committer), name=expired_by), nth=2)
+    if fault is Fault.DONE:
+        assert stage.run(append_to_many(session, appends)) == (at(1), at(2))
+    else:
+        with pytest.raises(Fenced, match=f"of {expired_by} is not registered any more"):
+            stage.run(append_to_many(session, appends))
+        assert (stage.head("c").upper, stage.head("d").upper) == (at(0), at(0))
 
 
 def test_committer_expired_while_frozen_is_fenced_by_its_next_commit() -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from timespine.core import rope as ropes
 from timespine.core.flat import flatten, validate_deep
 from timespine.core.hollow import HollowBatch, Part, Run, wrap_int64
+from timespine.core.layers import SpineBatch
 from timespine.core.merging import Applied, apply_merge_result
 from timespine.core.rope import Leaf
-from timespine.core.layers import SpineBatch
 from timespine.core.spine import Spine, empty_spine
 from timespine.model import CLOSED, Description, Frontier
 from timespine.model.time import INT64_MAX

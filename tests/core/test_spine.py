@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from timespine.core.flat import flatten, validate_deep
 from timespine.core.hollow import HollowBatch, Part, Run
-from timespine.core.merging import apply_merge_result
 from timespine.core.layers import MergeRequest, level_for, without_redundant
+from timespine.core.merging import apply_merge_result
 from timespine.core.spine import Spine, empty_spine
 from timespine.errors import UsageError
 from timespine.model import CLOSED, Description, Frontier

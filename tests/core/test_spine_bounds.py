@@ -24,10 +24,10 @@ import pytest
 
 from timespine.core import rope as ropes
 from timespine.core.hollow import HollowBatch
-from timespine.core.merging import apply_merge_result
-from timespine.core.rope import Fork, Rope
 from timespine.core.layers import level_for
 from timespine.core.loom import FUEL, Loom
+from timespine.core.merging import apply_merge_result
+from timespine.core.rope import Fork, Rope
 from timespine.core.spine import Spine, _woven, empty_spine
 from timespine.model import Description, Frontier
 

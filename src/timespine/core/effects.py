@@ -69,6 +69,9 @@ class MergeRuns(Effect, frozen=True):
     """Merge the inputs of a request and put the result under a writer's prefix.
 
     Result: the merged batch, or None if an input is missing (somebody else was faster).
+    Its blobs are new, under the writer's prefix, or parts of the inputs passed through by
+    reference. SUBTLE: only directly; a hollow run of the result lists blobs of the writer
+    alone, because what is inside of it cannot be checked when the result is applied.
     """
 
     collection: str

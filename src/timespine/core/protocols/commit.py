@@ -69,8 +69,8 @@ def commit_group(session: Session, group: Group) -> Protocol[Replies]:
             raise judged
         if isinstance(judged, CommittedBefore):
             raise Fenced(f"group {group.number} of {group.committer} was committed by somebody else")
-        # A "no" must be the answer of now: a state that no compare-and-set will check is read again.
-        unchecked = [name for name in _refused_in(group, judged) if name in states and name not in judged.changed]
+        # Every answer must be that of now: a state that no compare-and-set will check is read again.
+        unchecked = [name for name in states if name not in judged.changed]
         newest = yield from _refreshed(session, states, unchecked)
         if any(newest[name] is not states[name] for name in unchecked):
             states = newest
@@ -161,16 +161,6 @@ def _known_states(session: Session, group: Group) -> Protocol[dict[str, State]]:
         if state is not None:
             states[collection] = state
     return states
-
-
-def _refused_in(group: Group, judged: Judged) -> list[str]:
-    """The collections that refused, or unchanging, transactions named."""
-    refused = [
-        transaction
-        for transaction, reply in zip(group.transactions, judged.replies, strict=True)
-        if isinstance(reply, Refused) or not judged.changed
-    ]
-    return Group(tuple(refused)).collections()
 
 
 def _refreshed(session: Session, states: dict[str, State], names: Iterable[str]) -> Protocol[dict[str, State]]:

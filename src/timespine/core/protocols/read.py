@@ -103,7 +103,9 @@ def advance_lease(session: Session, collection: str, reader: str, since: Time) -
         raise_refusal(replies)
 
 
-def listen(session: Session, collection: str, reader: str, after: Time) -> Protocol[Fetched | SinceError | None]:
+def listen(
+    session: Session, collection: str, reader: str, after: Time
+) -> Protocol[Fetched | SinceError | NotSealed | None]:
     """What became complete after a time, for a reader with a lease there; None if nothing did yet.
 
     Only for totally ordered times: the feed goes on at the returned plan's `until`.
@@ -117,9 +119,7 @@ def listen(session: Session, collection: str, reader: str, after: Time) -> Proto
     if until <= after:
         return None
     fetched = yield from changes(session, collection, reader, after, until)
-    if isinstance(fetched, NotSealed):
-        return None
-    if not isinstance(fetched, SinceError):
+    if isinstance(fetched, tuple):
         yield from advance_lease(session, collection, reader, until)
     return fetched
 
