@@ -121,6 +121,35 @@ def test_reads_that_still_hold_let_the_transaction_through() -> None:
     assert stage.scenes["b"].state.upper == at(3)
 
 
+def test_what_was_only_read_is_committed_unchanged_so_that_it_cannot_move_meanwhile() -> None:
+    stage = Stage("a", "b")
+    before = stage.scenes["a"].state
+    judged = stage.commit(tx(append("b", 0, 3, "y"), reads=(("a", at(0)),)))
+    assert set(judged.changed) == {"a", "b"}
+    after = stage.scenes["a"].state
+    assert after.seqno == before.seqno + 1
+    assert after.committers["k1"].group == 1
+    assert (after.upper, after.trace) == (before.upper, before.trace)
+
+
+def test_reads_of_a_refused_transaction_are_not_committed() -> None:
+    stage = Stage("a", "b")
+    judged = stage.commit(tx(append("b", 0, 1, "y")), tx(append("b", 7, 8, "late"), reads=(("a", at(0)),)))
+    assert set(judged.changed) == {"b"}
+
+
+def test_reads_of_a_group_that_changes_nothing_are_not_committed() -> None:
+    stage = Stage("a", "b")
+    assert stage.commit(tx(("b", Drain()), reads=(("a", at(0)),))).changed == {}
+
+
+def test_read_moved_by_its_own_group_is_committed_as_it_was_moved() -> None:
+    stage = Stage("a", "b")
+    judged = stage.commit(tx(append("b", 0, 1, "y"), reads=(("a", at(0)),)), tx(append("a", 0, 5, "x")))
+    assert judged.changed["a"].upper == at(5)
+    assert stage.seqnos()["a"] == judged.changed["a"].seqno
+
+
 def test_read_that_moved_refuses_the_transaction_with_the_true_upper() -> None:
     stage = Stage("a", "b")
     stage.commit(tx(("a", Seal(at(2)))))
