@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from timespine.core.flat import flatten, validate_deep
 from timespine.core.hollow import HollowBatch, Part, Run
 from timespine.core.layers import MergeRequest, level_for, without_redundant
+from timespine.core.loom import UPDATES_MAX
 from timespine.core.merging import apply_merge_result
 from timespine.core.spine import Spine, empty_spine
 from timespine.errors import UsageError
@@ -311,3 +312,10 @@ def test_a_spine_needs_a_number_of_coordinates() -> None:
     assert empty_spine(2).since == Frontier.minimum(2)
     with pytest.raises(UsageError):
         empty_spine(0)
+
+
+def test_a_spine_takes_only_as_many_updates_as_can_be_stored() -> None:
+    spine = empty_spine(1).insert_quietly(batch(0, 1, UPDATES_MAX - 1))
+    assert spine.insert_quietly(batch(1, 2, 1)).update_count == UPDATES_MAX
+    with pytest.raises(UsageError, match="too many"):
+        spine.insert_quietly(batch(1, 2, 2))

@@ -248,3 +248,9 @@ def test_the_arity_of_a_frontier_can_be_asked_for() -> None:
         check_arity_of(Frontier.at(1), 2, "since")
     with pytest.raises(UsageError, match="since must be a frontier, not int"):
         check_arity_of(1, 2, "since")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("elements", [5, None, object()])
+def test_what_is_not_some_times_is_no_frontier(elements: object) -> None:
+    with pytest.raises(UsageError, match="not a frontier"):
+        Frontier(elements)  # type: ignore[arg-type]

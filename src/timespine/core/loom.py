@@ -143,12 +143,11 @@ class Loom:
         self._tidy()
 
     def roll_up_all(self) -> None:
-        """See `Spine.roll_up_all`."""
+        """See `Spine.roll_up_all`; there is at least one batch."""
         batches = tuple(batch for layer in reversed(self.layers) for batch in layer.batches)
-        if batches:
-            whole = self._merged(batches, self._joined_since(batches))
-            self.layers = []
-            self._insert_at(whole, level_for(whole.len))
+        whole = self._merged(batches, self._joined_since(batches))
+        self.layers = []
+        self._insert_at(whole, level_for(whole.len))
 
     def _grow(self, level: int) -> None:
         while len(self.layers) <= level:
