@@ -18,7 +18,7 @@ from scene import TERM_MS, WRITER, Scene, at, batch, inline_part, same_state, up
 from walk import Walk, close, seeded
 
 from timespine.core.codec import decode_diff, encode_diff, encode_state
-from timespine.core.diff import SpineDiff, StateDiff, apply_diff, diff, removed_batches
+from timespine.core.diff import SpineDiff, StateDiff, apply_diff, diff
 from timespine.core.flat import ThinBatch, ThinMerge
 from timespine.core.hollow import HollowBatch, Part, Run
 from timespine.core.invariants import violations
@@ -248,35 +248,6 @@ def test_history_of_one_long_entry_is_not_taken_for_its_suffix() -> None:
     assert apply_diff(old, diff(old, new)) == new
 
 
-def test_removed_batches_are_those_that_a_merge_replaced() -> None:
-    scene = Scene()
-    for when in range(6):
-        scene.append(at(when + 1), up("a", when), key=f"c/w1/p{when}")
-    scene.do(RollUpAll())
-    before = scene.state.trace
-    scene.merge_all()
-    gone = [key for each in removed_batches(before, scene.state.trace) for key in each.keys]
-    assert gone == [f"c/w1/p{when}" for when in range(6)]
-    assert removed_batches(scene.state.trace, scene.state.trace) == []
-
-
-def test_removed_batches_of_a_spine_that_goes_on_are_those_that_the_other_does_not_have() -> None:
-    scene = Scene()
-    scene.append(at(1), up("a", 0), key="c/w1/p0")
-    short = scene.state.trace
-    scene.append(at(2), up("a", 1), up("b", 1), key="c/w1/p1")
-    assert [key for each in removed_batches(scene.state.trace, short) for key in each.keys] == ["c/w1/p1"]
-
-
-def test_removed_batches_of_a_tombstone_are_all() -> None:
-    scene = Scene()
-    for when in range(6):
-        scene.append(at(when + 1), up("a", when), key=f"c/w1/p{when}")
-    before = scene.state.trace
-    close(scene)
-    assert len([key for each in removed_batches(before, scene.state.trace) for key in each.keys]) == 6
-
-
 def test_schemas_are_forgotten_with_the_collection() -> None:
     scene = Scene()
     scene.do(AddSchema(None, b"one"))
@@ -407,3 +378,12 @@ def test_diff_of_another_state_fits_or_is_corruption(data: st.DataObject) -> Non
 
 def test_usage_errors_of_the_caller_are_not_taken_for_corruption() -> None:
     assert not issubclass(UsageError, CorruptionError)
+
+
+@pytest.mark.parametrize("change", [{"u": at(1)}, {"t": SpineDiff(s=at(0))}], ids=str)
+def test_diff_that_takes_upper_or_since_back_is_corruption(change: dict[str, Any]) -> None:
+    scene = Scene()
+    scene.append(at(5), up("a", 1))
+    scene.do(Retain(at(3)))
+    with pytest.raises(CorruptionError, match="back"):
+        apply_diff(scene.state, StateDiff(n=scene.state.seqno + 1, **change))

@@ -449,9 +449,6 @@ def test_bytes_may_be_trimmed_after_the_bounds_were() -> None:
     assert scene.do(Trim(0, (inline_part([up("k", 1), up("k", 2)]),), at(1))) is True
 
 
-@pytest.mark.xfail(
-    strict=True, reason="trimmed parts stay truncated, so they look as if there were bytes to trim for ever"
-)
 def test_bytes_that_were_trimmed_are_not_trimmed_again() -> None:
     scene = trimmed_scene()
     command = Trim(0, (inline_part([up("k", 1), up("k", 2)]),), at(1))

@@ -344,7 +344,7 @@ def run_before_children() -> Iterator[None]:
         yield from collect._delete(session, [key for key in inside if key not in reachable])
         return len(garbage)
 
-    with patched(collect, "_delete_unreachable", delete):
+    with patched(collect, "delete_with_children", delete):
         yield
 
 
@@ -365,7 +365,7 @@ def the_log_is_cut_before_garbage_is_deleted() -> Iterator[None]:
             live = collect.references(newer)
             live.update(collect._added(change for change in diffs if change.n > base))
             yield from retried(session, collect.Truncate(collection, base + 1))
-            yield from collect._delete_unreachable(session, past, live)
+            yield from collect.delete_with_children(session, past, live)
         yield from collect.commit(session, collection, RemoveRollups(base))
         return 0
 

@@ -160,7 +160,7 @@ def kind_of(data: bytes) -> Kind:
     """What an entry holds, without decoding it."""
     try:
         return Kind(data[2])
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, TypeError):
         raise CorruptionError("a stored entry is neither a state nor a diff") from None
 
 
@@ -174,6 +174,8 @@ def _seal(kind: Kind, payload: bytes, limit: int) -> bytes:
 
 def _open(data: bytes, kind: Kind, limit: int) -> memoryview:
     """The payload of an envelope that is whole and of the right kind."""
+    if not isinstance(data, bytes):
+        raise UsageError(f"{type(data).__name__} is not bytes to decode")
     if not HEADER <= len(data) <= limit:
         raise CorruptionError(f"a stored {kind.name.lower()} has {len(data)} bytes: truncated or too large")
     if data[:2] != MAGIC:

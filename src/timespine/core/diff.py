@@ -127,9 +127,12 @@ def apply_diff(old: State, change: StateDiff) -> State:
         raise CorruptionError(f"a diff forgets {change.f} lines of {len(old.history)}")
     try:
         _check_shape(change, old.arity)
-        return _applied(old, change)
+        new = _applied(old, change)
     except UsageError as error:
         raise CorruptionError(f"a diff to state {change.n} does not fit: {error}") from error
+    if not (old.upper <= new.upper and old.since <= new.since and new.trace.upper <= new.upper):
+        raise CorruptionError(f"a diff to state {change.n} takes upper or since back, or leaves the trace ahead")
+    return new
 
 
 def _check_shape(change: StateDiff, arity: int) -> None:
@@ -166,11 +169,6 @@ def _applied(old: State, change: StateDiff) -> State:
         old.inline_bytes if change.i is None else change.i,
         old.status if change.status is None else change.status,
     )
-
-
-def removed_batches(old: Spine, new: Spine) -> list[HollowBatch]:
-    """The hollow batches of the old spine that the new one does not have."""
-    return [leaf.batch for leaf in _walk(_ropes(old), _ropes(new))[0]]
 
 
 def _changed(old: V, new: V) -> V | None:
@@ -234,7 +232,7 @@ def _apply_unsealed(
 def _diff_spine(old: Spine, new: Spine) -> SpineDiff | None:
     if old is new:
         return None
-    added = _walk(_ropes(old), _ropes(new))[1]
+    added = _added_leaves(_ropes(old), _ropes(new))
     old_batches, old_merges = thin(old)
     new_batches, new_merges = thin(new)
     return SpineDiff(
@@ -251,15 +249,14 @@ def _ropes(spine: Spine) -> list[Rope]:
     return [batch.rope for batch in spine.batches()]
 
 
-def _walk(old: list[Rope], new: list[Rope]) -> tuple[list[Leaf], list[Leaf]]:
-    """The leaves that only the old sequence has, and those that only the new one has.
+def _added_leaves(old: list[Rope], new: list[Rope]) -> list[Leaf]:
+    """The leaves that only the new sequence has; what they cover of the old one is gone.
 
     Both are walked in order of id. The same object on both sides is skipped whole;
     otherwise the wider of the two is opened. A leaf that is wider than what it is
     compared with replaces it.
     """
     before, after = old[::-1], new[::-1]
-    removed: list[Leaf] = []
     added: list[Leaf] = []
     while before and after:
         a, b = before[-1], after[-1]
@@ -274,12 +271,10 @@ def _walk(old: list[Rope], new: list[Rope]) -> tuple[list[Leaf], list[Leaf]]:
             after.pop()
             added.append(b)
             while before and before[-1].hi <= b.hi:
-                removed.extend(ropes.leaves(before.pop()))
+                before.pop()
     for rope in reversed(after):
         added.extend(ropes.leaves(rope))
-    for rope in reversed(before):
-        removed.extend(ropes.leaves(rope))
-    return removed, added
+    return added
 
 
 def _apply_spine(old: Spine, change: SpineDiff, arity: int) -> Spine:

@@ -20,7 +20,7 @@ import msgspec
 from timespine.core.state import Commit, State
 from timespine.core.transitions import AlreadyCommitted, Command, SchemaMismatch, apply
 from timespine.core.transitions.writers import extend
-from timespine.errors import Fenced, TimespineError, UpperMismatch, UsageError
+from timespine.errors import Fenced, TimespineError, UpperMismatch, UsageError, shown
 from timespine.model.frontier import Frontier
 
 Refusal = TimespineError | AlreadyCommitted | SchemaMismatch
@@ -43,12 +43,14 @@ class Group(msgspec.Struct, frozen=True):
     committer: str | None = None
     """Who commits; None only for commands that may be repeated, such as registering."""
     number: int = 0
-    """The committer's number for it: one more than for the group before."""
+    """The committer's number for it: higher than for the group before."""
+    writer: str | None = None
+    """The committer's own writer, whose lease the commit extends too."""
 
     def collections(self) -> list[str]:
         """All collections that it names, each once, in order."""
-        named = {collection for tx in self.transactions for collection, _ in (*tx.commands, *tx.reads)}
-        return sorted(named)
+        named = [name for tx in self.transactions for name, _ in (*tx.commands, *tx.reads)]
+        return sorted({name for name in named if isinstance(name, str)})
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -56,7 +58,8 @@ class Refused(msgspec.Struct, frozen=True):
 
     reason: Refusal
     seqnos: tuple[tuple[str, int], ...]
-    """The state of each collection it named when it was judged, this group's own commit included."""
+    """The state of each collection it named that it was judged by: with what the group did before it,
+    under the number before this group's own commit."""
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -80,14 +83,13 @@ def judge(states: Mapping[str, State], group: Group, now_ms: int) -> Judged | Co
         # All of them have the group or none has, so one that has it decides; the others may have expired it.
         if any(committer is not None and committer.group >= group.number for committer in known.values()):
             return CommittedBefore()
-        for name, committer in known.items():
-            if committer is None:
-                return Fenced(f"committer {group.committer} of {name} is not registered any more: reopen")
+        if before and all(committer is None for committer in known.values()):
+            return Fenced(f"committer {group.committer} of {', '.join(before)} is not registered any more: reopen")
     current = dict(before)
     replies: list[tuple[Any, ...] | Refused] = []
     relied_on: set[str] = set()
     for transaction in group.transactions:
-        reply = _judge_transaction(current, transaction, now_ms)
+        reply = _judge_transaction(current, transaction, group.committer, now_ms)
         replies.append(reply)
         if not isinstance(reply, Refused):
             relied_on.update(collection for collection, _ in transaction.reads)
@@ -99,21 +101,22 @@ def judge(states: Mapping[str, State], group: Group, now_ms: int) -> Judged | Co
     return Judged({name: _committed(state, group, now_ms) for name, state in changed.items()}, tuple(replies))
 
 
-def _judge_transaction(current: dict[str, State], transaction: Transaction, now_ms: int) -> tuple[Any, ...] | Refused:
+def _judge_transaction(
+    current: dict[str, State], transaction: Transaction, committer: str | None, now_ms: int
+) -> tuple[Any, ...] | Refused:
     """Apply one transaction to `current`, or leave it as it is."""
     working: dict[str, State] = {}
     replies: list[Any] = []
+    for collection, _ in (*transaction.commands, *transaction.reads):
+        if not isinstance(collection, str) or collection not in current:
+            return _refused(current, transaction, UsageError(f"there is no collection {shown(collection)}"))
+        if committer is not None and committer not in current[collection].committers:
+            return _refused(current, transaction, Fenced(f"committer {committer} is not registered in {collection}"))
     for collection, expected in transaction.reads:
-        state = current.get(collection)
-        if state is None:
-            return _refused(current, transaction, UsageError(f"there is no collection {collection}"))
-        if state.upper != expected:
-            return _refused(current, transaction, UpperMismatch(expected, state.upper))
+        if current[collection].upper != expected:
+            return _refused(current, transaction, UpperMismatch(expected, current[collection].upper))
     for collection, command in transaction.commands:
-        state = working.get(collection) or current.get(collection)
-        if state is None:
-            return _refused(current, transaction, UsageError(f"there is no collection {collection}"))
-        outcome = apply(state, command, now_ms)
+        outcome = apply(working.get(collection, current[collection]), command, now_ms)
         if isinstance(outcome.reply, Refusal):
             return _refused(current, transaction, outcome.reply)
         if isinstance(outcome, Commit):
@@ -135,4 +138,8 @@ def _committed(state: State, group: Group, now_ms: int) -> State:
     if known is not None:
         recorded = extend(msgspec.structs.replace(known, group=group.number), now_ms)
         committers = {**committers, str(group.committer): recorded}
-    return msgspec.structs.replace(state, seqno=state.seqno + 1, committers=committers)
+    writers = state.writers
+    lease = writers.get(group.writer) if group.writer is not None else None
+    if lease is not None and (extended := extend(lease, now_ms)) is not lease:
+        writers = {**writers, str(group.writer): extended}
+    return msgspec.structs.replace(state, seqno=state.seqno + 1, committers=committers, writers=writers)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from timespine.core.hollow import HollowBatch, Part
 from timespine.core.state import HistoryEntry, Hold, Reader, UnsealedBatch
+from timespine.ids import parse_blob_key
 from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import check_time
 
@@ -22,8 +23,10 @@ def check_frontiers(frontiers: Iterable[Frontier | None], arity: int) -> None:
 
 
 def check_parts(parts: Iterable[Part], arity: int) -> None:
-    """A UsageError if a part is seen through times of another arity."""
+    """A UsageError if a part is seen through times of another arity, or its blob has no proper key."""
     for part in parts:
+        if part.key or part.inline is None:
+            parse_blob_key(part.key)
         check_frontiers((part.lower, part.upper, part.rewrite), arity)
 
 

@@ -49,7 +49,7 @@ def collect_garbage(session: Session, collection: str) -> Protocol[int]:
     past.update(_added(change for change in diffs if change.n <= base))
     live = references(newer)
     live.update(_added(change for change in diffs if change.n > base))
-    deleted = yield from _delete_unreachable(session, past, live)
+    deleted = yield from delete_with_children(session, past, live)
     yield from retried(session, Truncate(collection, base + 1))
     yield from commit(session, collection, RemoveRollups(base))
     return deleted
@@ -124,7 +124,7 @@ def _children(session: Session, runs: References) -> Protocol[References]:
     return found
 
 
-def _delete_unreachable(session: Session, past: References, live: References) -> Protocol[int]:
+def delete_with_children(session: Session, past: References, live: References) -> Protocol[int]:
     """Delete what the past has and the living do not, inside hollow runs too."""
     garbage = {key: hollow for key, hollow in past.items() if key not in live}
     if not garbage:

@@ -57,7 +57,7 @@ def commit_transactions(session: Session, *transactions: Transaction) -> Protoco
     """Commit transactions as the session's next group; their replies in order."""
     yield from resolve(session)
     session.group += 1
-    return (yield from commit_group(session, Group(transactions, session.committer, session.group)))
+    return (yield from commit_group(session, Group(transactions, session.committer, session.group, session.writer)))
 
 
 def commit_group(session: Session, group: Group) -> Protocol[Replies]:

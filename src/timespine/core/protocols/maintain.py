@@ -7,6 +7,7 @@ from timespine.core.effects import FreshId, MergeRuns, Now, Output, Protocol, Pu
 from timespine.core.group import Refused
 from timespine.core.layers import MergeRequest
 from timespine.core.merging import Applied
+from timespine.core.protocols.collect import delete_with_children
 from timespine.core.protocols.commit import commit
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Session, retried
@@ -23,7 +24,7 @@ from timespine.core.transitions import (
     Finalize,
     RegisterWriter,
 )
-from timespine.errors import Unavailable
+from timespine.errors import TimespineError, Unavailable
 
 
 def merge_once(session: Session, collection: str) -> Protocol[Applied | None]:
@@ -50,7 +51,9 @@ def _merge_as(session: Session, collection: str, request: MergeRequest, writer: 
     """Merge, offer the result, and clean up if it is not taken."""
     try:
         output: Output = yield MergeRuns(collection, request, writer)
-    except Unavailable:
+    except TimespineError:
+        # Storage is away, or the rows cannot be merged (a count that overflows): this merge is
+        # skipped, for as long as its claim lasts, and nothing else is.
         session.count("merges failed")
         yield from commit(session, collection, ExpireWriter(writer))
         return None
@@ -66,7 +69,11 @@ def _merge_as(session: Session, collection: str, request: MergeRequest, writer: 
         return applied
     session.count("merges dropped")
     # SUBTLE: only what this merge wrote: parts passed through by reference belong to others.
-    yield from forget(session, tuple(key for key in output.keys if key.split("/")[1] == writer))
+    own = {part.key: part.hollow for part in output.parts if part.key and part.key.split("/")[1] == writer}
+    try:
+        yield from delete_with_children(session, own, {})
+    except Unavailable:
+        session.count("left to the sweep", len(own))
     return None if isinstance(replies, Refused) else replies[0]
 
 

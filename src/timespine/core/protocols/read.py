@@ -108,20 +108,21 @@ def listen(
 ) -> Protocol[Fetched | SinceError | NotSealed | None]:
     """What became complete after a time, for a reader with a lease there; None if nothing did yet.
 
-    Only for totally ordered times: the feed goes on at the returned plan's `until`.
+    Only for totally ordered times. The feed goes on at the returned plan's `until`; the same
+    `after` again gives the same again, and more if there is more.
     """
-    state = yield from refresh(session, collection)
-    if state is None or reader not in state.readers:
-        raise LeaseExpired(f"reader {reader} of {collection} expired: take a new lease")
+    # SUBTLE: history is released up to what the caller has, never up to what it is about to get:
+    # an answer that is lost on the way can then be asked for again.
+    if collection not in session.states and (yield from refresh(session, collection)) is None:
+        raise LeaseExpired(f"reader {reader} of {collection} is gone, and so is the collection")
+    yield from advance_lease(session, collection, reader, after)
+    state = session.state(collection)
     if state.arity != 1:
         raise UsageError("a feed needs totally ordered times: this collection has several coordinates")
     until = (INT64_MAX,) if state.upper.is_closed else (state.upper.elements[0][0] - 1,)
     if until <= after:
         return None
-    fetched = yield from changes(session, collection, reader, after, until)
-    if isinstance(fetched, tuple):
-        yield from advance_lease(session, collection, reader, until)
-    return fetched
+    return (yield from changes(session, collection, reader, after, until))
 
 
 def _fetch(session: Session, plan: Plan) -> Protocol[list[tuple[Part, bytes]] | str]:

@@ -129,6 +129,12 @@ _DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
     command: msgspec.msgpack.Decoder(command) for command in TRANSITIONS
 }
 
+NOW_MAX = 1 << 52
+"""Milliseconds since 1970 that a clock may say: the year 144,683."""
+
+COMMAND_BYTES_MAX = 16 << 20
+"""Bytes of one command: several of them still fit one entry of the log, so none spoils the group of others."""
+
 ON_TOMBSTONES = frozenset(
     {
         AddRollup,
@@ -151,8 +157,8 @@ ON_TOMBSTONES = frozenset(
 def apply(state: State, command: Command, now_ms: int) -> Commit[Any] | NoOp[Any]:
     """Carry out one command."""
     transition = TRANSITIONS.get(type(command))
-    if transition is None:
-        return NoOp(UsageError(f"{shown(command)} is not a command"))
+    if transition is None or type(now_ms) is not int or abs(now_ms) > NOW_MAX:
+        return NoOp(UsageError(f"{shown(command)} at {shown(now_ms)} is not a command at a time in milliseconds"))
     if state.status is Status.FINALIZED and type(command) not in ON_TOMBSTONES:
         return NoOp(ClosedError(f"collection {state.collection} is finalized"))
     try:
@@ -168,7 +174,12 @@ def checked(command: Command) -> Command:
     stored and never be read again must not get any further.
     """
     try:
-        return _DECODERS[type(command)].decode(_ENCODER.encode(command))
+        encoded = _ENCODER.encode(command)
+        if len(encoded) > COMMAND_BYTES_MAX:
+            raise UsageError(f"{type(command).__name__} of {len(encoded)} bytes is over {COMMAND_BYTES_MAX}")
+        return _DECODERS[type(command)].decode(encoded)
+    except UsageError:
+        raise
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"{type(command).__name__} cannot be stored: {error}") from error
 

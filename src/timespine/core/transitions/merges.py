@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from timespine.config import DEFAULT
 from timespine.core.hollow import HollowBatch, Part
 from timespine.core.merging import Applied, apply_merge_result
 from timespine.core.shape import check_hollow
 from timespine.core.state import Claim, Commit, NoOp, State
 from timespine.core.transitions.push import with_live_claims
 from timespine.core.transitions.writers import check_term, refuse_unregistered
-from timespine.errors import Fenced, TimespineError, UsageError
+from timespine.errors import Fenced, InlineBudgetExceeded, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key
 
 
@@ -27,6 +28,7 @@ class ApplyMerge(msgspec.Struct, frozen=True, array_like=True):
 
     output: HollowBatch
     writer: str
+    inline_total_bytes: int = DEFAULT.inline_total_bytes
 
 
 class Exert(msgspec.Struct, frozen=True, array_like=True):
@@ -72,6 +74,8 @@ def apply_merge(state: State, command: ApplyMerge, now_ms: int) -> Commit[Applie
     if refusal is not None:
         return NoOp(refusal)
     inline = command.output.inline_bytes - sum(len(part.inline) for part in replaced if part.inline is not None)
+    if inline > 0 and state.inline_bytes + inline > command.inline_total_bytes:
+        return NoOp(InlineBudgetExceeded(inline, state.inline_bytes, command.inline_total_bytes))
     merged = msgspec.structs.replace(state, trace=replacement.spine, inline_bytes=state.inline_bytes + inline)
     return Commit(with_live_claims(merged), replacement.applied)
 

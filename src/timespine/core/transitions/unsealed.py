@@ -156,7 +156,8 @@ def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool |
     # SUBTLE: the parts themselves must hide what is drained. Bounds of the batch alone would let
     # the next drain take the batch for untouched, and drain those updates twice
     # (tests/simulation/planted.py: trim_without_truncation).
-    parts = tuple(truncated(part, upper, None) for part in parts)
+    if command.parts is None or command.against != upper:
+        parts = tuple(truncated(part, upper, None) for part in parts)
     rows = sum(part.rows for part in parts)
     if rows > batch.rows:
         return NoOp(UsageError(f"{rows} updates cannot come from trimming {batch.rows}"))
