@@ -15,9 +15,10 @@ from typing import Any
 from expect import check
 from scene import TERM_MS, WRITER, Scene, batch, bounds_of, inline_part
 
+from timespine.core.forest import UnsealedBatch
 from timespine.core.hollow import HollowBatch, Order, Part
 from timespine.core.layers import MergeRequest
-from timespine.core.state import Status, UnsealedBatch
+from timespine.core.state import Status
 from timespine.core.transitions import (
     TRANSITIONS,
     AddRollup,

@@ -341,7 +341,6 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("trace", [[[[0]]], {}, {}, {}]),
     ("unsealed", [[-1, [[[1, 1]]], [1, 1], 1, []]]),
     ("unsealed_next", -1),
-    ("unsealed_lower", [[[1, -1]]]),
     ("readers", {"r": [[[[1, 1]]], -1, 0, 1]}),
     ("readers", {"r": None}),
     ("readers", {1: [[[[1, 1]]], 1, 0, 1]}),
@@ -378,7 +377,6 @@ def test_state_with_a_wrong_field_is_corruption(field: str, value: Any) -> None:
         ("unsealed", [[0, [[[1]]], [1, 1], 1, []]]),
         ("unsealed", [[0, [[[1, 1]]], [1], 1, []]]),
         ("unsealed", [[0, [[[1, 1]]], [1, 1], 1, [["", 1, 1, 1, b"x", False, [[[1]]]]]]]),
-        ("unsealed_lower", [[[1]]]),
     ],
 )
 def test_state_with_times_of_another_shape_anywhere_is_corruption(field: str, value: Any) -> None:

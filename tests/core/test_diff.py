@@ -20,9 +20,10 @@ from walk import Walk, close, seeded
 from timespine.core.codec import decode_diff, encode_diff, encode_state
 from timespine.core.diff import SpineDiff, StateDiff, apply_diff, diff
 from timespine.core.flat import ThinBatch, ThinMerge
+from timespine.core.forest import UnsealedBatch
 from timespine.core.hollow import HollowBatch, Part, Run
 from timespine.core.invariants import violations
-from timespine.core.state import Commit, HistoryEntry, State, UnsealedBatch, new_state
+from timespine.core.state import Commit, HistoryEntry, State, new_state
 from timespine.core.transitions import (
     TRANSITIONS,
     AddRollup,
@@ -345,7 +346,6 @@ OTHER_SHAPE = Frontier(((1, 1),))
     [
         {"u": OTHER_SHAPE},
         {"r": OTHER_SHAPE},
-        {"unsealed_lower": OTHER_SHAPE},
         {"t": SpineDiff(s=OTHER_SHAPE)},
         {"t": SpineDiff(b={(4, 5): thin(0, since=OTHER_SHAPE)})},
     ],

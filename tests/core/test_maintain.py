@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 from stage import CONFIG, Fault, Stage, at, configured, up
 
-from timespine.core.effects import CompareAndSet, DeleteBlobs, FreshId, GetBlob, MergeRuns, PutBlob
-from timespine.core.hollow import HollowBatch, Run
+from timespine.config import DEFAULT
+from timespine.core.effects import CompareAndSet, DeleteBlobs, Effect, FreshId, GetBlob, MergeRuns, PutBlob
+from timespine.core.hollow import HollowBatch, Part, Run
 from timespine.core.merging import Applied
 from timespine.core.protocols.collect import references, sweep
 from timespine.core.protocols.maintain import (
@@ -36,8 +38,9 @@ from timespine.core.transitions import (
     Trim,
     Write,
 )
-from timespine.errors import CorruptionError, Fenced
+from timespine.errors import CorruptionError, Fenced, TimespineError, UsageError
 from timespine.model import CLOSED
+from timespine.model.time import INT64_MAX
 from timespine.testing.engine import data_of
 
 
@@ -198,11 +201,69 @@ def test_merge_that_failed_is_done_by_others_when_the_claim_lapses() -> None:
     stage.agree()
 
 
-def test_error_of_the_engine_that_is_no_outage_is_passed_on() -> None:
+def raising(error: Exception) -> Callable[[object], object]:
+    """An answer that is an error."""
+
+    def answer(effect: object) -> object:
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize("error", [UsageError("overflow"), CorruptionError("nonsense"), Fenced("gone")], ids=repr)
+def test_merge_whose_engine_fails_in_whatever_way_is_skipped_until_its_claim_lapses(error: TimespineError) -> None:
+    stage, session, other = asked_for_a_merge()
+    (request,) = stage.head().trace.requests()
+    stage.answer(MergeRuns, raising(error))
+    assert stage.run(merge_once(session, "c")) is None
+    assert session.counters["merges failed"] == 1
+    assert "merges dropped" not in session.counters
+    assert mergers(stage) == []
+    (claim,) = stage.head().claims.values()
+    assert claim.until_ms == stage.now_ms + CONFIG.claim_ms
+    for each in (session, other):
+        assert stage.run(merge_once(each, "c")) is None
+        assert not stage.of(MergeRuns, CompareAndSet)
+    stage.append(session, 5, up("r4", 4))  # it disturbs nothing else
+    assert [each.id for each in stage.head().trace.requests()] == [request.id]
+    stage.now_ms += CONFIG.claim_ms + 1
+    assert stage.run(merge_once(other, "c")) is Applied.EXACT
+    stage.agree()
+
+
+def test_merge_of_a_count_that_overflows_is_skipped_and_nothing_else_is() -> None:
+    stage = Stage()
+    session = stage.session()
+    for when in range(2):
+        stage.append(session, when + 1, up("much", when, INT64_MAX))
+    stage.commit(session, Retain(at(1)))
+    stage.commit(session, RollUpAll())
+    assert stage.run(merge_once(session, "c")) is None
+    assert session.counters["merges failed"] == 1
+    assert mergers(stage) == []
+    assert merged_blobs(stage) == []
+    assert len(stage.head().claims) == len(stage.head().trace.requests()) == 1
+    stage.append(session, 3, up("much", 2, -INT64_MAX))
+    stage.commit(session, Retain(at(2)))
+    stage.commit(session, RollUpAll())
+    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+    assert stage.rows(2) == {"much": INT64_MAX}
+
+
+def test_part_that_does_not_decode_fails_its_merge_and_nothing_else() -> None:
     stage, session, _ = asked_for_a_merge()
     stage.answer(GetBlob, lambda effect: b"nonsense")
-    with pytest.raises(CorruptionError):
+    assert stage.run(merge_once(session, "c")) is None
+    assert session.counters["merges failed"] == 1
+    assert mergers(stage) == []
+
+
+def test_error_of_the_engine_that_is_none_of_ours_is_passed_on() -> None:
+    stage, session, _ = asked_for_a_merge()
+    stage.answer(MergeRuns, raising(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
         stage.run(merge_once(session, "c"))
+    assert "merges failed" not in session.counters
 
 
 def test_result_that_somebody_else_gave_first_is_just_as_good() -> None:
@@ -292,35 +353,92 @@ def test_result_whose_diffs_do_not_add_up_is_dropped() -> None:
     stage.agree()
 
 
-def test_parts_inside_of_a_dropped_run_are_swept() -> None:
-    stage, session, other = asked_for_a_merge(rows=6, since=5)
+def dropped(rows: int = 3) -> tuple[Stage, Session]:
+    """A merge whose result will be dropped: its writer is expired just before it is offered."""
+    stage, session, other = asked_for_a_merge(rows, rows - 1)
 
     def fence() -> None:
         (merger,) = mergers(stage)
         stage.commit(other, ExpireWriter(merger))
 
     stage.before(CompareAndSet, fence, nth=2)
+    return stage, session
+
+
+def test_dropped_run_is_deleted_after_the_parts_inside_of_it() -> None:
+    stage, session = dropped(rows=6)
     assert stage.run(merge_once(session, "c")) is None
-    (deletion,) = stage.of(DeleteBlobs)
-    assert [key.split("/")[2][0] for key in deletion.keys] == ["h"]
-    assert stage.run(sweep(session, "c")) == 4
+    deletions = [[key.split("/")[2][0] for key in each.keys] for each in stage.of(DeleteBlobs)]
+    assert deletions == [["p", "p"], ["p", "p"], ["h"]]
+    (effect,) = stage.of(MergeRuns)
+    assert {key.split("/")[1] for each in stage.of(DeleteBlobs) for key in each.keys} == {effect.writer}
+    assert merged_blobs(stage) == []
+    assert "left to the sweep" not in session.counters
+    assert stage.run(sweep(session, "c")) == 0
+    stage.agree()
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize(("kind", "nth"), [(GetBlob, 8), (DeleteBlobs, 1), (DeleteBlobs, 3)])
+def test_dropped_result_whose_deletion_fails_once_is_deleted(kind: type[Effect], nth: int, fault: Fault) -> None:
+    stage, session = dropped(rows=6)
+    stage.fail(kind, fault, nth=nth)
+    assert stage.run(merge_once(session, "c")) is None
+    assert merged_blobs(stage) == []
+    assert "left to the sweep" not in session.counters
+
+
+@pytest.mark.parametrize(("kind", "nth", "left"), [(GetBlob, 8, 5), (DeleteBlobs, 1, 5), (DeleteBlobs, 3, 1)])
+def test_dropped_run_that_cannot_be_deleted_is_left_to_the_sweep(kind: type[Effect], nth: int, left: int) -> None:
+    stage, session = dropped(rows=6)
+    stage.fail(kind, Fault.DETERMINATE, nth=nth, times=CONFIG.storage_attempts)
+    assert stage.run(merge_once(session, "c")) is None
+    assert session.counters["merges dropped"] == session.counters["left to the sweep"] == 1  # the run
+    assert mergers(stage) == []
+    assert len(merged_blobs(stage)) == left
+    assert any(key.split("/")[2][0] == "h" for key in merged_blobs(stage))
+    assert stage.run(sweep(session, "c")) == left
     assert merged_blobs(stage) == []
     stage.agree()
 
 
 def test_dropped_result_that_cannot_be_deleted_is_swept() -> None:
-    stage, session, other = asked_for_a_merge()
-
-    def fence() -> None:
-        (merger,) = mergers(stage)
-        stage.commit(other, ExpireWriter(merger))
-
-    stage.before(CompareAndSet, fence, nth=2)
-    stage.fail(DeleteBlobs, Fault.DETERMINATE)
+    stage, session = dropped()
+    stage.fail(DeleteBlobs, Fault.DETERMINATE, times=CONFIG.storage_attempts)
     assert stage.run(merge_once(session, "c")) is None
     assert session.counters["left to the sweep"] == len(merged_blobs(stage)) == 2
     assert stage.run(sweep(session, "c")) == 2
     assert merged_blobs(stage) == []
+
+
+def test_merger_that_dies_while_it_deletes_what_was_dropped_never_leaves_parts_without_their_run() -> None:
+    stage, session = dropped(rows=6)
+    stage.run(merge_once(session, "c"))
+    begin, end = stage.effects.index(stage.of(DeleteBlobs)[0]), len(stage.effects)
+    left = []
+    for after in range(begin, end + 1):
+        stage, session = dropped(rows=6)
+        assert stage.crash(merge_once(session, "c"), after) is (after < end)
+        left.append(sorted(key.split("/")[2][0] for key in merged_blobs(stage)))
+    assert left == [["h", "p", "p", "p", "p"], ["h", "p", "p"], ["h"], []]
+
+
+def test_result_with_too_much_inline_is_refused_and_dropped() -> None:
+    stage, session, _ = asked_for_a_merge()
+
+    def large(effect: MergeRuns) -> HollowBatch:
+        data = b"x" * (DEFAULT.inline_total_bytes + 1)
+        part = Part("", 1, len(data), sum(part.diff_sum or 0 for part in stage.head().parts()), data)
+        return HollowBatch(effect.request.desc, 1, (Run((part,)),))
+
+    before = stage.head().trace
+    stage.answer(MergeRuns, large)
+    assert stage.run(merge_once(session, "c")) is None
+    assert session.counters["merges dropped"] == 1
+    assert not stage.of(DeleteBlobs)
+    assert mergers(stage) == []
+    assert stage.head().trace == before
+    stage.agree()
 
 
 @pytest.mark.parametrize("fault", list(Fault))

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from scene import WRITER, Scene, at, bounds_of, inline_part, up
 
+from timespine.core.forest import UnsealedBatch
 from timespine.core.hollow import Order, Part
 from timespine.core.plan import plan_unsealed
-from timespine.core.state import HistoryEntry, UnsealedBatch, lower_of
+from timespine.core.state import HistoryEntry
 from timespine.core.transitions import (
     ApplyMerge,
     Drain,
@@ -58,7 +59,6 @@ def test_write_keeps_the_least_and_latest_times_of_updates_in_any_order() -> Non
     scene.write(up("a", 3), up("b", 2), up("c", 5))
     (written,) = scene.state.unsealed
     assert (written.lower, written.max, written.rows) == (at(2), (5,), 3)
-    assert scene.state.unsealed_lower == at(2)
 
 
 def test_write_keeps_all_minimal_times_where_times_are_partially_ordered() -> None:
@@ -302,7 +302,6 @@ def test_evict_drops_exactly_what_is_wholly_in_the_trace() -> None:
     scene.agree()
     assert scene.do(Evict()) == 2
     assert numbers(scene) == []
-    assert scene.state.unsealed_lower == CLOSED
     assert scene.declined(Evict()) == 0
     scene.agree()
 
@@ -338,7 +337,6 @@ def test_many_writes_are_kept_in_order_and_evicted_in_one_go() -> None:
     scene.do(Drain())
     assert scene.do(Evict()) == 280
     assert numbers(scene) == list(range(280, 300))
-    assert scene.state.unsealed_lower == at(280)
     scene.write(up("a", 300))
     assert numbers(scene) == list(range(280, 301))
 
@@ -363,7 +361,6 @@ def test_trim_narrows_the_bounds_to_what_is_not_in_the_trace() -> None:
     scene.agree()
     (left,) = scene.state.unsealed
     assert (left.lower, left.max, left.seqno) == (at(1), (2,), 0)
-    assert scene.state.unsealed_lower == at(1)
     assert [part.lower for part in left.parts] == [at(1)]
 
 
@@ -476,7 +473,6 @@ def test_trim_leaves_neighbours_alone() -> None:
     scene.do(Drain())
     scene.do(Trim(1))
     assert [batch.lower for batch in scene.state.unsealed] == [at(0), at(2)]
-    assert scene.state.unsealed_lower == at(0)
     scene.agree()
 
 
@@ -576,14 +572,6 @@ def test_part_referred_to_by_trace_and_unsealed_stays_until_both_are_done_with_i
     scene.merge_all()
     assert list(scene.state.keys()) == []
     scene.agree()
-
-
-def test_lower_of_unsealed_batches_is_the_meet_of_theirs() -> None:
-    scene = Scene(arity=2)
-    assert lower_of(scene.state.unsealed) == CLOSED
-    scene.write(up("a", (3, 0)))
-    scene.write(up("a", (0, 3)))
-    assert lower_of(scene.state.unsealed) == scene.state.unsealed_lower == Frontier(((0, 3), (3, 0)))
 
 
 def test_writes_of_different_shapes_of_time_never_mix() -> None:

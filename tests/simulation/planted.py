@@ -26,7 +26,19 @@ from timespine.core.protocols import collect, commit, maintain, read, write
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import retried
 from timespine.core.state import Commit, NoOp
-from timespine.core.transitions import TRANSITIONS, AddRollup, ApplyMerge, Evict, RegisterReader, RemoveRollups, Trim
+from timespine.core.transitions import (
+    TRANSITIONS,
+    AddRollup,
+    ApplyMerge,
+    CommitSink,
+    Evict,
+    ExpireLeases,
+    RegisterHold,
+    RegisterReader,
+    RemoveRollups,
+    Seal,
+    Trim,
+)
 from timespine.model.frontier import Frontier
 from timespine.testing.checker import run_history
 
@@ -82,7 +94,7 @@ def a_no_is_judged_by_an_old_state() -> Iterator[None]:
                 raise judged
             if not judged.changed or (yield from commit._store(session, group, judged, states)):
                 return judged.replies
-            states = yield from commit._refreshed(session, states)
+            states = yield from commit._refreshed(session, states, states)
         raise commit.Determinate("lost")
 
     with patched(commit, "commit_group", commit_group):
@@ -459,6 +471,119 @@ def inline_budget_is_not_counted() -> Iterator[None]:
         return msgspec.structs.replace(grown, inline_bytes=state.inline_bytes)
 
     with patched(append_module, "pushed", pushed):
+        yield
+
+
+@bug
+def a_critical_hold_is_granted_and_not_kept() -> Iterator[None]:
+    def register(state, command, now_ms):
+        since = readers_module._clamped(state, command.since)
+        return NoOp(readers_module.Granted(since, state.seqno))
+
+    with mock.patch.dict(TRANSITIONS, {RegisterHold: register}):
+        yield
+
+
+@bug
+def expiry_takes_critical_holds_too() -> Iterator[None]:
+    real = TRANSITIONS[ExpireLeases]
+
+    def expire(state, command, now_ms):
+        bare = state_module.settle_since(msgspec.structs.replace(state, holds={}))
+        outcome = real(bare, command, now_ms)
+        return Commit(bare, 0) if isinstance(outcome, NoOp) and bare != state else outcome
+
+    with mock.patch.dict(TRANSITIONS, {ExpireLeases: expire}):
+        yield
+
+
+@bug
+def the_feed_never_has_anything_new() -> Iterator[None]:
+    def listen(session, collection, reader, after):
+        yield from read.advance_lease(session, collection, reader, after)
+
+    with patched(read, "listen", listen):
+        yield
+
+
+@bug
+def the_feed_releases_what_it_is_about_to_give() -> Iterator[None]:
+    real = read.listen
+
+    def listen(session, collection, reader, after):
+        reply = yield from real(session, collection, reader, after)
+        if isinstance(reply, tuple):
+            yield from read.advance_lease(session, collection, reader, reply[0].until)
+        return reply
+
+    with patched(read, "listen", listen):
+        yield
+
+
+@bug
+def replicated_append_cuts_too_much() -> Iterator[None]:
+    real = append_module._runs_within
+
+    def runs(batch, lower, upper):
+        later = Frontier(tuple(tuple(c + 1 for c in time) for time in lower))
+        return real(batch, later if batch.desc.lower != lower and later <= upper else lower, upper)
+
+    with patched(append_module, "_runs_within", runs):
+        yield
+
+
+@bug
+def diffs_forget_holds() -> Iterator[None]:
+    real = commit.diff
+
+    with patched(commit, "diff", lambda old, new: msgspec.structs.replace(real(old, new), holds={})):
+        yield
+
+
+@bug
+def diffs_forget_history() -> Iterator[None]:
+    real = commit.diff
+
+    with patched(commit, "diff", lambda old, new: msgspec.structs.replace(real(old, new), h=(), f=0)):
+        yield
+
+
+@bug
+def a_seal_is_acknowledged_and_not_done() -> Iterator[None]:
+    with mock.patch.dict(TRANSITIONS, {Seal: lambda state, command, now_ms: NoOp(command.upper)}):
+        yield
+
+
+@bug
+def a_sink_does_not_remember_its_batch() -> Iterator[None]:
+    with mock.patch.dict(TRANSITIONS, {CommitSink: lambda state, command, now_ms: NoOp(None)}):
+        yield
+
+
+@bug
+def a_refused_transaction_takes_its_neighbours_along() -> Iterator[None]:
+    real = group_module.judge
+
+    def judge(states, group, now_ms):
+        judged = real(states, group, now_ms)
+        if isinstance(judged, group_module.Judged):
+            refused = [reply for reply in judged.replies if isinstance(reply, group_module.Refused)]
+            if refused and len(judged.replies) > 1:
+                return group_module.Judged({}, tuple(refused[0] for _ in judged.replies))
+        return judged
+
+    with patched(commit, "judge", judge):
+        yield
+
+
+@bug
+def uppers_that_were_relied_on_are_not_looked_at() -> Iterator[None]:
+    real = group_module._judge_transaction
+
+    def judge(current, transaction, committer, now_ms):
+        return real(current, group_module.Transaction(transaction.commands), committer, now_ms)
+
+    with patched(group_module, "_judge_transaction", judge):
         yield
 
 

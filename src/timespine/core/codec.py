@@ -18,9 +18,9 @@ from typing import TypeVar
 
 import msgspec
 
-from timespine.core.chunks import Chunks
 from timespine.core.diff import StateDiff
 from timespine.core.flat import FlatSpine, Id, flatten, unflatten, validate_deep
+from timespine.core.forest import Forest, UnsealedBatch
 from timespine.core.hollow import Count, Part
 from timespine.core.shape import check_frontiers, check_history, check_holders, check_hollow, check_unsealed
 from timespine.core.state import (
@@ -33,7 +33,6 @@ from timespine.core.state import (
     Rollup,
     State,
     Status,
-    UnsealedBatch,
 )
 from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.ids import check_segment
@@ -75,7 +74,6 @@ class StateImage(msgspec.Struct, frozen=True, omit_defaults=True):
     retention: Frontier
     unsealed: tuple[UnsealedBatch, ...] = ()
     unsealed_next: Count = 0
-    unsealed_lower: Frontier = Frontier()
     readers: dict[str, Reader] = {}
     holds: dict[str, Hold] = {}
     writers: dict[str, Lease] = {}
@@ -123,7 +121,7 @@ def decode_state(data: bytes) -> State:
     try:
         check_segment(image.collection, "collection id")
         arity = check_arity(image.arity)
-        check_frontiers((image.upper, image.retention, image.unsealed_lower), arity)
+        check_frontiers((image.upper, image.retention), arity)
         check_holders(image.readers.values(), arity)
         check_holders(image.holds.values(), arity)
         check_unsealed(image.unsealed, arity)
@@ -139,7 +137,7 @@ def decode_state(data: bytes) -> State:
     if any(a >= b for a, b in pairwise([*numbers, image.unsealed_next])):
         raise CorruptionError(f"stored unsealed batches {numbers} are not in order below {image.unsealed_next}")
     fields = {name: getattr(image, name) for name in StateImage.__struct_fields__ if name not in ("trace", "unsealed")}
-    state = State(**fields, trace=trace, unsealed=Chunks.of(image.unsealed))
+    state = State(**fields, trace=trace, unsealed=Forest.of(image.unsealed))
     inline = sum(len(part.inline) for part in state.parts() if part.inline is not None)
     if inline != state.inline_bytes:
         raise CorruptionError(f"a stored state counts {state.inline_bytes} inline bytes and has {inline}")

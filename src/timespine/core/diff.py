@@ -14,8 +14,8 @@ from typing import TypeVar
 import msgspec
 
 from timespine.core import rope as ropes
-from timespine.core.chunks import Chunks
 from timespine.core.flat import Id, ThinBatch, ThinMerge, assemble, thin
+from timespine.core.forest import Forest, UnsealedBatch
 from timespine.core.hollow import Count, HollowBatch
 from timespine.core.rope import Fork, Leaf, Rope
 from timespine.core.shape import check_frontiers, check_history, check_holders, check_hollow, check_unsealed
@@ -30,7 +30,6 @@ from timespine.core.state import (
     Rollup,
     State,
     Status,
-    UnsealedBatch,
 )
 from timespine.errors import CorruptionError, UsageError
 from timespine.model.frontier import Frontier
@@ -88,7 +87,6 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """inline bytes"""
     status: Status | None = None
     unsealed_next: Count | None = None
-    unsealed_lower: Frontier | None = None
 
 
 def diff(old: State, new: State) -> StateDiff:
@@ -115,7 +113,6 @@ def diff(old: State, new: State) -> StateDiff:
         i=_changed(old.inline_bytes, new.inline_bytes),
         status=_changed(old.status, new.status),
         unsealed_next=_changed(old.unsealed_next, new.unsealed_next),
-        unsealed_lower=_changed(old.unsealed_lower, new.unsealed_lower),
     )
 
 
@@ -137,7 +134,7 @@ def apply_diff(old: State, change: StateDiff) -> State:
 
 def _check_shape(change: StateDiff, arity: int) -> None:
     """A UsageError if something new has times of another arity."""
-    check_frontiers((change.u, change.r, change.unsealed_lower), arity)
+    check_frontiers((change.u, change.r), arity)
     check_holders(change.readers.values(), arity)
     check_holders(change.holds.values(), arity)
     check_unsealed(change.y, arity)
@@ -156,7 +153,6 @@ def _applied(old: State, change: StateDiff) -> State:
         old.retention if change.r is None else change.r,
         _apply_unsealed(old.unsealed, change.x, change.y),
         old.unsealed_next if change.unsealed_next is None else change.unsealed_next,
-        old.unsealed_lower if change.unsealed_lower is None else change.unsealed_lower,
         _apply_map(old.readers, change.readers),
         _apply_map(old.holds, change.holds),
         _apply_map(old.writers, change.w),
@@ -203,20 +199,17 @@ def _diff_history(old: tuple[HistoryEntry, ...], new: tuple[HistoryEntry, ...]) 
     return len(old), new
 
 
-def _diff_unsealed(
-    old: Chunks[UnsealedBatch], new: Chunks[UnsealedBatch]
-) -> tuple[tuple[int, ...], tuple[UnsealedBatch, ...]]:
+def _diff_unsealed(old: Forest, new: Forest) -> tuple[tuple[int, ...], tuple[UnsealedBatch, ...]]:
     if old is new:
         return (), ()
-    before = {batch.seqno: batch for batch in old.after_common(new)}
-    after = {batch.seqno: batch for batch in new.after_common(old)}
+    gone, fresh = old.changes(new)
+    before = {batch.seqno: batch for batch in gone}
+    after = {batch.seqno: batch for batch in fresh}
     removed = tuple(seqno for seqno in before if seqno not in after)
     return removed, tuple(batch for seqno, batch in after.items() if before.get(seqno) is not batch)
 
 
-def _apply_unsealed(
-    old: Chunks[UnsealedBatch], removed: Iterable[int], changed: tuple[UnsealedBatch, ...]
-) -> Chunks[UnsealedBatch]:
+def _apply_unsealed(old: Forest, removed: Iterable[int], changed: tuple[UnsealedBatch, ...]) -> Forest:
     if not removed and not changed:
         return old
     if not removed and changed[0].seqno > (old.last.seqno if old.last else -1):
@@ -226,7 +219,7 @@ def _apply_unsealed(
         if merged.pop(seqno, None) is None:
             raise CorruptionError(f"a diff removes unsealed batch {seqno}, which is not there")
     merged.update((batch.seqno, batch) for batch in changed)
-    return Chunks.of(batch for _, batch in sorted(merged.items()))
+    return Forest.of(batch for _, batch in sorted(merged.items()))
 
 
 def _diff_spine(old: Spine, new: Spine) -> SpineDiff | None:

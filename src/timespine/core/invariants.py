@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from timespine.core.flat import validate_deep
-from timespine.core.state import State, Status, lower_of
+from timespine.core.state import State, Status
 from timespine.errors import CorruptionError
 from timespine.ids import parse_blob_key
 
@@ -85,12 +85,6 @@ def unsealed_goes_only_when_drained(old: State, new: State) -> str | None:
     kept = {batch.seqno for batch in new.unsealed}
     lost = [b.seqno for b in old.unsealed if b.seqno not in kept and not b.is_wholly_below(new.trace.upper)]
     return f"unsealed {lost} lost" if lost and new.status is Status.OPEN else None
-
-
-def unsealed_lower_is_sound(old: State, new: State) -> str | None:
-    """The shortcut for appends is at or before every unsealed time."""
-    actual = lower_of(new.unsealed)
-    return None if new.unsealed_lower <= actual else f"unsealed lower {new.unsealed_lower}, really {actual}"
 
 
 def groups_never_go_back(old: State, new: State) -> str | None:
@@ -185,7 +179,6 @@ INVARIANTS: tuple[Invariant, ...] = (
     trace_never_goes_back,
     unsealed_numbers_increase,
     unsealed_goes_only_when_drained,
-    unsealed_lower_is_sound,
     groups_never_go_back,
     sinks_never_go_back,
     reader_seqnos_never_go_back,

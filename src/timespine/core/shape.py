@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from timespine.core.forest import UnsealedBatch
 from timespine.core.hollow import HollowBatch, Part
-from timespine.core.state import HistoryEntry, Hold, Reader, UnsealedBatch
+from timespine.core.state import HistoryEntry, Hold, Reader
 from timespine.ids import parse_blob_key
 from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import check_time

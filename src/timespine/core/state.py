@@ -19,12 +19,12 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from timespine.core.chunks import Chunks
+from timespine.core.forest import Forest
 from timespine.core.hollow import Count, HollowBatch, Part
 from timespine.core.spine import Spine, empty_spine
 from timespine.ids import check_segment
-from timespine.model.frontier import CLOSED, Frontier
-from timespine.model.time import Time, check_arity
+from timespine.model.frontier import Frontier
+from timespine.model.time import check_arity
 
 R = TypeVar("R", covariant=True)
 
@@ -104,31 +104,6 @@ class HistoryEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Bytes of them."""
 
 
-class UnsealedBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Updates that are durable, at times that may not be sealed yet."""
-
-    seqno: Count
-    """Its number among the writes of the collection: dense, in the order of commit."""
-    lower: Frontier
-    """Its minimal times."""
-    max: Time
-    """A time at or after all of its times (the largest one if times are totally ordered)."""
-    rows: Count
-    """Updates in it."""
-    parts: tuple[Part, ...]
-    """Where they are, in no order."""
-    schema: int | None = None
-    """The id of the schema that they were written with."""
-
-    def has_times_below(self, frontier: Frontier) -> bool:
-        """Whether some of its times are not at or after the frontier."""
-        return not frontier <= self.lower
-
-    def is_wholly_below(self, frontier: Frontier) -> bool:
-        """Whether surely none of its times is at or after the frontier."""
-        return not frontier.less_equal(self.max)
-
-
 class Status(enum.IntEnum):
     """Where the collection is in its life."""
 
@@ -152,12 +127,10 @@ class State(msgspec.Struct, frozen=True, gc=False):
     """The batches; may lag behind `upper` until unsealed updates are drained into it."""
     retention: Frontier
     """The built-in hold that `expire` moves."""
-    unsealed: Chunks[UnsealedBatch] = Chunks()
+    unsealed: Forest = Forest()
     """Written ahead of the seal, in order of their number."""
     unsealed_next: int = 0
     """The number of the next write."""
-    unsealed_lower: Frontier = CLOSED
-    """At or before all times in `unsealed`, so that an append below it need not look at them."""
     readers: dict[str, Reader] = {}
     """Leased readers by id."""
     holds: dict[str, Hold] = {}
@@ -224,14 +197,6 @@ def new_state(collection: str, arity: int = 1) -> State:
     check_segment(collection, "collection id")
     minimum = Frontier.minimum(check_arity(arity))
     return State(collection, arity, 0, minimum, empty_spine(arity), minimum)
-
-
-def lower_of(batches: Chunks[UnsealedBatch]) -> Frontier:
-    """A frontier at or before all times of unsealed batches; closed if there are none."""
-    lower = CLOSED
-    for batch in batches:
-        lower = lower.meet(batch.lower)
-    return lower
 
 
 def settle_since(state: State) -> State:

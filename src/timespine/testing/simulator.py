@@ -30,7 +30,9 @@ from timespine.core.effects import (
     Sleep,
     Truncate,
 )
+from timespine.core.flat import thin
 from timespine.core.protocols.session import Session
+from timespine.core.state import State
 from timespine.errors import Determinate, Indeterminate
 from timespine.testing.engine import merge_runs
 from timespine.testing.world import World
@@ -61,7 +63,7 @@ STORAGE = (*MUTATING, Scan, GetBlob, ListBlobs)
 class Faults:
     """Chances per effect or per step."""
 
-    fail: float = 0.09
+    fail: float = 0.1
     """An effect on storage fails in some way."""
     crash: float = 0.004
     """A process dies before its next effect."""
@@ -171,7 +173,7 @@ class Simulator:
         """Let a process do its next effect, unless chance has other plans."""
         chance = self.random.random()
         faults = self.faults
-        if chance < faults.crash * (30 if isinstance(process.effect, DELICATE) else 1):
+        if chance < faults.crash * (40 if isinstance(process.effect, DELICATE) else 1):
             self.crash(process)
             return
         chance -= faults.crash
@@ -225,7 +227,9 @@ class Simulator:
             process.wake = self.now + self.random.randrange(200)
             self._resume(process, perform(effect), None)
         else:
-            if kind == 3:
+            if kind == 3 and isinstance(effect, DeleteBlobs):
+                perform(DeleteBlobs(effect.keys[: self.random.randrange(len(effect.keys) + 1)]))
+            elif kind == 3:
                 perform(effect)
             elif kind == 4:
                 self.ghosts.append(effect)
@@ -277,8 +281,18 @@ class Simulator:
         operation.returned = self.world.step
         operation.status = "ok" if error is None else "error"
         operation.result, operation.error = value, error
+        self._compare_states(process)
         self.note(process, f"ends {operation.kind} {operation.id}: {value if error is None else repr(error)}")
         operation.expect(operation)
+
+    def _compare_states(self, process: Process) -> None:
+        """What a process believes a state to be is what the log says: every diff is applied and compared."""
+        for name, believed in process.session.states.items():
+            if (believed.seqno + self.world.step) % 3 == 0:
+                replayed = self.world.states[name][believed.seqno]
+                wrong = [each for each in State.__struct_fields__ if getattr(believed, each) != getattr(replayed, each)]
+                if wrong or thin(believed.trace) != thin(replayed.trace):
+                    self.world.violate(f"{process.name} has another {wrong or 'trace'} of {name} at {believed.seqno}")
 
     def note(self, process: Process, what: str) -> None:
         """Write a line into the trace."""

@@ -10,15 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 from timespine.core.effects import FreshId, GetBlob, Protocol, PutBlob
-from timespine.core.group import Refused
-from timespine.core.hollow import Part
+from timespine.core.group import Refused, Transaction
+from timespine.core.hollow import HollowBatch, Part, Run
 from timespine.core.plan import Plan
 from timespine.core.protocols import collect, maintain, read, write
-from timespine.core.protocols.commit import commit, enter
+from timespine.core.protocols.commit import commit, commit_transactions, enter
 from timespine.core.protocols.fetch import create, refresh
 from timespine.core.protocols.session import retried
 from timespine.core.state import State
 from timespine.core.transitions import (
+    AddSchema,
+    AlreadyCommitted,
+    CommitSink,
+    CompareAndAppend,
     CompareAndDowngrade,
     Drain,
     Evict,
@@ -41,6 +45,7 @@ from timespine.errors import (
     UpperMismatch,
     UsageError,
 )
+from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import Update, accumulate, difference
 from timespine.model.time import Time
@@ -76,10 +81,17 @@ class Workload:
         """Per process and collection: the lease of its feed and how far it got."""
         self.holds: dict[str, tuple[str, str]] = {}
         """Per collection: name and token of a critical hold that some process took."""
+        self.granted: dict[str, tuple[str, Frontier]] = {}
+        """Per collection: a critical hold that was granted and not given back, and from when on it holds."""
+        self.sink_batch = dict.fromkeys(self.arities, 0)
+        """Per collection: the batch that its streaming sink is at."""
         self.menu: list[tuple[int, str, Body]] = [
             (26, "append", self._append),
             (8, "append to both", self._append_to_both),
             (4, "replicated append", self._replicated_append),
+            (5, "sink", self._sink),
+            (4, "group", self._group),
+            (2, "schema", self._schema),
             (7, "write", self._write),
             (5, "seal", self._seal),
             (12, "snapshot", self._snapshot),
@@ -99,7 +111,7 @@ class Workload:
         # Every third history is mostly maintenance of one collection: long chains of merges and collections.
         self.heavy = simulator.seed % 3 == 1
         self.names = ("c1",) if self.heavy else tuple(self.arities)
-        self.weights = [weight * 4 if self.heavy and kind in MAINTENANCE else weight for weight, kind, _ in self.menu]
+        self.weights = [weight * 8 if self.heavy and kind in MAINTENANCE else weight for weight, kind, _ in self.menu]
 
     def next_operation(self, process: Process) -> bool:
         """Begin the next operation in a process; False if there are none left."""
@@ -195,6 +207,51 @@ class Workload:
         operation.details["may be cut"] = True
         return (yield from write.append(process.session, name, data_of(updates), upper, new_upper))
 
+    def _sink(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        """A batch of a streaming sink, tried again until it is known to be in."""
+        session, batch = process.session, self.sink_batch[name]
+        upper = self._known(process, name).upper
+        new_upper, times = self._next_upper(upper)
+        row = f"{name}sink{batch}"
+        data = data_of([(f"{row}.0", times[0], 1)])
+        part = yield from write.put_part(session, name, data)
+        desc = Description(upper, new_upper, Frontier.minimum(self.arities[name]))
+        append = CompareAndAppend((HollowBatch(desc, 1, (Run((part,)),)),), upper, new_upper)
+        reply = yield from commit(session, name, CommitSink("sink", batch), append)
+        if isinstance(reply, Refused) and not isinstance(reply.reason, AlreadyCommitted):
+            yield from refresh(session, name)
+            return reply
+        if row not in self.world.committed:
+            self.world.violate(f"batch {batch} of the sink of {name} is said to be in and is not")
+        self.sink_batch[name] = max(self.sink_batch[name], batch + 1)
+        return None
+
+    def _group(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        """Several transactions at once: good ones, one that cannot be, one that relies on an upper."""
+        upper = self._known(process, name).upper
+        later = self._next_upper(upper)[0]
+        nobody = Transaction((("nobody", Seal(upper)),))
+        good = Transaction(((name, Seal(later)),), reads=((name, upper),))
+        after = Transaction(((name, Exert(1)),), reads=((name, later),))
+        first, second, third = yield from commit_transactions(process.session, nobody, good, after)
+        if not isinstance(first, Refused) or not isinstance(first.reason, UsageError):
+            self.world.violate(f"group {operation.id}: a collection that is not there gave {first}")
+        if not isinstance(second, Refused):
+            operation.details["upper"] = later
+            if isinstance(third, Refused):
+                self.world.violate(f"group {operation.id}: a later transaction does not see what an earlier one did")
+        elif not isinstance(second.reason, UpperMismatch):
+            self.world.violate(f"group {operation.id}: {second.reason!r}")
+        return None
+
+    def _schema(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        known = self._known(process, name).schemas
+        schema = operation.id.encode()
+        reply = yield from commit(process.session, name, AddSchema(len(known) - 1 if known else None, schema))
+        if not isinstance(reply, Refused) and self.world.head(name).schemas[reply[0]] != schema:
+            self.world.violate(f"schema {reply[0]} of {name} is not the one that was added")
+        return None
+
     def _write(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         upper = self._known(process, name).upper
         later, times = self._next_upper(upper)
@@ -207,8 +264,10 @@ class Workload:
         return (yield from write.write(process.session, name, data_of(updates), lower, latest))
 
     def _seal(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
-        upper = self._known(process, name).upper
-        return (yield from commit(process.session, name, Seal(self._next_upper(upper)[0])))
+        upper = self._next_upper(self._known(process, name).upper)[0]
+        reply = yield from commit(process.session, name, Seal(upper))
+        operation.details["upper"] = upper if not isinstance(reply, Refused) else Frontier.minimum(self.arities[name])
+        return reply
 
     def _time(self, process: Process, name: str) -> Time:
         """A time to read at: mostly just below the upper, sometimes anywhere."""
@@ -237,15 +296,20 @@ class Workload:
             after = max(after, session.state(name).readers[reader].since.elements[0])
         else:
             reader, after = feed
-        self.listeners.pop((session.committer, name), None)  # unless it goes well, the feed starts anew
-        reply = yield from read.listen(session, name, reader, after)
-        if isinstance(reply, tuple):
-            plan: Plan = reply[0]
-            self.listeners[session.committer, name] = (reader, plan.until)
-            operation.details["after"], operation.details["until"] = after, plan.until
-            return counted(*reply)
+        operation.details["after"] = after
+        # Whatever becomes of the call, the feed is taken up where it was, unless its lease is gone.
         self.listeners[session.committer, name] = (reader, after)
-        return reply
+        try:
+            reply = yield from read.listen(session, name, reader, after)
+        except LeaseExpired:
+            del self.listeners[session.committer, name]
+            raise
+        if not isinstance(reply, tuple):
+            return reply
+        plan: Plan = reply[0]
+        self.listeners[session.committer, name] = (reader, plan.until)
+        operation.details["until"] = plan.until
+        return counted(*reply)
 
     def _retain(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         since = Frontier((self._time(process, name),))
@@ -258,13 +322,21 @@ class Workload:
             hold = yield FreshId("h")
             token = yield FreshId("t")
             self.holds[name] = (hold, token)
-            return (yield from commit(process.session, name, RegisterHold(hold, Frontier((time,)), token)))
+            taken = yield from commit(process.session, name, RegisterHold(hold, Frontier((time,)), token))
+            if not isinstance(taken, Refused) and self.holds.get(name) == (hold, token):
+                self.granted[name] = (hold, taken[0].since)
+            return taken
         hold, token = known
         if self.random.random() < 0.4:
             del self.holds[name]
+            self.granted.pop(name, None)
             return (yield from commit(process.session, name, ReleaseHold(hold, token)))
-        operation.details["may be fenced"] = True
-        return (yield from commit(process.session, name, CompareAndDowngrade(hold, token, token, Frontier((time,)))))
+        if name in self.granted:  # from now on it may hold from later on, whatever comes of the call
+            self.granted[name] = (hold, self.granted[name][1].join(Frontier((time,))))
+        moved = yield from commit(process.session, name, CompareAndDowngrade(hold, token, token, Frontier((time,))))
+        if isinstance(moved, Refused) and name in self.granted and self.granted[name][0] == hold:
+            self.world.violate(f"hold {hold} of {name} was granted and is refused: {moved.reason!r}")
+        return moved
 
     def _merge(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         for _ in range(2):
@@ -329,15 +401,34 @@ class Workload:
             self._check_durability(operation)
             return
         reply = operation.result
+        self._check_holds()
+        if (
+            "upper" in operation.details
+            and not operation.details["upper"] <= self.world.head(operation.collection).upper
+        ):
+            self.world.violate(f"{operation.kind} {operation.id} was acknowledged and the upper did not move")
         if isinstance(reply, Refused):
             self._check_refusal(operation, reply)
         elif operation.kind.startswith("snapshot"):
             self._check_snapshot(operation)
         elif operation.kind == "listen" and isinstance(reply, dict):
             self._check_changes(operation)
+        elif operation.kind == "listen" and "after" in operation.details and reply is None:
+            uppers = self.world.uppers_between(operation.collection, operation.invoked, operation.returned)
+            if all(
+                not upper.is_closed and upper.elements[0][0] - 1 > operation.details["after"][0] for upper in uppers
+            ):
+                self.world.violate(f"listen {operation.id} says that there is nothing new")
         elif operation.kind == "listen" and reply is not None:
             self.world.violate(f"listen {operation.id} under a live lease was told {reply!r}")
         self._check_durability(operation)
+
+    def _check_holds(self) -> None:
+        """Critical holds that were granted hold, whatever the state itself says of them."""
+        for name, (hold, since) in self.granted.items():
+            state = self.world.head(name)
+            if hold not in state.holds or not state.since <= since:
+                self.world.violate(f"since of {name} is {state.since} though hold {hold} was granted from {since} on")
 
     def _check_durability(self, operation: Operation) -> None:
         """What was acknowledged is there since then; what was refused is not, nor will be."""

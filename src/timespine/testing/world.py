@@ -28,9 +28,10 @@ from timespine.core.invariants import violations
 from timespine.core.protocols.collect import references
 from timespine.core.state import State
 from timespine.errors import TimespineError
+from timespine.model.description import Description
 from timespine.model.frontier import Frontier
-from timespine.model.oracle import Update
-from timespine.testing.engine import visible
+from timespine.model.oracle import Update, restrict
+from timespine.testing.engine import decode_rows
 
 EMPTY_RUN = encode_run(())
 
@@ -116,7 +117,7 @@ class World:
                 state = apply_diff(old, change)
                 for broken in violations(old, state):
                     self.violate(f"{key} at {state.seqno}: {broken}")
-                self._learn(key, change)
+                self._learn(key, change, Description(old.upper, state.upper, state.since))
                 self.states[key].append(state)
                 self.commit_steps[key].append(self.step)
         except TimespineError as error:
@@ -124,16 +125,21 @@ class World:
             return
         log.append(data)
 
-    def _learn(self, key: str, change: StateDiff) -> None:
-        """Note which operations' updates a diff makes durable, and that what it refers to exists."""
-        parts = [part for batch in change.y for part in batch.parts]
-        parts.extend(part for batch in (change.t.a.values() if change.t else ()) for part in batch.parts)
-        for part in parts:
+    def _learn(self, key: str, change: StateDiff, appended: Description) -> None:
+        """Note which operations' updates a diff makes durable, and that what it refers to exists.
+
+        What an append makes durable follows from the bytes that were put and from how far the upper
+        moved, not from the bounds that the system itself gave the part.
+        """
+        written = [part for batch in change.y for part in batch.parts]
+        pushed = [part for batch in (change.t.a.values() if change.t else ()) for part in batch.parts]
+        for part in (*written, *pushed):
             identity = part.inline if part.inline is not None else part.key
             if part.key and not self._exists(part):
                 self.violate(f"{key} at {change.n} refers to {part.key}, which does not exist")
             elif identity not in self.seen and (part.inline is not None or is_user_data(part.key)):
-                self._add_truth(key, visible(part, part.inline or self.blobs[part.key]))
+                updates: list[Update] = list(decode_rows(part.inline or self.blobs[part.key]))
+                self._add_truth(key, updates if part in written else restrict(updates, appended))
             self.seen.add(identity)
         for rollup in change.rollups.values():
             if rollup is not None and rollup.key not in self.blobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from timespine.core import rope as ropes
-from timespine.core.chunks import Chunks
+from timespine.core.forest import Forest
 from timespine.core.hollow import Count, Part, empty_batch
 from timespine.core.layers import Layer, SpineBatch
 from timespine.core.spine import Spine
@@ -117,7 +117,7 @@ def finalize(state: State, command: Finalize, now_ms: int) -> Commit[None] | NoO
         CLOSED,
         trace,
         CLOSED,
-        Chunks(),
+        Forest(),
         state.unsealed_next,
         writers=state.writers,
         committers=state.committers,

@@ -27,13 +27,9 @@ def drained_runs(state: State, upper: Frontier) -> list[Run]:
 
     One unordered run per unsealed batch, truncated only if some of it lies outside.
     """
-    if upper <= state.unsealed_lower:
-        return []
     lower = state.trace.upper
     runs = []
-    for batch in state.unsealed:
-        if batch.is_wholly_below(lower) or not batch.has_times_below(upper):
-            continue
+    for batch in state.unsealed.between(lower, upper):
         inside = not batch.has_times_below(lower) and batch.is_wholly_below(upper)
         parts = batch.parts if inside else tuple(truncated(part, lower, upper) for part in batch.parts)
         runs.append(Run(parts, Order.UNORDERED, batch.schema))

@@ -20,10 +20,10 @@ from __future__ import annotations
 import msgspec
 
 from timespine.config import DEFAULT
-from timespine.core.chunks import Chunks
+from timespine.core.forest import Forest, UnsealedBatch
 from timespine.core.hollow import Part
 from timespine.core.shape import check_parts
-from timespine.core.state import Commit, HistoryEntry, NoOp, State, UnsealedBatch, lower_of
+from timespine.core.state import Commit, HistoryEntry, NoOp, State
 from timespine.core.transitions.push import drained_runs, pushed, remember, truncated
 from timespine.core.transitions.writers import refuse_unregistered
 from timespine.errors import ClosedError, InlineBudgetExceeded, TimespineError, UsageError
@@ -97,7 +97,6 @@ def write(state: State, command: Write, now_ms: int) -> Commit[int] | NoOp[int |
         state,
         unsealed=state.unsealed.append(batch),
         unsealed_next=number + 1,
-        unsealed_lower=state.unsealed_lower.meet(command.lower),
         inline_bytes=state.inline_bytes + inline,
     )
     return Commit(remember(grown, HistoryEntry(state.upper, now_ms, "write", rows, size)), number)
@@ -127,7 +126,7 @@ def evict(state: State, command: Evict, now_ms: int) -> Commit[int] | NoOp[int]:
     gone = [batch for batch in state.unsealed if batch.is_wholly_below(upper)]
     if not gone:
         return NoOp(0)
-    kept = Chunks.of(batch for batch in state.unsealed if not batch.is_wholly_below(upper))
+    kept = Forest.of(batch for batch in state.unsealed if not batch.is_wholly_below(upper))
     inline = sum(inline_bytes(batch.parts) for batch in gone)
     return Commit(_with_unsealed(state, kept, -inline), len(gone))
 
@@ -163,16 +162,15 @@ def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool |
         return NoOp(UsageError(f"{rows} updates cannot come from trimming {batch.rows}"))
     trimmed = UnsealedBatch(batch.seqno, batch.lower.join(upper), batch.max, rows, parts, batch.schema)
     inline = inline_bytes(parts) - inline_bytes(batch.parts)
-    changed = Chunks.of(trimmed if each is batch else each for each in state.unsealed)
+    changed = Forest.of(trimmed if each is batch else each for each in state.unsealed)
     return Commit(_with_unsealed(state, changed, inline), True)
 
 
-def _with_unsealed(state: State, unsealed: Chunks[UnsealedBatch], inline: int) -> State:
+def _with_unsealed(state: State, unsealed: Forest, inline: int) -> State:
     """The state with other unsealed batches, and that much more inline."""
     return msgspec.structs.replace(
         state,
         unsealed=unsealed,
-        unsealed_lower=lower_of(unsealed),
         inline_bytes=state.inline_bytes + inline,
     )
 
