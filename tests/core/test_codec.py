@@ -175,6 +175,27 @@ def test_kind_of_what_is_no_entry_is_corruption(data: bytes) -> None:
         kind_of(data)
 
 
+NO_BYTES: list[Any] = [None, 5, "TS\x01\x01", [1, 2, 3], bytearray(20), memoryview(bytes(20)), {}]
+
+
+@pytest.mark.parametrize("value", [None, 5, "TS\x01\x01", 1.5, [1, 2], object()], ids=str)
+def test_kind_of_what_is_not_even_bytes_is_corruption(value: Any) -> None:
+    with pytest.raises(CorruptionError, match="neither a state nor a diff"):
+        kind_of(value)
+
+
+@pytest.mark.parametrize("value", NO_BYTES, ids=lambda each: type(each).__name__)
+def test_decoding_what_is_not_bytes_is_a_usage_error(value: Any, decode: Decode) -> None:
+    with pytest.raises(UsageError, match=f"{type(value).__name__} is not bytes"):
+        decode(value)
+
+
+def test_decoding_a_copy_that_is_not_bytes_is_a_usage_error_though_it_is_whole(data: bytes, decode: Decode) -> None:
+    for copied in (bytearray(data), memoryview(data)):
+        with pytest.raises(UsageError):
+            decode(copied)  # type: ignore[arg-type]
+
+
 # Damage.
 
 

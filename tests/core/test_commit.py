@@ -9,6 +9,7 @@ import pytest
 from stage import CONFIG, Fault, Stage, accepted, at, configured, refused, up
 
 from timespine.config import Config
+from timespine.core import transitions
 from timespine.core.effects import CompareAndSet, GetBlob, Now, PutBlob, Scan, Sleep
 from timespine.core.group import Group, Refused, Transaction
 from timespine.core.protocols.collect import collect_garbage
@@ -19,6 +20,7 @@ from timespine.core.protocols.session import Session, pause_ms
 from timespine.core.protocols.write import append_to_many, compare_and_append
 from timespine.core.state import new_state
 from timespine.core.transitions import (
+    AddSchema,
     CompareAndAppend,
     ExpireCommitter,
     RegisterCommitter,
@@ -274,6 +276,37 @@ def test_answer_that_changes_nothing_beside_a_transaction_that_commits_is_that_o
     assert isinstance(replies[1], Refused)  # the upper is 5, and has been since before the call
 
 
+@pytest.mark.parametrize("name", ["nowhere", "Not a name", 7, None, b"c", ("c",), ["c"]], ids=repr)
+def test_transaction_that_names_what_is_no_collection_disturbs_no_neighbour(name: Any) -> None:
+    stage = Stage()
+    session = stage.session()
+    transactions = [
+        Transaction((("c", Seal(at(1))),)),
+        Transaction((("c", Seal(at(5))), (name, Seal(at(5))))),
+        Transaction((("c", Seal(at(5))),), ((name, at(0)),)),
+        Transaction((("c", Seal(at(2))),)),
+    ]
+    first, by_command, by_read, last = stage.run(commit_transactions(session, *transactions))
+    assert (first, last) == ((at(1),), (at(2),))
+    for each in (by_command, by_read):
+        reason = refused(each)
+        assert isinstance(reason, UsageError)
+        assert "there is no collection" in str(reason)
+        assert [known for known, _ in each.seqnos] == ["c"]
+    assert stage.head().upper == at(2)
+    assert len(stage.of(CompareAndSet)) == 1
+
+
+def test_command_that_is_too_large_disturbs_no_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    session = stage.session()
+    monkeypatch.setattr(transitions, "COMMAND_BYTES_MAX", 100)
+    transactions = [Transaction((("c", each),)) for each in (AddSchema(None, b"x" * 100), Seal(at(1)))]
+    large, small = stage.run(commit_transactions(session, *transactions))
+    assert isinstance(refused(large), UsageError)
+    assert small == (at(1),)
+
+
 # Failures that are determinate.
 
 
@@ -519,12 +552,44 @@ def test_collection_that_still_knows_the_committer_resolves_the_group_for_all(ex
     appends = [("c", data_of([up("x", 0)]), at(0), at(1)), ("d", data_of([up("y", 0)]), at(0), at(2))]
     stage.fail(CompareAndSet, fault)
     stage.before(CompareAndSet, lambda: stage.commit(other, ExpireCommitter(session.committer), name=expired_by), nth=2)
+    reply = stage.run(append_to_many(session, appends))
     if fault is Fault.DONE:
-        assert stage.run(append_to_many(session, appends)) == (at(1), at(2))
+        assert reply == (at(1), at(2))
     else:
-        with pytest.raises(Fenced, match=f"of {expired_by} is not registered any more"):
-            stage.run(append_to_many(session, appends))
+        reason = refused(reply)
+        assert isinstance(reason, Fenced)
+        assert str(reason) == f"committer {session.committer} is not registered in {expired_by}"
         assert (stage.head("c").upper, stage.head("d").upper) == (at(0), at(0))
+    assert session.frozen is None
+
+
+@pytest.mark.parametrize("expired_by", ["c", "d"])
+def test_committer_expired_in_one_collection_commits_to_the_others(expired_by: str) -> None:
+    stage = Stage("c", "d")
+    other, session = stage.session("c", "d"), stage.session("c", "d")
+    stage.commit(other, ExpireCommitter(session.committer), name=expired_by)
+    seals = [Transaction(((name, Seal(at(3))),)) for name in ("c", "d")]
+    both = Transaction((("c", Seal(at(4))), ("d", Seal(at(4)))))
+    replies = stage.run(commit_transactions(session, seals[0], both, seals[1]))
+    (fenced, atomic, done) = (replies[0], replies[1], replies[2]) if expired_by == "c" else replies[::-1]
+    assert isinstance(refused(fenced), Fenced)
+    assert isinstance(refused(atomic), Fenced)
+    assert done == (at(3),)
+    left = "d" if expired_by == "c" else "c"
+    assert (stage.head(expired_by).upper, stage.head(left).upper) == (at(0), at(3))
+    with pytest.raises(Fenced, match=f"of {expired_by} is not registered any more"):
+        stage.run(commit(session, expired_by, Seal(at(3))))
+    assert session.committer not in stage.head(expired_by).committers
+
+
+def test_committer_expired_everywhere_is_fenced_with_its_whole_group() -> None:
+    stage = Stage("c", "d")
+    other, session = stage.session("c", "d"), stage.session("c", "d")
+    for name in ("c", "d"):
+        stage.commit(other, ExpireCommitter(session.committer), name=name)
+    with pytest.raises(Fenced, match="of c, d is not registered any more"):
+        stage.run(commit_transactions(session, *(Transaction(((name, Seal(at(3))),)) for name in ("c", "d"))))
+    assert (stage.head("c").upper, stage.head("d").upper) == (at(0), at(0))
 
 
 def test_committer_expired_while_frozen_is_fenced_by_its_next_commit() -> None:
@@ -561,6 +626,39 @@ def test_committer_keeps_its_lease_by_committing() -> None:
         stage.now_ms += CONFIG.writer_lease_ms // 2
         stage.commit(session, Seal(at(number)))
     assert stage.head().committers[session.committer].until_ms == stage.now_ms + CONFIG.writer_lease_ms
+
+
+def test_session_that_commits_regularly_is_never_fenced_however_long_it_lives() -> None:
+    stage = Stage()
+    session = stage.session()
+    for number in range(40):
+        stage.now_ms += CONFIG.writer_lease_ms - 1
+        assert stage.run(append(session, number, number + 1)) == at(number + 1)
+        stage.run(expire_leases(stage.session(), "c"))
+    until = stage.now_ms + CONFIG.writer_lease_ms
+    assert stage.head().writers[session.writer].until_ms == until
+    assert stage.head().committers[session.committer].until_ms == until
+    assert len(list(stage.head().keys())) > 1  # of its own writer, the last of them as good as the first
+    stage.agree()
+
+
+def test_commit_to_one_collection_extends_the_lease_of_the_writer_there_alone() -> None:
+    stage = Stage("c", "d")
+    session = stage.session("c", "d")
+    before = stage.head("d").writers[session.writer]
+    stage.now_ms += CONFIG.writer_lease_ms // 2
+    stage.commit(session, Seal(at(1)))
+    assert stage.head("c").writers[session.writer].until_ms == stage.now_ms + CONFIG.writer_lease_ms
+    assert stage.head("d").writers[session.writer] == before
+
+
+def test_writer_that_was_expired_does_not_come_back_by_commits_of_its_session() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.expire_writer(stage.session(), session.writer)
+    stage.commit(session, Seal(at(1)))
+    assert session.writer not in stage.head().writers
+    assert isinstance(refused(stage.run(append(session, 1, 2))), Fenced)
 
 
 def test_committer_that_removes_itself_by_its_own_clock_is_fenced_when_the_reply_is_lost() -> None:

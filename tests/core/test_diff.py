@@ -380,10 +380,64 @@ def test_usage_errors_of_the_caller_are_not_taken_for_corruption() -> None:
     assert not issubclass(UsageError, CorruptionError)
 
 
-@pytest.mark.parametrize("change", [{"u": at(1)}, {"t": SpineDiff(s=at(0))}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"u": at(1)},
+        {"u": at(4)},
+        {"t": SpineDiff(s=at(0))},
+        {"t": SpineDiff(s=at(2)), "u": at(9)},
+        {"t": SpineDiff(s=at(4)), "u": at(4)},
+    ],
+    ids=str,
+)
 def test_diff_that_takes_upper_or_since_back_is_corruption(change: dict[str, Any]) -> None:
     scene = Scene()
     scene.append(at(5), up("a", 1))
     scene.do(Retain(at(3)))
     with pytest.raises(CorruptionError, match="back"):
         apply_diff(scene.state, StateDiff(n=scene.state.seqno + 1, **change))
+
+
+def test_diff_that_takes_a_partially_ordered_upper_or_since_aside_is_corruption() -> None:
+    scene = Scene(arity=2)
+    scene.append(at(5, 5), up("a", (1, 1)))
+    scene.do(Retain(at(3, 3)))
+    for change in ({"u": at(9, 4)}, {"t": SpineDiff(s=at(2, 9))}):
+        with pytest.raises(CorruptionError, match="back"):
+            apply_diff(scene.state, StateDiff(n=scene.state.seqno + 1, **change))
+
+
+def test_diff_that_leaves_the_trace_ahead_of_the_upper_is_corruption(scene: Scene) -> None:
+    old = scene.state
+    scene.append(at(9), up("a", 6))
+    change = diff(old, scene.state)
+    assert change.u == at(9)
+    for upper in (None, at(5), at(8)):
+        with pytest.raises(CorruptionError, match="ahead"):
+            apply_diff(old, msgspec.structs.replace(change, u=upper))
+    for upper in (at(9), at(10), CLOSED):
+        assert apply_diff(old, msgspec.structs.replace(change, u=upper)).upper == upper
+
+
+@pytest.mark.parametrize(
+    "key", ["", "nonsense", "c/w1", "c/w1/p/q", "C/w1/p", "c//p", "../w1/p", "c/w1/p\n", "c/w1/" + "p" * 65]
+)
+def test_diff_that_adds_a_part_with_a_malformed_blob_key_is_corruption(scene: Scene, key: str) -> None:
+    part = Part(key, 1, 1, 1)
+    added = HollowBatch(Description(at(5), at(6), at(0)), 1, (Run((part,)),))
+    spine = SpineDiff(a={(5, 6): added}, b={(5, 6): thin(0)})
+    for change in ({"t": spine, "u": at(6)}, {"y": (UnsealedBatch(2, at(7), (7,), 1, (part,)),)}):
+        with pytest.raises(CorruptionError, match=r"does not fit: .*(blob|id)"):
+            apply_diff(scene.state, StateDiff(n=scene.state.seqno + 1, **change))
+
+
+def test_diff_that_adds_an_inline_part_needs_no_blob_key_but_no_malformed_one_either(scene: Scene) -> None:
+    def change(key: str) -> StateDiff:
+        part = Part(key, 1, 1, 1, b"x")
+        return StateDiff(n=scene.state.seqno + 1, y=(UnsealedBatch(2, at(7), (7,), 1, (part,)),), unsealed_next=3)
+
+    for good in ("", "c/w1/p9"):
+        assert len(list(apply_diff(scene.state, change(good)).unsealed)) == 3
+    with pytest.raises(CorruptionError):
+        apply_diff(scene.state, change("nonsense"))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from scene import TERM_MS, WRITER, Scene, at, batch, inline_part, up
 
+from timespine.core import transitions
 from timespine.core.group import CommittedBefore, Group, Judged, Refused, Transaction, judge
 from timespine.core.hollow import Part
+from timespine.core.state import Commit, NoOp, new_state
 from timespine.core.transitions import (
+    COMMAND_BYTES_MAX,
+    NOW_MAX,
     AddSchema,
     AlreadyCommitted,
     Append,
@@ -23,9 +28,11 @@ from timespine.core.transitions import (
     HeartbeatWriter,
     RegisterCommitter,
     RegisterReader,
+    RegisterWriter,
     Retain,
     SchemaMismatch,
     Seal,
+    apply,
 )
 from timespine.errors import Fenced, UpperMismatch, UsageError
 from timespine.model import Frontier
@@ -41,16 +48,17 @@ class Stage:
         for scene in self.scenes.values():
             scene.do(RegisterCommitter("k1", TERM_MS))
 
-    def group(self, *transactions: Transaction) -> Group:
+    def group(self, *transactions: Transaction, writer: str | None = None) -> Group:
         self.number += 1
-        return Group(transactions, self.committer, self.number if self.committer else 0)
+        return Group(transactions, self.committer, self.number if self.committer else 0, writer)
 
     def judge(self, group: Group, now_ms: int = 0) -> Any:
-        return judge({name: self.scenes[name].state for name in group.collections()}, group, now_ms)
+        known = {name: self.scenes[name].state for name in group.collections() if name in self.scenes}
+        return judge(known, group, now_ms)
 
-    def commit(self, *transactions: Transaction, now_ms: int = 0) -> Judged:
+    def commit(self, *transactions: Transaction, now_ms: int = 0, writer: str | None = None) -> Judged:
         """Judge a group, and make what it changes the state, after every check."""
-        judged = self.judge(self.group(*transactions), now_ms)
+        judged = self.judge(self.group(*transactions, writer=writer), now_ms)
         assert isinstance(judged, Judged), judged
         self.take(judged)
         return judged
@@ -281,6 +289,61 @@ def test_judging_leaves_the_states_it_was_given_alone() -> None:
     assert states["a"] is copy["a"]
 
 
+@pytest.mark.parametrize("name", ["z", "", 7, None, ("a",), ["a"], {}], ids=repr)
+def test_transaction_that_names_what_is_no_collection_is_refused_by_itself(name: Any) -> None:
+    stage = Stage("a")
+    bad = (tx((name, Seal(at(9)))), tx(("a", Seal(at(9))), (name, Seal(at(9)))), tx(reads=((name, at(0)),)))
+    judged = stage.commit(tx(append("a", 0, 1, "x")), *bad, tx(append("a", 1, 2, "y")))
+    first, *refusals, last = judged.replies
+    assert (first, last) == ((at(1),), (at(2),))
+    assert all(isinstance(each, Refused) and isinstance(each.reason, UsageError) for each in refusals)
+    assert [[known for known, _ in each.seqnos] for each in refusals if isinstance(each, Refused)] == [[], ["a"], []]
+    assert set(judged.changed) == {"a"}
+    assert stage.scenes["a"].snapshot(1) == {"x": 1, "y": 1}
+
+
+def test_name_that_is_no_string_is_no_collection_of_the_group() -> None:
+    odd: Any = ((7, Seal(at(1))), (["a"], Seal(at(1))))
+    assert Group((tx(append("b", 0, 1), *odd, reads=((None, at(0)),)),)).collections() == ["b"]  # type: ignore[arg-type]
+
+
+def test_group_of_nothing_but_unknown_collections_is_refused_and_not_fenced() -> None:
+    stage = Stage("a")
+    judged = stage.judge(stage.group(tx(append("z", 0, 1)), tx(append("y", 0, 1))))
+    assert isinstance(judged, Judged)
+    assert judged.changed == {}
+    assert all(isinstance(each, Refused) and isinstance(each.reason, UsageError) for each in judged.replies)
+
+
+def test_transaction_where_the_committer_is_not_registered_is_refused_by_itself() -> None:
+    stage = Stage("a", "b")
+    stage.scenes["b"].do(ExpireCommitter("k1"))
+    judged = stage.commit(
+        tx(append("a", 0, 1, "x")),
+        tx(append("b", 0, 1, "y")),
+        tx(append("a", 1, 2, "no"), append("b", 0, 1, "no")),
+        tx(append("a", 1, 2, "no"), reads=(("b", at(0)),)),
+        tx(append("a", 1, 2, "z")),
+    )
+    first, *refusals, last = judged.replies
+    assert (first, last) == ((at(1),), (at(2),))
+    for each in refusals:
+        assert isinstance(each, Refused)
+        assert isinstance(each.reason, Fenced)
+        assert str(each.reason) == "committer k1 is not registered in b"
+    assert set(judged.changed) == {"a"}
+    assert stage.scenes["a"].snapshot(1) == {"x": 1, "z": 1}
+
+
+def test_committer_that_leaves_in_the_middle_of_a_group_is_not_heard_any_more_there() -> None:
+    stage = Stage("a", "b")
+    judged = stage.commit(tx(("a", ExpireCommitter("k1"))), tx(("a", Seal(at(5)))), tx(("b", Seal(at(5)))))
+    assert isinstance(judged.replies[1], Refused)
+    assert isinstance(judged.replies[1].reason, Fenced)
+    assert judged.replies[2] == (at(5),)
+    assert (stage.scenes["a"].state.upper, stage.scenes["b"].state.upper) == (at(0), at(5))
+
+
 # Exactly once.
 
 
@@ -323,11 +386,14 @@ def test_committer_that_is_not_registered_any_more_is_fenced_and_not_told_of_a_m
     assert "k1" in str(fenced)
 
 
-def test_committer_must_be_registered_in_every_collection_of_the_group() -> None:
-    stage = Stage("a", "b")
-    stage.scenes["b"].do(ExpireCommitter("k1"))
-    assert isinstance(stage.judge(stage.group(tx(append("a", 0, 1), append("b", 0, 1)))), Fenced)
-    assert isinstance(stage.judge(stage.group(tx(append("a", 0, 1)))), Judged)
+def test_committer_that_is_registered_in_none_of_the_collections_is_fenced_with_the_whole_group() -> None:
+    stage = Stage("a", "b", "c")
+    for name in ("a", "b"):
+        stage.scenes[name].do(ExpireCommitter("k1"))
+    fenced = stage.judge(stage.group(tx(append("a", 0, 1)), tx(append("b", 0, 1)), tx(append("z", 0, 1))))
+    assert isinstance(fenced, Fenced)
+    assert "k1 of a, b is not registered" in str(fenced)
+    assert isinstance(stage.judge(stage.group(tx(append("a", 0, 1)), tx(append("c", 0, 1)))), Judged)
 
 
 @pytest.mark.parametrize(
@@ -354,6 +420,44 @@ def test_commit_extends_the_lease_of_its_committer() -> None:
     assert stage.scenes["a"].state.committers["k1"].group == 2
 
 
+def test_commit_extends_the_lease_of_the_writer_of_its_committer() -> None:
+    stage = Stage("a", "b")
+    for scene in stage.scenes.values():
+        scene.do(RegisterWriter("w2", TERM_MS))
+    now_ms = TERM_MS // 2
+
+    def until(name: str, writer: str) -> int:
+        return stage.scenes[name].state.writers[writer].until_ms
+
+    stage.commit(tx(append("a", 0, 1, "x")), now_ms=now_ms, writer="w2")
+    assert [until(*each) for each in (("a", "w2"), ("a", WRITER), ("b", "w2"))] == [now_ms + TERM_MS, TERM_MS, TERM_MS]
+    before = stage.scenes["a"].state.writers
+    stage.commit(tx(append("a", 1, 2, "x")), now_ms=now_ms + TERM_MS // 4 - 1, writer="w2")
+    assert stage.scenes["a"].state.writers == before  # not every commit has to say so
+    stage.commit(tx(append("a", 2, 3, "x")), now_ms=now_ms + TERM_MS // 4, writer="w2")
+    assert until("a", "w2") == now_ms + TERM_MS // 4 + TERM_MS
+    stage.commit(tx(append("b", 0, 1, "x")), now_ms=now_ms)
+    assert until("b", "w2") == TERM_MS  # a group that names no writer extends none
+
+
+def test_group_that_changes_nothing_extends_no_lease() -> None:
+    stage = Stage("a")
+    assert stage.commit(tx(("a", Drain())), now_ms=TERM_MS // 2, writer=WRITER).changed == {}
+
+
+def test_lease_of_the_writer_is_extended_where_the_group_only_reads_too() -> None:
+    stage = Stage("a", "b")
+    stage.commit(tx(append("b", 0, 3, "y"), reads=(("a", at(0)),)), now_ms=TERM_MS // 2, writer=WRITER)
+    assert stage.scenes["a"].state.writers[WRITER].until_ms == TERM_MS // 2 + TERM_MS
+
+
+@pytest.mark.parametrize("writer", [WRITER, "w9"])
+def test_writer_that_left_or_never_was_does_not_come_by_a_commit(writer: str) -> None:
+    stage = Stage("a")
+    stage.commit(tx(append("a", 0, 1, "x"), ("a", ExpireWriter(WRITER))), now_ms=TERM_MS // 2, writer=writer)
+    assert stage.scenes["a"].state.writers == {}
+
+
 def test_group_in_which_the_committer_leaves_records_no_number() -> None:
     stage = Stage("a")
     stage.commit(tx(append("a", 0, 1, "x"), ("a", ExpireCommitter("k1"))))
@@ -377,3 +481,49 @@ def test_fenced_writer_does_not_fence_the_committer() -> None:
     judged = stage.commit(tx(("a", blob)), tx(append("a", 0, 1, "x")))
     assert isinstance(judged.replies[0], Refused)
     assert judged.replies[1] == (at(1),)
+
+
+# Commands one by one.
+
+
+@pytest.mark.parametrize("now_ms", [None, 1.0, "1", True, NOW_MAX + 1, -NOW_MAX - 1, 1 << 70, float("nan")], ids=repr)
+def test_time_that_is_not_in_milliseconds_is_a_usage_error(now_ms: Any) -> None:
+    scene = Scene()
+    for command in (Seal(at(1)), RegisterWriter("w2", TERM_MS)):
+        outcome = apply(scene.state, command, now_ms)
+        assert isinstance(outcome, NoOp)
+        assert isinstance(outcome.reply, UsageError)
+        assert "milliseconds" in str(outcome.reply)
+
+
+@pytest.mark.parametrize("now_ms", [NOW_MAX, -NOW_MAX, -1, 0])
+def test_every_time_that_a_clock_may_say_is_one_to_commit_at(now_ms: int) -> None:
+    assert NOW_MAX == 1 << 52
+    scene = Scene()
+    scene.do(RegisterCommitter("k1", TERM_MS), now_ms=now_ms)
+    assert scene.state.committers["k1"].until_ms == now_ms + TERM_MS
+
+
+def test_group_at_a_time_that_is_none_is_refused_and_changes_nothing() -> None:
+    stage = Stage("a")
+    judged = stage.judge(stage.group(tx(append("a", 0, 1, "x"))), now_ms=NOW_MAX + 1)
+    (refused,) = judged.replies
+    assert isinstance(refused.reason, UsageError)
+    assert judged.changed == {}
+
+
+def test_command_over_the_limit_is_refused() -> None:
+    scene = Scene()
+    reply = scene.declined(AddSchema(None, bytes(COMMAND_BYTES_MAX)))
+    assert isinstance(reply, UsageError)
+    assert f"is over {COMMAND_BYTES_MAX}" in str(reply)
+
+
+def test_command_is_measured_as_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = AddSchema(None, b"x" * 50)
+    size = len(msgspec.msgpack.encode(command))
+    for limit, fits in ((size, True), (size - 1, False)):
+        monkeypatch.setattr(transitions, "COMMAND_BYTES_MAX", limit)
+        outcome = apply(new_state("c"), command, 0)
+        assert isinstance(outcome, Commit) is fits
+        assert isinstance(outcome.reply, UsageError) is not fits

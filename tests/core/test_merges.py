@@ -8,9 +8,11 @@ import msgspec
 import pytest
 from scene import TERM_MS, WRITER, Scene, at, batch, inline_part, up
 
+from timespine.config import DEFAULT
 from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.core.layers import MergeRequest
 from timespine.core.merging import Applied
+from timespine.core.spine import SpineMetrics
 from timespine.core.transitions import (
     ApplyMerge,
     ClaimMerge,
@@ -24,7 +26,7 @@ from timespine.core.transitions import (
     RollUpAll,
     Seal,
 )
-from timespine.errors import Fenced, UsageError
+from timespine.errors import Fenced, InlineBudgetExceeded, UsageError
 from timespine.model import Description, Frontier
 
 
@@ -138,6 +140,45 @@ def test_result_in_the_state_of_blobs_counts_as_inline() -> None:
     merged = scene.merged(request)
     scene.do(ApplyMerge(merged, "m1"))
     assert scene.state.inline_bytes == merged.inline_bytes > 0
+
+
+def test_result_over_the_inline_budget_is_refused_and_one_that_just_fits_is_not() -> None:
+    scene, request = fueled()
+    scene.append(at(3), up("b", 2))
+    used = scene.state.inline_bytes
+    merged = scene.merged(request)
+    asked = merged.inline_bytes
+    assert min(used, asked) > 0
+    reply = scene.declined(ApplyMerge(merged, "m1", used + asked - 1))
+    assert isinstance(reply, InlineBudgetExceeded)
+    assert (reply.asked, reply.used, reply.budget) == (asked, used, used + asked - 1)
+    assert len(scene.state.trace.requests()) == 1
+    assert scene.do(ApplyMerge(merged, "m1", used + asked)) is Applied.EXACT
+    assert scene.state.inline_bytes == used + asked
+    scene.agree()
+
+
+def test_result_has_the_inline_budget_of_an_append_unless_it_says_otherwise() -> None:
+    scene, request = fueled()
+    budget = DEFAULT.inline_total_bytes
+    assert ApplyMerge(scene.merged(request), "m1").inline_total_bytes == budget
+    part = Part("", 2, budget + 1, 2, bytes(budget + 1))
+    reply = scene.declined(ApplyMerge(HollowBatch(request.desc, 2, (Run((part,)),)), "m1"))
+    assert isinstance(reply, InlineBudgetExceeded)
+
+
+def test_result_in_blobs_or_with_no_more_inline_than_it_replaces_needs_no_budget() -> None:
+    scene, request = fueled()
+    assert scene.do(ApplyMerge(scene.merged(request, "c/m1/out"), "m1", 0)) is Applied.EXACT
+    scene = Scene()
+    scene.append(at(1), up("a", 0))
+    scene.append(at(2), up("b", 1))
+    scene.do(RollUpAll())
+    (request,) = scene.state.trace.requests()
+    merged = scene.merged(request)
+    assert 0 < merged.inline_bytes <= scene.state.inline_bytes
+    assert scene.do(ApplyMerge(merged, WRITER, 0)) is Applied.EXACT
+    scene.agree()
 
 
 def test_result_that_comes_too_late_changes_nothing() -> None:
@@ -409,3 +450,28 @@ def test_roll_up_all_of_an_empty_collection_changes_nothing() -> None:
 def test_roll_up_all_again_changes_nothing() -> None:
     scene, _ = fueled()
     assert scene.declined(RollUpAll()) == 2
+
+
+# How compact a trace is.
+
+
+def test_metrics_count_batches_that_are_compact_that_are_to_be_merged_and_that_have_several_runs() -> None:
+    scene, request = fueled()
+    assert scene.state.trace.metrics() == SpineMetrics(0, 1, 0)
+    scene.do(ApplyMerge(scene.merged(request), "m1"))
+    assert scene.state.trace.metrics() == SpineMetrics(1, 0, 0)
+    runs = (inline_part([up(row, 2)]) for row in "ab")
+    scene.do(CompareAndAppend((batch(at(2), at(3), *runs),), at(2), at(3)))
+    assert scene.state.trace.metrics() == SpineMetrics(1, 0, 1)
+    assert Scene().state.trace.metrics() == SpineMetrics(0, 0, 0)
+
+
+@pytest.mark.parametrize("appends", range(1, 12))
+def test_metrics_count_every_spine_batch_once(appends: int) -> None:
+    scene = Scene()
+    for when in range(appends):
+        scene.append(at(when + 1), up("a", when), up("b", when))
+    trace = scene.state.trace
+    metrics = trace.metrics()
+    assert sum(msgspec.structs.astuple(metrics)) == trace.batch_count
+    assert msgspec.structs.astuple(metrics)[1] == len(trace.requests())

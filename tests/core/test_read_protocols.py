@@ -482,7 +482,7 @@ def test_feed_asked_the_same_again_gives_the_same_again_and_more_if_there_is_mor
 def test_answer_of_a_feed_that_was_lost_on_the_way_can_be_asked_for_again(fault: Fault) -> None:
     stage, session, other = written()
     reader = leased(stage, session, 0)
-    stage.commit(other, Retain(at(3)))
+    stage.commit(session, Retain(at(3)))
     stage.fail(CompareAndSet, fault)
     stage.fail(CompareAndSet, Fault.DETERMINATE, nth=2, times=CONFIG.storage_attempts)
     with pytest.raises(Indeterminate):
@@ -506,12 +506,12 @@ def test_feed_that_could_not_fetch_can_be_asked_again() -> None:
 
 
 def test_feed_that_is_asked_often_enough_keeps_its_lease() -> None:
-    stage, session, other = written()
+    stage, session, _ = written()
     reader = leased(stage, session, 3)
     for _ in range(10):
         stage.now_ms += CONFIG.reader_lease_ms // 2
         assert stage.run(listen(session, "c", reader, (3,))) is None
-        stage.run(expire_leases(other, "c"))
+        stage.run(expire_leases(stage.session(), "c"))
     assert stage.head().readers[reader].until_ms == stage.now_ms + CONFIG.reader_lease_ms
 
 

@@ -18,7 +18,7 @@ def test_a_seed_decides_the_whole_history():
 
 def test_histories_without_faults_have_no_violations():
     for seed in range(20):
-        assert run_history(seed, 40, Faults(0, 0, 0, 0)).violations == []
+        assert run_history(seed, 40, Faults(0, 0, 0, 0, 0)).violations == []
 
 
 def test_every_kind_of_fault_and_operation_happens():

@@ -32,7 +32,16 @@ from timespine.testing.engine import counted, data_of
 from timespine.testing.simulator import Faults, Operation, Process, Simulator
 from timespine.testing.workload import Workload
 
-FAULT_KINDS = ("determinate", "slow", "indeterminate not", "indeterminate done", "ghost", "pauses", "clock jumps")
+FAULT_KINDS = (
+    "determinate",
+    "slow",
+    "indeterminate not",
+    "indeterminate done",
+    "ghost",
+    "pauses",
+    "clock jumps",
+    "outages",
+)
 
 YEAR_MS = 365 * 24 * 3_600_000
 
@@ -79,7 +88,7 @@ def _digest(simulator: Simulator) -> int:
 def _quiesce(simulator: Simulator, workload: Workload) -> None:
     """Stop the faults, let everything settle, and check the end."""
     world = simulator.world
-    simulator.faults = Faults(0, 0, 0, 0)
+    simulator.faults = Faults(0, 0, 0, 0, 0)
     simulator.release_all()
     simulator.now += YEAR_MS
     simulator.processes = [simulator.new_process()]
@@ -224,6 +233,11 @@ def _check_history(simulator: Simulator, workload: Workload) -> None:
     written = {
         name: {str(row).split(".")[0] for row, _, diff in truth if diff > 0} for name, truth in world.truth.items()
     }
+    for name, truth in world.truth.items():
+        batches = Counter(row for row, _, diff in truth if diff > 0 and str(row).startswith(f"{name}sink"))
+        twice = [row for row, count in batches.items() if count > 1]
+        if twice:
+            world.violate(f"batches of the sink of {name} are in twice: {twice[:3]}")
     for operation in simulator.history:
         refused = isinstance(operation.result, Refused) or isinstance(operation.error, Determinate)
         if refused and operation.id in world.committed:

@@ -43,7 +43,7 @@ def shrink(seed: int, operations: int) -> tuple[Result, Faults, int]:
         if run_history(seed, fewer, faults).violations:
             smallest = fewer
             break
-    for calmer in ("fail", "crash", "pause", "clock"):
+    for calmer in ("fail", "crash", "pause", "clock", "outage"):
         kept = getattr(faults, calmer)
         setattr(faults, calmer, 0.0)
         if not run_history(seed, smallest, faults).violations:

@@ -71,6 +71,8 @@ class Faults:
     """A process is paused, perhaps past its leases."""
     clock: float = 0.004
     """A process's clock jumps."""
+    outage: float = 0.0015
+    """Storage goes away for some steps: most effects on it fail, so that callers are told so."""
 
 
 @dataclass(slots=True)
@@ -123,6 +125,8 @@ class Simulator:
         self.now = 1_000_000
         self.ids = 0
         self.ghosts: list[Effect] = []
+        self.outage_until = 0
+        """Until this step, storage is away."""
         self.trace: list[str] = []
         """What happened, a line per step, if anybody wants to know."""
         self.tracing = False
@@ -186,6 +190,10 @@ class Simulator:
         if chance < faults.clock:
             self.world.counts["clock jumps"] += 1
             process.clock += self.random.choice((-20_000, -500, 500, 5_000, 20_000))
+        chance -= faults.clock
+        if 0 <= chance < faults.outage:
+            self.world.counts["outages"] += 1
+            self.outage_until = self.world.step + 60
         if self.ghosts and self.random.random() < 0.1:
             self._release(self.random.randrange(len(self.ghosts)))
         self._do(process)
@@ -211,7 +219,8 @@ class Simulator:
     def _storage(self, process: Process, effect: Effect) -> None:
         """An effect on storage, with its faults."""
         perform = self.world.perform[type(effect)]
-        if self.random.random() >= self.faults.fail:
+        away = self.world.step < self.outage_until and self.faults.outage > 0
+        if self.random.random() >= (0.85 if away else self.faults.fail):
             if self.tracing:
                 self.note(process, f"{_short(effect)}")
             self._resume(process, perform(effect), None)
