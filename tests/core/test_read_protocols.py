@@ -515,7 +515,6 @@ def test_feed_that_is_asked_often_enough_keeps_its_lease() -> None:
     assert stage.head().readers[reader].until_ms == stage.now_ms + CONFIG.reader_lease_ms
 
 
-@pytest.mark.xfail(strict=True, reason="the seqno of the lease follows its own commit, so there is always one more")
 def test_feed_of_nothing_new_writes_nothing() -> None:
     stage, session, _ = written()
     reader = leased(stage, session, 3)

@@ -60,7 +60,8 @@ def _merge_as(session: Session, collection: str, request: MergeRequest, writer: 
     if output is None:
         yield from commit(session, collection, ExpireWriter(writer))
         return None
-    replies = yield from commit(session, collection, ApplyMerge(output, writer), ExpireWriter(writer))
+    offer = ApplyMerge(output, writer, session.config.inline_total_bytes)
+    replies = yield from commit(session, collection, offer, ExpireWriter(writer))
     if isinstance(replies, Refused):
         yield from commit(session, collection, ExpireWriter(writer))
     elif replies[0].is_applied:
