@@ -507,20 +507,6 @@ def the_feed_never_has_anything_new() -> Iterator[None]:
 
 
 @bug
-def the_feed_releases_what_it_is_about_to_give() -> Iterator[None]:
-    real = read.listen
-
-    def listen(session, collection, reader, after):
-        reply = yield from real(session, collection, reader, after)
-        if isinstance(reply, tuple):
-            yield from read.advance_lease(session, collection, reader, reply[0].until)
-        return reply
-
-    with patched(read, "listen", listen):
-        yield
-
-
-@bug
 def replicated_append_cuts_too_much() -> Iterator[None]:
     real = append_module._runs_within
 
