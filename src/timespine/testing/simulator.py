@@ -39,7 +39,7 @@ from timespine.testing.world import World
 
 CONFIG = Config(
     reader_lease_ms=2_000,
-    writer_lease_ms=8_000,
+    writer_lease_ms=2_500,
     claim_ms=1_000,
     inline_part_bytes=40,
     inline_total_bytes=120,

@@ -106,7 +106,7 @@ class Workload:
             (9, "roll up", self._roll_up),
             (9, "collect garbage", self._collect),
             (3, "sweep", self._sweep),
-            (4, "expire leases", self._expire),
+            (7, "expire leases", self._expire),
         ]
         # Every third history is mostly maintenance of one collection: long chains of merges and collections.
         self.heavy = simulator.seed % 3 == 1
