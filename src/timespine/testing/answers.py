@@ -1,0 +1,135 @@
+"""What the simulated operations must be told: every answer is compared with the truth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timespine.core.group import Refused
+from timespine.errors import (
+    Determinate,
+    Fenced,
+    Indeterminate,
+    LeaseExpired,
+    NotSealed,
+    SinceError,
+    UpperMismatch,
+    UsageError,
+)
+from timespine.model.frontier import Frontier
+from timespine.model.oracle import accumulate, difference
+from timespine.model.time import Time
+from timespine.testing.simulator import Operation
+from timespine.testing.world import World
+
+EXPECTED_ERRORS = (Determinate, Indeterminate, Fenced, LeaseExpired)
+"""What a caller may be told when storage fails or its leases lapse."""
+
+
+REFUSALS = dict.fromkeys(("seal", "write", "append", "trim", "replicated append"), (Fenced, UsageError))
+"""What an operation may be refused for, if not only for leases: these are often wrong about the upper on purpose."""
+
+
+class Answers:
+    """The checks of a workload."""
+
+    world: World
+    arities: dict[str, int]
+    """The collections, and how many coordinates their times have."""
+    rows: dict[str, list[str]]
+    """Rows that were inserted, to be retracted some time."""
+    granted: dict[str, tuple[str, Frontier]]
+    """Per collection: a critical hold that was granted and not given back, and from when on it holds."""
+
+    def _check(self, operation: Operation) -> None:
+        """Compare the outcome of an operation with the truth."""
+        if operation.error is not None:
+            if not isinstance(operation.error, EXPECTED_ERRORS):
+                self.world.violate(f"{operation.kind} {operation.id} raised {operation.error!r}")
+            self._check_durability(operation)
+            return
+        reply = operation.result
+        self._check_holds()
+        if (
+            "upper" in operation.details
+            and not operation.details["upper"] <= self.world.head(operation.collection).upper
+        ):
+            self.world.violate(f"{operation.kind} {operation.id} was acknowledged and the upper did not move")
+        if isinstance(reply, Refused):
+            self._check_refusal(operation, reply)
+        elif operation.kind.startswith("snapshot"):
+            self._check_snapshot(operation)
+        elif operation.kind == "listen" and isinstance(reply, dict):
+            self._check_changes(operation)
+        elif operation.kind == "listen" and "after" in operation.details and reply is None:
+            uppers = self.world.uppers_between(operation.collection, operation.invoked, operation.returned)
+            if all(
+                not upper.is_closed and upper.elements[0][0] - 1 > operation.details["after"][0] for upper in uppers
+            ):
+                self.world.violate(f"listen {operation.id} says that there is nothing new")
+        elif operation.kind == "listen" and reply is not None:
+            self.world.violate(f"listen {operation.id} under a live lease was told {reply!r}")
+        self._check_durability(operation)
+
+    def _check_holds(self) -> None:
+        """Critical holds that were granted hold, whatever the state itself says of them."""
+        for name, (hold, since) in self.granted.items():
+            state = self.world.head(name)
+            if hold not in state.holds or not state.since <= since:
+                self.world.violate(f"since of {name} is {state.since} though hold {hold} was granted from {since} on")
+
+    def _check_durability(self, operation: Operation) -> None:
+        """What was acknowledged is there since then; what was refused is not, nor will be."""
+        if "rows" not in operation.details:
+            return
+        committed = self.world.committed.get(operation.id)
+        acknowledged = operation.error is None and not isinstance(operation.result, Refused)
+        impossible = isinstance(operation.result, Refused) or isinstance(operation.error, Determinate)
+        if acknowledged and committed is None and "may be cut" not in operation.details:
+            self.world.violate(f"{operation.kind} {operation.id} was acknowledged and is not there")
+        if impossible and committed is not None:
+            self.world.violate(f"{operation.kind} {operation.id} was refused and is there")
+        if committed is not None:
+            self.rows[operation.collection].extend(operation.details["rows"])
+            if not operation.invoked <= committed <= operation.returned:
+                self.world.violate(f"{operation.kind} {operation.id} took effect outside of its call")
+
+    def _check_refusal(self, operation: Operation, refused: Refused) -> None:
+        reason = refused.reason
+        if isinstance(reason, UpperMismatch):
+            names = tuple(self.arities) if "both" in operation.details else (operation.collection,)
+            uppers = [
+                upper
+                for name in names
+                for upper in self.world.uppers_between(name, operation.invoked, operation.returned)
+            ]
+            if reason.actual not in uppers or reason.actual == reason.expected:
+                self.world.violate(f"{operation.kind} {operation.id} was told upper {reason.actual}, had {uppers}")
+        elif not isinstance(reason, REFUSALS.get(operation.kind, (Fenced, LeaseExpired))):
+            self.world.violate(f"{operation.kind} {operation.id} was refused: {reason!r}")
+
+    def _check_snapshot(self, operation: Operation) -> None:
+        name, as_of, reply = operation.collection, operation.details["as_of"], operation.result
+        state = self.world.head(name)
+        if isinstance(reply, SinceError):
+            if state.since.less_equal(as_of):
+                self.world.violate(f"snapshot of {name} at {as_of} was refused though since is {state.since}")
+        elif isinstance(reply, NotSealed):
+            uppers = self.world.uppers_between(name, operation.invoked, operation.returned)
+            if not any(upper.less_equal(as_of) for upper in uppers):
+                self.world.violate(f"snapshot of {name} at {as_of} was not sealed though upper is {state.upper}")
+        else:
+            self.compare(name, as_of, reply, f"{operation.kind} {operation.id}")
+
+    def _check_changes(self, operation: Operation) -> None:
+        name, after, until = operation.collection, operation.details["after"], operation.details["until"]
+        truth = self.world.truth[name]
+        expected = difference(accumulate(truth, after), accumulate(truth, until))
+        if operation.result != expected:
+            self.world.violate(f"changes of {name} in ({after}, {until}]: {operation.result}, not {expected}")
+
+    def compare(self, name: str, as_of: Time, found: dict[Any, int], who: str) -> None:
+        """Compare a snapshot with the truth."""
+        expected = accumulate(self.world.truth[name], as_of)
+        if found != expected:
+            wrong = difference(expected, found)
+            self.world.violate(f"{who} of {name} as of {as_of} differs from the truth by {wrong}")
