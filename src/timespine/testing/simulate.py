@@ -100,6 +100,8 @@ def _run(options: argparse.Namespace) -> int:
             counts.update(done[2])
             failed.extend(done[3])
             digest = (digest * 31 + done[4]) % (1 << 61)
+            if histories % 2000 < CHUNK and not options.json:
+                print(f"  {histories} of {options.histories} histories, {len(failed)} violations", file=sys.stderr)
     seconds = time.perf_counter() - began
     figures = {
         "histories": histories,
