@@ -329,9 +329,8 @@ class Workload(Answers):
             del self.holds[name]
             self.granted.pop(name, None)
             return (yield from commit(process.session, name, ReleaseHold(hold, token)))
-        if (
-            name in self.granted and self.granted[name][0] == hold
-        ):  # from now on it may hold from later on, whatever comes of the call
+        if name in self.granted and self.granted[name][0] == hold:
+            # From now on it may hold from later on, whatever comes of the call.
             self.granted[name] = (hold, self.granted[name][1].join(Frontier((time,))))
         moved = yield from commit(process.session, name, CompareAndDowngrade(hold, token, token, Frontier((time,))))
         if isinstance(moved, Refused) and name in self.granted and self.granted[name][0] == hold:
