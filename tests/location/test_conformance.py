@@ -60,8 +60,9 @@ class ChecksThenPuts(MemoryBlob):
         if self.get(key) is None:
             self._all_checked.count_down()
             self._all_checked.wait()
-            self._values[key] = value
-        super().put(key, value)
+            self._values[key] = value  # and everybody believes that it won
+        else:
+            super().put(key, value)
 
 
 class PutsInTwoSteps(MemoryBlob):
