@@ -18,8 +18,10 @@ ALLOWED = {
     "location": set(),
     "model": set(),
     "core": {"model"},
-    "client": {"core", "model", "location"},
-    "testing": {"client", "core", "model", "location"},
+    "columnar": {"core", "model", "location"},
+    "client": {"columnar", "core", "model", "location"},
+    "cli": {"client", "columnar", "core", "model", "location"},
+    "testing": {"client", "columnar", "core", "model", "location"},
 }
 
 # What has an effect, or depends on one: the pure layers must not even be able to name it.

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 from expect import check
 from scene import TERM_MS, WRITER, Scene, batch, bounds_of, inline_part
 
@@ -25,6 +26,7 @@ from timespine.core.transitions import (
     AddSchema,
     AdvanceUpper,
     Append,
+    AppendNext,
     ApplyMerge,
     ClaimMerge,
     Command,
@@ -55,7 +57,7 @@ from timespine.core.transitions import (
     Trim,
     Write,
 )
-from timespine.model import CLOSED, Description, Frontier
+from timespine.model import CLOSED, Description, Frontier, advance_by
 from timespine.model.oracle import Update
 
 Choose = Callable[[int], int]
@@ -178,6 +180,42 @@ def _append_more_than_fits(walk: Walk) -> Chosen:
     inside = Description(lower, upper, lower)
     wide = batch(Frontier.minimum(walk.scene.state.arity), beyond, walk.part(updates))
     return CompareAndAppend((wide,), lower, upper), [each for each in updates if inside.contains(each[1])]
+
+
+def _append_cut_before(walk: Walk) -> Chosen:
+    """A batch that spans more than the append, and of which only some was visible before."""
+    command, gained = _append_more_than_fits(walk)
+    (wide,) = command.batches
+    (part,) = wide.parts
+    lower = walk.later(Frontier.minimum(walk.scene.state.arity))
+    seen = Description(lower, walk.later(lower), lower)
+    cut = batch(wide.desc.lower, wide.desc.upper, msgspec.structs.replace(part, lower=seen.lower, upper=seen.upper))
+    cut_command = msgspec.structs.replace(command, batches=(cut,))
+    return cut_command, [each for each in gained if seen.contains(each[1])]
+
+
+def _append_rewritten(walk: Walk) -> Chosen:
+    """A batch that may begin before the append, rewritten to times that may be in it."""
+    lower, minimum = walk.scene.state.upper, Frontier.minimum(walk.scene.state.arity)
+    upper = walk.later(lower)
+    rewrite = walk.later(walk.pick((lower, minimum)))
+    updates = walk.updates(minimum, upper) + walk.updates(lower, upper)
+    part = msgspec.structs.replace(walk.part(updates), rewrite=rewrite)
+    wide = batch(walk.pick((lower, minimum)), walk.pick((upper, walk.later(upper))), part)
+    inside = [each for each in updates if wide.desc.contains(each[1])]
+    if len(inside) < len(updates):
+        return Exert(0), []  # a caller that lies about its own data
+    return CompareAndAppend((wide,), lower, upper), [(row, advance_by(when, rewrite), n) for row, when, n in updates]
+
+
+def _append_next(walk: Walk) -> Chosen:
+    upper = walk.scene.state.upper
+    ((free, *_), *_) = upper.elements or ((0,),)
+    at, arity = walk.choose(free + AHEAD), walk.scene.state.arity
+    updates: list[Update] = [(walk.pick(ROWS), (at,), walk.pick(COUNTS)) for _ in range(walk.choose(4))]
+    further = walk.pick((None, None, free + walk.choose(AHEAD)))
+    command = AppendNext(batch(upper, upper, walk.part(updates)), at, further)
+    return command, [(row, (max(at, free),), count) for row, _, count in updates] if arity == 1 else []
 
 
 def _append_elsewhere(walk: Walk) -> Chosen:
@@ -388,6 +426,7 @@ def _roll_up_all(walk: Walk) -> Chosen:
 RULES: tuple[Callable[[Walk], Chosen], ...] = (
     *(_append, _append, _append, _append, _write, _write, _seal, _drain),
     *(_merge, _merge, _merge_some, _pass_through, _retain, _claim),
+    *(_append_next, _append_next, _append_rewritten, _append_cut_before),
     *(_append_more_than_fits, _append_elsewhere, _append_replicated, _advance),
     *(_evict, _trim_bounds, _trim_bytes, _register_writer, _heartbeat_writer, _expire_writer),
     *(_register_reader, _downgrade_reader, _expire_reader, _expire_leases),

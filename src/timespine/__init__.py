@@ -1,5 +1,16 @@
-"""Timespine keeps collections that change over time."""
+"""Collections that change over time.
+
+    import timespine as ts
+
+    store = ts.open("./data")
+    orders = store.create("orders", key={"id": "int64"}, value={"total": "double"})
+"""
+
+from timespine.client.collection import Collection
+from timespine.client.store import Store, open
+from timespine.columnar.where import col
+from timespine.config import Config
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["Collection", "Config", "Store", "__version__", "col", "open"]

@@ -51,6 +51,43 @@ class Config:
     delete_batch: int = 64
     """Blobs that garbage collection asks to delete at once: the bound on its concurrency."""
 
+    part_bytes: int = 64 << 20
+    """Rows in memory that become one part. Large enough to scan fast, small enough to be encoded while
+    the next is gathered."""
+
+    row_group_rows: int = 16_384
+    """Rows per row group: what a lookup decodes, at most. A tenth of the usual, since each is skipped by its bounds."""
+
+    stats_bytes: int = 1024
+    """Column statistics of one part in the state. Columns over it are left out, and counted."""
+
+    bound_bytes: int = 64
+    """Bytes of an encoded bound: longer ones are cut, soundly."""
+
+    run_parts: int = 32
+    """Parts of one run that the state lists itself. A longer run is spilled as a hollow run."""
+
+    outstanding_parts: int = 2
+    """Parts of one batch that are encoded or uploaded at once: who adds rows waits for the oldest."""
+
+    merge_bytes: int = 256 << 20
+    """Memory of one merge for rows that are being merged, at most about."""
+
+    cache_bytes: int = 256 << 20
+    """Decoded row groups that a process keeps, so that a second read costs no I/O."""
+
+    object_bytes_max: int = 1 << 30
+    """The largest blob that is read as a part."""
+
+    footer_bytes_max: int = 64 << 20
+    """The largest footer, with its indexes, that is parsed."""
+
+    part_rows_max: int = 1 << 31
+    """Rows of one part, at most."""
+
+    part_decoded_bytes_max: int = 4 << 30
+    """Uncompressed bytes that one part may claim to have, at most: a bound on what decoding allocates."""
+
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)

@@ -2,10 +2,12 @@
 
     TimespineError
     |- UsageError (also a ValueError)   fix the call
+    |  `- DiffOverflow                    the count of a row does not fit 64 bits
     |- AskElsewhere                     ask again, for something else
     |  |- UpperMismatch                   another writer was first: here is the true upper
     |  |- SinceError                      history before `since` is gone: read at or after it
     |  |- NotSealed                       the time is not complete yet: wait, or read earlier
+    |  |- SchemaConflict                  somebody else changed the schema first
     |  |- ClosedError                     the collection is closed or finalized for good
     |  `- InlineBudgetExceeded            no room in the state: put the data into a blob and commit again
     |- Reopen                           start again with a new handle
@@ -50,6 +52,10 @@ class UsageError(TimespineError, ValueError):
     """The call is wrong and changed nothing; the message says what to change."""
 
 
+class DiffOverflow(UsageError):
+    """The diffs of one row add up to more than 64 bits can count. Nothing was written."""
+
+
 class AskElsewhere(TimespineError):
     """The call was fine, but not for this time or this upper."""
 
@@ -90,6 +96,17 @@ class NotSealed(AskElsewhere):
         """The frontier up to which the collection is complete."""
 
 
+class SchemaConflict(AskElsewhere):
+    """Somebody else changed the schema first. Nothing was changed."""
+
+    def __init__(self, expected: int, actual: int) -> None:
+        super().__init__(f"the newest schema is number {actual}, not {expected}: look at it, and evolve that one")
+        self.expected = expected
+        """The schema the caller thought was the newest."""
+        self.actual = actual
+        """The one that is."""
+
+
 class ClosedError(AskElsewhere):
     """The collection is closed or finalized; this will not change."""
 
@@ -114,6 +131,11 @@ class LeaseExpired(Reopen):
 
 class Fenced(Reopen):
     """A writer that is not registered (any more) tried to commit."""
+
+    def __init__(self, message: str, *, in_doubt: bool = False) -> None:
+        super().__init__(message)
+        self.in_doubt = in_doubt
+        """Whether what was asked for may have happened all the same."""
 
 
 class Unavailable(TimespineError):

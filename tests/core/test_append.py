@@ -11,7 +11,7 @@ from scene import TERM_MS, WRITER, Scene, at, batch, inline_part, up
 from timespine.config import DEFAULT
 from timespine.core.codec import encode_diff
 from timespine.core.diff import diff
-from timespine.core.hollow import HollowBatch, Order, Part, Run
+from timespine.core.hollow import HollowBatch, Part, Run
 from timespine.core.state import Commit, HistoryEntry, Status
 from timespine.core.transitions import (
     AdvanceUpper,
@@ -299,84 +299,6 @@ def test_part_that_cannot_be_stored_is_a_usage_error(changes: dict[str, Any]) ->
     lower_than_parts = HollowBatch(Description(at(0), at(5), at(0)), -1, (Run((part,)),))
     command = CompareAndAppend((lower_than_parts,), at(0), at(5))
     assert isinstance(Scene().declined(command), UsageError)
-
-
-# Truncation and rewriting.
-
-
-def test_batch_that_spans_more_than_the_append_is_cut_to_fit() -> None:
-    scene = Scene()
-    scene.append(at(2), up("a", 0))
-    updates = [up("old", 1), up("b", 2), up("c", 3), up("new", 4)]
-    scene.do(CompareAndAppend((batch(at(0), at(6), inline_part(updates)),), at(2), at(4)))
-    scene.oracle.updates.extend([up("b", 2), up("c", 3)])
-    *_, newest = scene.state.hollow_batches()
-    (part,) = newest.parts
-    assert (part.lower, part.upper) == (at(2), at(4))
-    assert newest.diff_sum is None, "how much of a truncated part is visible is not known"
-    scene.agree()
-    scene.append(at(9), up("d", 8))
-    scene.agree()
-
-
-def test_cut_parts_keep_the_order_and_schema_of_their_run() -> None:
-    scene = Scene()
-    run = Run((inline_part([up("a", 0)]), inline_part([up("b", 1)])), Order.UNORDERED, schema=3)
-    wide = HollowBatch(Description(at(0), at(9), at(0)), 2, (run,))
-    scene.do(CompareAndAppend((wide,), at(0), at(1)))
-    (only,) = scene.state.hollow_batches()
-    (cut,) = only.runs
-    assert (cut.order, cut.schema, len(cut.parts)) == (Order.UNORDERED, 3, 2)
-
-
-def test_exact_batch_is_taken_as_it_is() -> None:
-    scene = Scene()
-    part = inline_part([up("a", 0), up("a", 3)], upper=at(2))
-    scene.do(caa(0, 5, part))
-    assert list(scene.state.parts()) == [part]
-    assert scene.snapshot(4) == {"a": 1}
-
-
-def test_rewritten_batch_is_read_at_its_new_times() -> None:
-    scene = Scene()
-    scene.do(caa(0, 5, inline_part([up("a", 0), up("b", 4)], rewrite=at(3))))
-    scene.oracle.updates.extend([up("a", 3), up("b", 4)])
-    scene.agree()
-
-
-@pytest.mark.parametrize("changes", [{"rewrite": at(1)}, {"lower": at(1)}, {"upper": at(1)}])
-def test_rewritten_or_truncated_batch_is_not_cut_to_fit(changes: dict[str, Any]) -> None:
-    wide = batch(at(0), at(9), inline_part([up("a", 0)], **changes))
-    reply = Scene().declined(CompareAndAppend((wide,), at(0), at(5)))
-    assert isinstance(reply, UsageError)
-    assert "cut to fit" in str(reply)
-
-
-def test_compacted_batch_is_not_cut_to_fit() -> None:
-    scene = Scene()
-    scene.do(Retain(at(2)))
-    wide = batch(at(0), at(9), inline_part([up("a", 2)]), since=at(2))
-    reply = scene.declined(CompareAndAppend((wide,), at(0), at(5)))
-    assert isinstance(reply, UsageError)
-    assert "cut to fit" in str(reply)
-
-
-def test_batch_rewritten_to_times_after_its_append_is_a_usage_error() -> None:
-    scene = Scene()
-    command = caa(0, 5, inline_part([up("a", 0)], rewrite=at(7)))
-    committed, reply = scene.attempt(command)
-    if committed:
-        scene.oracle.updates.append(up("a", 7))
-        scene.append(at(9))
-        scene.agree()
-    assert isinstance(reply, UsageError)
-
-
-def test_rewriting_partially_ordered_times_is_a_usage_error() -> None:
-    scene = Scene(arity=2)
-    part = inline_part([up("a", (0, 5))], rewrite=at(5, 0))
-    command = CompareAndAppend((batch(at(0, 0), at(1, 1), part),), at(0, 0), at(1, 1))
-    assert isinstance(scene.declined(command), UsageError)
 
 
 # Append for replicated writers.

@@ -16,7 +16,7 @@ from timespine.model import CLOSED, Frontier
 
 
 def plan(until: int, after: int | None = None) -> Plan:
-    return Plan(0, at(0), None if after is None else (after,), (until,), ())
+    return Plan(0, at(0), None if after is None else (after,), (until,), (), at(until + 1))
 
 
 def keys(found: Any) -> list[str]:
@@ -114,7 +114,8 @@ def test_snapshot_of_a_lagging_trace_reads_unsealed_parts_from_the_trace_on(scen
     found = plan_snapshot(scene.state, (6,))
     assert keys(found)[-1] == "c/w1/p5"
     assert isinstance(found, Plan)
-    assert (found.parts[-1].lower, found.parts[-1].upper) == (at(5), None)
+    last = list(found.parts)[-1]
+    assert (last.lower, last.upper) == (at(5), None)
     assert "c/w1/p7" not in keys(found)
 
 

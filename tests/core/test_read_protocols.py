@@ -6,7 +6,7 @@ import pytest
 from stage import CONFIG, Fault, Stage, accepted, at, configured, up
 
 from timespine.core.effects import CompareAndSet, DeleteBlobs, GetBlob, Now, Scan
-from timespine.core.hollow import Part
+from timespine.core.hollow import Part, Run
 from timespine.core.plan import Plan
 from timespine.core.protocols.collect import collect_garbage
 from timespine.core.protocols.maintain import expire_leases, roll_up
@@ -287,7 +287,7 @@ def test_hollow_run_that_does_not_decode_is_corruption() -> None:
 
 def test_missing_part_of_a_collection_that_is_gone_is_lease_expired() -> None:
     stage = Stage()
-    plan = Plan(0, at(0), None, (0,), (Part("nowhere/w1/p1", 1),))
+    plan = Plan(0, at(0), None, (0,), (Run((Part("nowhere/w1/p1", 1),)),), at(1))
     with pytest.raises(LeaseExpired):
         stage.run(fetch_leased(stage.stranger(), "nowhere", "r1", plan))
 

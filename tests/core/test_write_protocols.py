@@ -16,6 +16,7 @@ from timespine.core.protocols.session import Session
 from timespine.core.protocols.write import (
     Data,
     append,
+    append_next,
     append_to_many,
     compare_and_append,
     forget,
@@ -23,7 +24,7 @@ from timespine.core.protocols.write import (
     put_part,
     write,
 )
-from timespine.core.transitions import ExpireWriter, Seal
+from timespine.core.transitions import AppendedAt, ExpireWriter, Seal
 from timespine.errors import ClosedError, Determinate, Fenced, Indeterminate, UpperMismatch, UsageError
 from timespine.model import CLOSED
 from timespine.testing.engine import data_of
@@ -211,6 +212,104 @@ def test_append_to_an_interval_that_cannot_be_leaves_nothing_behind(way: str, lo
     assert stage.there() == set()
 
 
+# Append at the next free time.
+
+
+def asked(stage: Stage, name: str, when: int) -> Data:
+    """One row for the next free time, announced to the world, which works out itself where it must stand."""
+    stage.world.next_free[name] = when
+    return row(name, when)
+
+
+def test_append_next_stands_at_the_time_asked_for_if_it_is_free() -> None:
+    stage, session = opened()
+    assert stage.run(append_next(session, "c", asked(stage, "a", 3), 3)) == AppendedAt(3, at(4))
+    assert (stage.rows(2), stage.rows(3)) == ({}, {"a": 1})
+    assert len(stage.there()) == 1
+
+
+def test_append_next_stands_at_the_next_free_time_if_that_one_is_sealed() -> None:
+    stage, session = opened()
+    stage.append(session, 5, up("theirs", 2))
+    assert stage.run(append_next(session, "c", asked(stage, "a", 3), 3)) == AppendedAt(5, at(6))
+    assert (stage.rows(4), stage.rows(5)) == ({"theirs": 1}, {"theirs": 1, "a": 1})
+    stage.agree()
+
+
+def test_append_next_that_loses_its_slot_is_put_once_and_stands_later() -> None:
+    stage, _ = opened()
+    other, session = stage.session(), stage.session()
+    data = asked(stage, "a", 0)
+    stage.before(CompareAndSet, lambda: stage.append(other, 4, up("theirs", 1)))
+    assert stage.run(append_next(session, "c", data, 0)) == AppendedAt(4, at(5))
+    assert len(stage.of(PutBlob)) == 1
+    assert not stage.of(DeleteBlobs)
+    assert stage.rows(3) == {"theirs": 1}
+    stage.agree()
+
+
+def test_tiny_data_for_the_next_free_time_travels_in_the_state_while_it_fits() -> None:
+    stage, session = opened(INLINE)
+    stage.append(session, 2)
+    times = [stage.run(append_next(session, "c", asked(stage, name, 0), 0)).time for name in "abc"]
+    assert times == [2, 3, 4]
+    assert len(stage.of(PutBlob)) == 1, "the third did not fit"
+    assert stage.head().inline_bytes == 2 * len(ROW.value)
+    stage.agree()
+
+
+def test_tiny_data_for_the_next_free_time_that_is_refused_is_not_put() -> None:
+    stage, session = opened(INLINE)
+    stage.append(session, 5)
+    accepted(stage.run(compare_and_append(session, "c", None, at(5), CLOSED)))
+    assert isinstance(refused(stage.run(append_next(session, "c", ROW, 0))), ClosedError)
+    assert not stage.of(PutBlob, DeleteBlobs)
+
+
+def test_append_next_that_is_refused_deletes_what_it_put() -> None:
+    stage, session = opened(arity=2)
+    assert isinstance(refused(stage.run(append_next(session, "c", ROW, 0))), UsageError)
+    (put,) = stage.of(PutBlob)
+    assert stage.effects[-1] == DeleteBlobs((put.key,))
+    assert stage.there() == set()
+
+
+def test_append_next_of_an_expired_writer_is_fenced() -> None:
+    stage, session = opened()
+    stage.commit(stage.session(), ExpireWriter(session.writer))
+    assert isinstance(refused(stage.run(append_next(session, "c", ROW, 0))), Fenced)
+    assert stage.there() == set()
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 63, True, None, "3"])
+def test_append_next_at_what_is_no_time_puts_nothing(wrong: Any) -> None:
+    stage, session = opened()
+    with pytest.raises(UsageError):
+        stage.run(append_next(session, "c", ROW, wrong))
+    assert stage.effects == []
+
+
+def test_append_next_keeps_the_order_of_its_data() -> None:
+    stage, session = opened()
+    accepted(stage.run(append_next(session, "c", Data(ROW.value, ROW.rows, ROW.diff_sum, Order.UNORDERED), 0)))
+    (batch,) = stage.head().hollow_batches()
+    assert [run.order for run in batch.runs] == [Order.UNORDERED]
+
+
+@pytest.mark.parametrize("fault", [Fault.DONE, Fault.NOT_DONE])
+def test_append_next_whose_slot_was_lost_while_its_reply_was_too_is_in_once(fault: Fault) -> None:
+    """The reply is lost, and before it can be asked for, somebody else appends."""
+    stage, _ = opened()
+    other, session = stage.session(), stage.session()
+    data = asked(stage, "a", 0)
+    stage.fail(CompareAndSet, fault)
+    stage.before(CompareAndSet, lambda: stage.append(other, 4, up("theirs", 3)), nth=2)
+    time = 0 if fault is Fault.DONE else 4
+    assert stage.run(append_next(session, "c", data, 0)) == AppendedAt(time, at(time + 1))
+    assert stage.rows(stage.head().upper.elements[0][0] - 1) == {"a": 1, "theirs": 1}
+    stage.agree()
+
+
 # Append, for writers that all write the same.
 
 
@@ -322,6 +421,7 @@ def every_way_to_write() -> dict[str, Any]:
     return {
         "compare and append": lambda session: compare_and_append(session, "c", ROW, at(0), at(1)),
         "append": lambda session: append(session, "c", ROW, at(0), at(1)),
+        "append next": lambda session: append_next(session, "c", ROW, 0),
         "write": lambda session: write(session, "c", ROW, at(0), (0,)),
         "append to many": lambda session: append_to_many(session, [("c", ROW, at(0), at(1))]),
     }

@@ -127,6 +127,25 @@ class RefusesLargeLimits(MemoryBlob):
         return super().get(key, max_bytes=max_bytes)
 
 
+class GivesWhatIsThere(MemoryBlob):
+    def get_range(self, key: str, start: int, stop: int) -> bytes | None:
+        value = self.get(key)
+        return value and value[start:stop]
+
+
+class TakesTheLastByteToo(MemoryBlob):
+    def get_range(self, key: str, start: int, stop: int) -> bytes | None:
+        value = self.get(key)
+        return super().get_range(key, start, min(stop + 1, len(value or b"")))
+
+
+class FailsWithoutTheKey(MemoryBlob):
+    def get_range(self, key: str, start: int, stop: int) -> bytes | None:
+        if self.get(key) is None:
+            raise UsageError("nothing there")
+        return super().get_range(key, start, stop)
+
+
 class ListsByFolder(MemoryBlob):
     def list_keys(self, prefix: str = "") -> Iterator[BlobInfo]:
         return iter(sorted(super().list_keys(prefix), key=lambda info: info.key.split("/")))
@@ -247,6 +266,9 @@ class TakesPatterns(MemoryConsensus):
         (BlobConformance, RefusesRetries, "test_put_of_the_same_bytes_again_succeeds"),
         (BlobConformance, IgnoresMaxBytes, "test_a_value_larger_than_expected_is_corrupt"),
         (BlobConformance, RefusesLargeLimits, "test_a_value_larger_than_expected_is_corrupt"),
+        (BlobConformance, GivesWhatIsThere, "test_get_range_outside_of_the_value_is_corrupt"),
+        (BlobConformance, TakesTheLastByteToo, "test_get_range_returns_exactly_the_bytes_asked_for"),
+        (BlobConformance, FailsWithoutTheKey, "test_get_range_of_a_missing_key_is_none"),
         (BlobConformance, RemembersTheDeleted, "test_a_deleted_key_is_free_again"),
         (BlobConformance, ListsByFolder, "test_list_keys_is_in_order_of_the_whole_key"),
         (ConsensusConformance, LosesTheHead, "test_truncate_drops_what_is_below_but_never_the_head"),

@@ -76,6 +76,7 @@ def test_a_symbolic_link_is_never_followed(tmp_path: Path, root: Path, blob: Loc
     (root / linked).symlink_to(target / linked)
     calls: list[Callable[[], object]] = [
         lambda: blob.get("a/b/c"),
+        lambda: blob.get_range("a/b/c", 0, 1),
         lambda: blob.put("a/b/c", b"secret"),
         lambda: blob.delete("a/b/c"),
         lambda: list(blob.list_keys()),
@@ -99,6 +100,8 @@ def test_a_linked_temporary_folder_is_refused(tmp_path: Path, root: Path, blob: 
 def test_what_is_no_regular_file_is_corrupt(root: Path, blob: LocalBlob, make: Callable[[Path], None]) -> None:
     blob.put("a/b/other", b"1")
     make(root / "a/b/c")
+    with pytest.raises(CorruptionError):
+        blob.get_range("a/b/c", 0, 0)
     for call in (lambda: blob.get("a/b/c"), lambda: blob.put("a/b/c", b""), lambda: blob.delete("a/b/c")):
         with pytest.raises(CorruptionError):
             call()
@@ -125,7 +128,7 @@ def test_files_of_others_are_not_listed(root: Path, blob: LocalBlob) -> None:
 def test_traversal_reaches_nothing_outside(tmp_path: Path, blob: LocalBlob) -> None:
     (tmp_path / "victim").write_bytes(b"mine")
     for key in ("../victim", "../../victim", "a/../../victim", "a/b/../../../victim", "//victim", "a/b/c/../../../v"):
-        for call in (blob.get, blob.delete, lambda key: blob.put(key, b"x")):
+        for call in (blob.get, blob.delete, lambda key: blob.put(key, b"x"), lambda key: blob.get_range(key, 0, 1)):
             with pytest.raises(UsageError):
                 call(key)
     assert (tmp_path / "victim").read_bytes() == b"mine"
@@ -137,8 +140,19 @@ def test_an_oversized_file_is_refused_before_it_is_read(root: Path, blob: LocalB
     for max_bytes in (BLOB_BYTES_MAX, BLOB_BYTES_MAX + 10):
         with pytest.raises(CorruptionError):
             blob.get("a/b/c", max_bytes=max_bytes)
+    with pytest.raises(CorruptionError):
+        blob.get_range("a/b/c", 0, 1)
     with pytest.raises(UsageError):
         blob.put("a/b/c", b"1")
+
+
+def test_a_range_is_read_without_the_rest_of_the_file(
+    root: Path, blob: LocalBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob.put("a/b/c", b"1")
+    os.truncate(root / "a/b/c", 1 << 30)
+    monkeypatch.setattr(os, "read", lambda fd, size: pytest.fail("all of it is read"))
+    assert blob.get_range("a/b/c", (1 << 30) - 4, 1 << 30) == bytes(4)
 
 
 def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -28,13 +28,24 @@ def test_a_file_that_changes_its_size_is_corrupt(
         blob.get("a/b/c")
 
 
+def test_a_file_that_ends_while_a_range_of_it_is_read_is_corrupt(
+    blob: LocalBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob.put("a/b/c", b"12345")
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: b"4" if at == 3 else b"")
+    with pytest.raises(CorruptionError):
+        blob.get_range("a/b/c", 3, 5)
+
+
 def test_partial_reads_and_writes_are_continued(blob: LocalBlob, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, write = os.read, os.write
+    read, write, pread = os.read, os.write, os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 2), at))
     monkeypatch.setattr(os, "read", lambda fd, size: read(fd, min(size, 3)))
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:2]))
     blob.put("a/b/c", b"1234567")
     blob.put("a/b/c", b"1234567")
     assert blob.get("a/b/c") == b"1234567"
+    assert blob.get_range("a/b/c", 1, 6) == b"23456"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +106,10 @@ def test_a_delete_that_fails_says_whether_it_may_have_happened(
 def test_reads_that_fail_are_determinate(blob: LocalBlob, monkeypatch: pytest.MonkeyPatch) -> None:
     blob.put("a/b/c", b"value")
     monkeypatch.setattr(os, "read", failing(errno.EIO))
+    monkeypatch.setattr(os, "pread", failing(errno.EIO))
     monkeypatch.setattr(os, "scandir", failing(errno.EIO))
+    with pytest.raises(Determinate):
+        blob.get_range("a/b/c", 0, 5)
     with pytest.raises(Determinate):
         blob.get("a/b/c")
     with pytest.raises(Determinate):

@@ -67,6 +67,7 @@ def test_a_faulty_read_raises(fault: Fault, kind: type[Exception], done: bool) -
     blob = UnreliableBlob(MemoryBlob(), lambda operation, key: fault)
     log = UnreliableConsensus(MemoryConsensus(), lambda operation, key: fault)
     calls: list[Callable[[], object]] = [lambda: blob.get("a/b/c"), lambda: blob.list_keys()]
+    calls += [lambda: blob.get_range("a/b/c", 0, 1)]
     calls += [lambda: log.head("a"), lambda: log.scan("a"), lambda: log.list_keys()]
     for call in calls:
         with pytest.raises(kind):
@@ -129,6 +130,7 @@ def test_the_decision_sees_the_operation_and_the_key() -> None:
     blob, log = UnreliableBlob(MemoryBlob(), script), UnreliableConsensus(MemoryConsensus(), script)
     blob.put("a/b/c", b"")
     blob.get("a/b/c")
+    blob.get_range("a/b/c", 0, 0)
     blob.delete("a/b/c")
     blob.list_keys("a/")
     log.compare_and_set([Write("x", None, b""), Write("y", None, b"")])
@@ -136,6 +138,7 @@ def test_the_decision_sees_the_operation_and_the_key() -> None:
     log.scan("x")
     log.truncate("y", 1)
     log.list_keys("z")
-    operations = ["put", "get", "delete", "list_keys", "compare_and_set", "head", "scan", "truncate", "list_keys"]
-    keys = ["a/b/c", "a/b/c", "a/b/c", "a/", "x,y", "x", "x", "y", "z"]
+    operations = ["put", "get", "get_range", "delete", "list_keys"]
+    operations += ["compare_and_set", "head", "scan", "truncate", "list_keys"]
+    keys = ["a/b/c", "a/b/c", "a/b/c", "a/b/c", "a/", "x,y", "x", "x", "y", "z"]
     assert script.asked == list(zip(operations, keys, strict=True))

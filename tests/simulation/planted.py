@@ -29,6 +29,7 @@ from timespine.core.state import Commit, NoOp
 from timespine.core.transitions import (
     TRANSITIONS,
     AddRollup,
+    AppendNext,
     ApplyMerge,
     CommitSink,
     Evict,
@@ -39,6 +40,7 @@ from timespine.core.transitions import (
     Seal,
     Trim,
 )
+from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
 from timespine.testing.checker import run_history
 
@@ -172,21 +174,21 @@ def plan_comes_before_the_lease() -> Iterator[None]:
 
 @bug
 def snapshot_forgets_unsealed() -> Iterator[None]:
-    def parts(state, after, until):
-        return tuple(part for batch in state.trace.hollow_batches() for part in batch.parts)
+    def runs(state, after, until):
+        return tuple(run for batch in state.trace.hollow_batches() for run in batch.runs)
 
-    with patched(plan_module, "_parts", parts):
+    with patched(plan_module, "_runs", runs):
         yield
 
 
 @bug
 def snapshot_counts_drained_updates_twice() -> Iterator[None]:
-    def parts(state, after, until):
-        found = [part for batch in state.trace.hollow_batches() for part in batch.parts]
-        found.extend(part for batch in state.unsealed for part in batch.parts)
+    def runs(state, after, until):
+        found = [run for batch in state.trace.hollow_batches() for run in batch.runs]
+        found.extend(Run(batch.parts, Order.UNORDERED, batch.schema) for batch in state.unsealed)
         return tuple(found)
 
-    with patched(plan_module, "_parts", parts):
+    with patched(plan_module, "_runs", runs):
         yield
 
 
@@ -248,6 +250,104 @@ def trim_takes_parts_made_against_any_upper() -> Iterator[None]:
 @bug
 def replicated_append_does_not_cut_what_is_there() -> Iterator[None]:
     with patched(append_module, "_runs_within", lambda batch, lower, upper: list(batch.runs)):
+        yield
+
+
+@bug
+def append_next_does_not_rewrite() -> Iterator[None]:
+    with patched(append_module, "_rewritten", lambda run, at: run):
+        yield
+
+
+@bug
+def append_next_hides_what_it_should_rewrite() -> Iterator[None]:
+    def cut(run, at):
+        parts = tuple(msgspec.structs.replace(part, lower=at) for part in run.parts)
+        return Run(parts, run.order, run.schema)
+
+    with patched(append_module, "_rewritten", cut):
+        yield
+
+
+@bug
+def append_next_tells_the_time_that_was_asked_for() -> Iterator[None]:
+    real = TRANSITIONS[AppendNext]
+
+    def append_next(state, command, now_ms):
+        outcome = real(state, command, now_ms)
+        if isinstance(outcome, NoOp):
+            return outcome
+        return Commit(outcome.state, msgspec.structs.replace(outcome.reply, time=command.at))
+
+    with mock.patch.dict(TRANSITIONS, {AppendNext: append_next}):
+        yield
+
+
+@bug
+def append_next_loses_to_whoever_sealed_its_time() -> Iterator[None]:
+    real = TRANSITIONS[AppendNext]
+
+    def append_next(state, command, now_ms):
+        if not state.upper.less_equal((command.at,)):
+            return NoOp(UpperMismatch(Frontier.at(command.at), state.upper))
+        return real(state, command, now_ms)
+
+    with mock.patch.dict(TRANSITIONS, {AppendNext: append_next}):
+        yield
+
+
+@bug
+def append_next_skips_a_free_time() -> Iterator[None]:
+    real = TRANSITIONS[AppendNext]
+
+    def append_next(state, command, now_ms):
+        sealed = not state.upper.less_equal((command.at,)) if state.arity == 1 else False
+        if not sealed:
+            return real(state, command, now_ms)
+        later = Frontier.at(state.upper.elements[0][0] + 1)
+        return real(msgspec.structs.replace(state, upper=later), command, now_ms)
+
+    with mock.patch.dict(TRANSITIONS, {AppendNext: append_next}):
+        yield
+
+
+@bug
+def hollow_runs_forget_that_they_are_rewritten() -> Iterator[None]:
+    from timespine.testing import engine
+
+    def seen_through(run, child):
+        return push_module.truncated(child, run.lower, run.upper)
+
+    with patched(read, "seen_through", seen_through), patched(engine, "seen_through", seen_through):
+        yield
+
+
+@bug
+def rewritten_appends_are_cut() -> Iterator[None]:
+    def runs(batch, lower, upper):
+        if batch.desc.lower == lower and batch.desc.upper == upper:
+            return list(batch.runs)
+        return [
+            Run(tuple(push_module.truncated(part, lower, upper) for part in run.parts), run.order, run.schema)
+            for run in batch.runs
+        ]
+
+    with patched(append_module, "_runs_within", runs):
+        yield
+
+
+@bug
+def rewritten_appends_may_reach_into_the_past() -> Iterator[None]:
+    with patched(append_module, "_refuse_rewritten", lambda state, batch, lower, upper: None):
+        yield
+
+
+@bug
+def cutting_forgets_what_was_cut_before() -> Iterator[None]:
+    def truncated(part, lower, upper):
+        return msgspec.structs.replace(part, lower=lower, upper=upper)
+
+    with patched(append_module, "truncated", truncated):
         yield
 
 

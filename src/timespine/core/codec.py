@@ -22,7 +22,7 @@ from timespine.core.diff import StateDiff
 from timespine.core.flat import FlatSpine, Id, flatten, unflatten, validate_deep
 from timespine.core.forest import Forest, UnsealedBatch
 from timespine.core.hollow import Count, Part
-from timespine.core.shape import check_frontiers, check_history, check_holders, check_hollow, check_unsealed
+from timespine.core.shape import check_frontiers, check_history, check_holders, check_parts, check_unsealed
 from timespine.core.state import (
     Claim,
     Committer,
@@ -126,7 +126,7 @@ def decode_state(data: bytes) -> State:
         check_holders(image.holds.values(), arity)
         check_unsealed(image.unsealed, arity)
         check_history(image.history, arity)
-        check_hollow(image.trace.hollow.values(), arity)
+        check_parts((part for batch in image.trace.hollow.values() for part in batch.parts), arity)
         trace = unflatten(image.trace, arity)
         validate_deep(trace, arity)
     except UsageError as error:

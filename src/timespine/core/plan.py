@@ -11,9 +11,11 @@ upper on, whether they are drained, evicted or trimmed by then or not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
-from timespine.core.hollow import HollowBatch, Part
+from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.core.state import State
 from timespine.core.transitions.push import truncated
 from timespine.errors import NotSealed, SinceError, UsageError
@@ -33,8 +35,15 @@ class Plan(msgspec.Struct, frozen=True):
     """Updates at or before this do not count; None: all count."""
     until: Time
     """Updates not at or before this do not count."""
-    parts: tuple[Part, ...]
-    """Everything that may hold an update that counts."""
+    runs: tuple[Run, ...]
+    """Everything that may hold an update that counts, with its order and schema."""
+    upper: Frontier
+    """That state's upper."""
+
+    @property
+    def parts(self) -> Iterator[Part]:
+        """All parts of all runs."""
+        return (part for run in self.runs for part in run.parts)
 
     def counts(self, part: Part, time: Time) -> bool:
         """Whether an update of a part, at the time it was written with, counts."""
@@ -53,7 +62,7 @@ def plan_snapshot(state: State, as_of: Time) -> Plan | SinceError | NotSealed:
     refusal = _refuse(state, as_of)
     if refusal is not None:
         return refusal
-    return Plan(state.seqno, state.since, None, as_of, _parts(state, None, as_of))
+    return Plan(state.seqno, state.since, None, as_of, _runs(state, None, as_of), state.upper)
 
 
 def plan_changes(state: State, after: Time, until: Time) -> Plan | SinceError | NotSealed:
@@ -63,7 +72,7 @@ def plan_changes(state: State, after: Time, until: Time) -> Plan | SinceError | 
     refusal = _refuse(state, after) or _refuse(state, until)
     if refusal is not None:
         return refusal
-    return Plan(state.seqno, state.since, after, until, _parts(state, after, until))
+    return Plan(state.seqno, state.since, after, until, _runs(state, after, until), state.upper)
 
 
 def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Part, ...]:
@@ -97,17 +106,18 @@ def _refuse(state: State, time: Time) -> SinceError | NotSealed | None:
     return None
 
 
-def _parts(state: State, after: Time | None, until: Time) -> tuple[Part, ...]:
-    """Parts of batches that may have a time at or before `until` and not at or before `after`."""
-    parts: list[Part] = []
+def _runs(state: State, after: Time | None, until: Time) -> tuple[Run, ...]:
+    """Runs of batches that may have a time at or before `until` and not at or before `after`."""
+    runs: list[Run] = []
     for batch in state.trace.hollow_batches():
         if batch.desc.lower.less_equal(until) and not _is_before(batch, after):
-            parts.extend(batch.parts)
+            runs.extend(batch.runs)
     drained = state.trace.upper
     for unsealed in state.unsealed:
         if unsealed.lower.less_equal(until) and not unsealed.is_wholly_below(drained):
-            parts.extend(truncated(part, drained, None) for part in unsealed.parts)
-    return tuple(parts)
+            parts = tuple(truncated(part, drained, None) for part in unsealed.parts)
+            runs.append(Run(parts, Order.UNORDERED, unsealed.schema))
+    return tuple(runs)
 
 
 def _is_before(batch: HollowBatch, after: Time | None) -> bool:

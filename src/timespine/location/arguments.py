@@ -62,6 +62,20 @@ def check_get(key: str, max_bytes: int) -> tuple[BlobKey, int]:
     return parse_blob_key(key), min(check_number(max_bytes, "max_bytes"), BLOB_BYTES_MAX)
 
 
+def check_get_range(key: str, start: int, stop: int) -> BlobKey:
+    """The arguments of a get_range: the key, taken apart."""
+    parsed = parse_blob_key(key)
+    if check_number(start, "start") > check_number(stop, "stop"):
+        raise UsageError(f"a range from {start} to {stop} ends before it starts")
+    return parsed
+
+
+def check_inside(key: str, stop: int, size: int) -> None:
+    """A value that ends before the range that its reader knows to be there is not what was written."""
+    if stop > size:
+        raise CorruptionError(f"blob {key} has {size} bytes, less than the {stop} expected")
+
+
 def check_size(key: str, size: int, bytes_max: int) -> None:
     """A value that is larger than the reader of it says it can be is not what was written."""
     if size > bytes_max:

@@ -10,6 +10,9 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
 - `get` of a missing key is None. A value larger than `max_bytes` is refused
   before it is read into memory; a `max_bytes` above BLOB_BYTES_MAX means
   BLOB_BYTES_MAX, and is no mistake of the caller.
+- `get_range` reads exactly the bytes asked for, without the rest of the value.
+  Whoever asks knows the size of the value from elsewhere, so a range that is not
+  inside of it is a CorruptionError, never fewer bytes.
 - `delete` is idempotent and says whether something was there. When it returns,
   the key is free: it may be put again, with any bytes.
 - `list_keys` gives what was there before the call began and not deleted since;
@@ -44,6 +47,10 @@ class Blob(Protocol):
 
     def get(self, key: str, *, max_bytes: int = BLOB_BYTES_MAX) -> bytes | None:
         """The value, or None if there is none. Larger than `max_bytes` is a CorruptionError."""
+        ...
+
+    def get_range(self, key: str, start: int, stop: int) -> bytes | None:
+        """The bytes [start, stop) of the value, or None if there is none. Outside of it is a CorruptionError."""
         ...
 
     def delete(self, key: str) -> bool:

@@ -31,7 +31,15 @@ from collections.abc import Iterator
 
 from timespine.errors import CorruptionError, Determinate, Indeterminate, Unavailable, UsageError
 from timespine.ids import BlobKey, check_segment, parse_blob_key, parse_blob_prefix
-from timespine.location.arguments import check_get, check_open, check_put, check_same, check_size
+from timespine.location.arguments import (
+    check_get,
+    check_get_range,
+    check_inside,
+    check_open,
+    check_put,
+    check_same,
+    check_size,
+)
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
 from timespine.location.durable import make_folders, sync
 
@@ -84,6 +92,17 @@ class LocalBlob:
                 with _open_folders(root, parsed) as folders, _open_file(folders[-1], parsed) as (fd, size):
                     check_size(key, size, bytes_max)
                     return _read_exactly(fd, size, key)
+            except FileNotFoundError:
+                return None
+
+    def get_range(self, key: str, start: int, stop: int) -> bytes | None:
+        parsed = check_get_range(key, start, stop)
+        with self._open_root() as root, _failures(Determinate, f"cannot read blob {key}"):
+            try:
+                with _open_folders(root, parsed) as folders, _open_file(folders[-1], parsed) as (fd, size):
+                    check_size(key, size, BLOB_BYTES_MAX)
+                    check_inside(key, stop, size)
+                    return _read_range(fd, start, stop, key)
             except FileNotFoundError:
                 return None
 
@@ -258,6 +277,17 @@ def _read_exactly(fd: int, size: int, key: str) -> bytes:
         chunks.append(chunk)
         missing -= len(chunk)
     if missing != 1:
+        raise CorruptionError(f"blob {key} changed its size while it was read")
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _read_range(fd: int, start: int, stop: int, key: str) -> bytes:
+    """The bytes [start, stop) of a file that was seen to hold them."""
+    chunks = []
+    while start < stop and (chunk := os.pread(fd, stop - start, start)):
+        chunks.append(chunk)
+        start += len(chunk)
+    if start != stop:
         raise CorruptionError(f"blob {key} changed its size while it was read")
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

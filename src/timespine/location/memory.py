@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from timespine.ids import parse_blob_key, parse_blob_prefix
 from timespine.location.arguments import (
     check_get,
+    check_get_range,
+    check_inside,
     check_key,
     check_open,
     check_put,
@@ -46,6 +48,15 @@ class MemoryBlob:
         if value is not None:
             check_size(key, len(value), bytes_max)
         return value
+
+    def get_range(self, key: str, start: int, stop: int) -> bytes | None:
+        check_get_range(key, start, stop)
+        with self._lock:
+            value = self._live().get(key)
+        if value is None:
+            return None
+        check_inside(key, stop, len(value))
+        return value[start:stop]
 
     def delete(self, key: str) -> bool:
         parse_blob_key(key)

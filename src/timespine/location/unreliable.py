@@ -104,6 +104,9 @@ class UnreliableBlob(_Faults):
     def get(self, key: str, *, max_bytes: int = BLOB_BYTES_MAX) -> bytes | None:
         return self._run("get", key, lambda: self._inner.get(key, max_bytes=max_bytes))
 
+    def get_range(self, key: str, start: int, stop: int) -> bytes | None:
+        return self._run("get_range", key, lambda: self._inner.get_range(key, start, stop))
+
     def delete(self, key: str) -> bool:
         return self._run("delete", key, lambda: self._inner.delete(key), writes=True)
 

@@ -56,6 +56,8 @@ class Answers:
             self.world.violate(f"{operation.kind} {operation.id} was acknowledged and the upper did not move")
         if isinstance(reply, Refused):
             self._check_refusal(operation, reply)
+        elif operation.kind == "append next":
+            self._check_next(operation)
         elif operation.kind.startswith("snapshot"):
             self._check_snapshot(operation)
         elif operation.kind == "listen" and isinstance(reply, dict):
@@ -93,9 +95,29 @@ class Answers:
             if not operation.invoked <= committed <= operation.returned:
                 self.world.violate(f"{operation.kind} {operation.id} took effect outside of its call")
 
+    def _check_next(self, operation: Operation) -> None:
+        """An append at the next free time stands at the one that was free, once, and its reply says so."""
+        name, reply, asked = operation.collection, operation.result, operation.details["at"]
+        rows = set(operation.details["rows"])
+        stand = sorted((row, time) for row, time, diff in self.world.truth[name] if diff > 0 and row in rows)
+        if stand != sorted((row, (reply.time,)) for row in rows):
+            self.world.violate(f"append next {operation.id} was told {reply.time} and stands at {stand}")
+        states = self.world.states[name]
+        after = next((index for index, state in enumerate(states) if state.upper == reply.upper), 0)
+        free = states[after - 1].upper if after else Frontier()
+        if (
+            not free.elements
+            or reply.time != max(asked, *free.elements[0])
+            or reply.upper != Frontier.at(reply.time + 1)
+        ):
+            self.world.violate(f"append next {operation.id} asked for {asked} at upper {free} and was told {reply}")
+
     def _check_refusal(self, operation: Operation, refused: Refused) -> None:
         reason = refused.reason
-        if isinstance(reason, UpperMismatch):
+        if operation.kind == "append next" and self.arities[operation.collection] != 1:
+            if not isinstance(reason, (UsageError, Fenced)):
+                self.world.violate(f"append next {operation.id} in a partial order was refused: {reason!r}")
+        elif isinstance(reason, UpperMismatch) and operation.kind != "append next":
             names = tuple(self.arities) if "both" in operation.details else (operation.collection,)
             uppers = [
                 upper

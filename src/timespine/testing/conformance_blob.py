@@ -30,6 +30,7 @@ class BlobConformance(Conformance[Blob]):
         return [
             lambda: adapter.put("a/b/c", b""),
             lambda: adapter.get("a/b/c"),
+            lambda: adapter.get_range("a/b/c", 0, 0),
             lambda: adapter.delete("a/b/c"),
             lambda: list(adapter.list_keys()),
         ]
@@ -46,6 +47,34 @@ class BlobConformance(Conformance[Blob]):
             blob.put("a/b/c", b"1")
             for key in ("x/b/c", "a/x/c", "a/b/x"):
                 check_equal(blob.get(key), None)
+
+    def test_get_range_returns_exactly_the_bytes_asked_for(self, tmp_path: Path) -> None:
+        with contextlib.closing(self.make(tmp_path)) as blob:
+            values = {"a/b/c": b"12345", "a/b/big": bytes(range(251)) * 20_000}
+            for key, value in values.items():
+                blob.put(key, value)
+                size = len(value)
+                for start, stop in ((0, size), (0, 1), (2, 4), (size - 1, size), (0, 0), (3, 3), (size, size)):
+                    check_equal(blob.get_range(key, start, stop), value[start:stop])
+            check_equal(blob.get_range("a/b/big", 1_000_003, 3_000_001), values["a/b/big"][1_000_003:3_000_001])
+
+    def test_get_range_of_a_missing_key_is_none(self, tmp_path: Path) -> None:
+        with contextlib.closing(self.make(tmp_path)) as blob:
+            blob.put("a/b/c", b"1")
+            for key in ("x/b/c", "a/x/c", "a/b/x"):
+                for start, stop in ((0, 0), (0, 1), (7, 1 << 40)):
+                    check_equal(blob.get_range(key, start, stop), None)
+
+    def test_get_range_outside_of_the_value_is_corrupt(self, tmp_path: Path) -> None:
+        with contextlib.closing(self.make(tmp_path)) as blob:
+            blob.put("a/b/c", b"12345")
+            blob.put("a/b/empty", b"")
+            for key, start, stop in (("c", 0, 6), ("c", 5, 6), ("c", 6, 6), ("c", 9, 12), ("empty", 0, 1)):
+                with expect(CorruptionError, (key, start, stop)):
+                    blob.get_range(f"a/b/{key}", start, stop)
+            with expect(CorruptionError, "far too much"):
+                blob.get_range("a/b/c", 0, (1 << 63) - 1)
+            check_equal(blob.get_range("a/b/empty", 0, 0), b"")
 
     def test_put_of_the_same_bytes_again_succeeds(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as blob:
@@ -66,7 +95,7 @@ class BlobConformance(Conformance[Blob]):
             check_equal(blob.delete("a/b/c"), False)
             blob.put("a/b/c", b"1")
             check_equal([blob.delete("a/b/c"), blob.delete("a/b/c")], [True, False])
-            check_equal([blob.get("a/b/c"), *blob.list_keys()], [None])
+            check_equal([blob.get("a/b/c"), blob.get_range("a/b/c", 0, 1), *blob.list_keys()], [None, None])
             blob.put("a/b/c", b"2")
             check_equal(blob.get("a/b/c"), b"2")
 
@@ -90,7 +119,12 @@ class BlobConformance(Conformance[Blob]):
         with contextlib.closing(self.make(tmp_path)) as blob:
             blob.put("a/b/c", b"1")
             for key in BAD_KEYS:
-                for call in (lambda key: blob.put(key, b"x"), blob.get, blob.delete):
+                for call in (
+                    lambda key: blob.put(key, b"x"),
+                    blob.get,
+                    lambda key: blob.get_range(key, 0, 0),
+                    blob.delete,
+                ):
                     with expect(UsageError, key):
                         call(key)
             for value in ("text", None, 7, bytearray(b"x")):
@@ -99,6 +133,12 @@ class BlobConformance(Conformance[Blob]):
             for max_bytes in BAD_NUMBERS:
                 with expect(UsageError, max_bytes):
                     blob.get("a/b/c", max_bytes=max_bytes)
+            for number in BAD_NUMBERS:
+                for start, stop in ((number, 1), (0, number)):
+                    with expect(UsageError, (start, stop)):
+                        blob.get_range("a/b/c", start, stop)
+            with expect(UsageError, "backwards"):
+                blob.get_range("a/b/c", 1, 0)
             for prefix in BAD_PREFIXES:
                 with expect(UsageError, prefix):
                     list(blob.list_keys(prefix))
@@ -162,6 +202,8 @@ class BlobConformance(Conformance[Blob]):
             def read(_: int) -> None:
                 for number in range(20):
                     check(blob.get(f"a/b/{number}") in (None, value), f"value {number} is torn")
+                    end = blob.get_range(f"a/b/{number}", 9, len(value))
+                    check(end is None or end == value[9:], f"the end of value {number} is torn")
                 check({info.size for info in blob.list_keys("a/b/")} <= {len(value)}, "a size is torn")
 
             race_until(1, write, read, threads=4)

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from timespine.core.codec import encode_run
 from timespine.core.effects import FreshId, GetBlob, Protocol, PutBlob
 from timespine.core.group import Refused, Transaction
-from timespine.core.hollow import HollowBatch, Part, Run
+from timespine.core.hollow import HollowBatch, Part, Run, wrap_int64
 from timespine.core.plan import Plan
 from timespine.core.protocols import collect, maintain, read, write
 from timespine.core.protocols.commit import commit, commit_transactions, enter
@@ -21,6 +24,8 @@ from timespine.core.state import State
 from timespine.core.transitions import (
     AddSchema,
     AlreadyCommitted,
+    Append,
+    AppendNext,
     CommitSink,
     CompareAndAppend,
     CompareAndDowngrade,
@@ -79,7 +84,8 @@ class Workload(Answers):
         self.menu: list[tuple[int, str, Body]] = [
             (26, "append", self._append),
             (8, "append to both", self._append_to_both),
-            (4, "replicated append", self._replicated_append),
+            (8, "append next", self._append_next),
+            (7, "replicated append", self._replicated_append),
             (5, "sink", self._sink),
             (4, "group", self._group),
             (2, "schema", self._schema),
@@ -189,17 +195,77 @@ class Workload(Answers):
                 yield from refresh(process.session, each)
         return reply
 
+    def _append_next(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        """At a time that is free, or was once, or will be; sometimes as a hollow run."""
+        session = process.session
+        (known, *_) = self.random.choice(self._known(process, name).upper.elements)
+        at = max(known + self.random.choice((-3, -1, 0, 0, 0, 1, 3)), 0)
+        operation.details["at"] = self.world.next_free[operation.id] = at
+        updates = self._updates(operation, name, [(at,)])
+        if self.random.random() < 0.7:
+            return (yield from write.append_next(session, name, data_of(updates), at))
+        part, keys = yield from self._spilled(process, name, updates)
+        batch = HollowBatch(Description(Frontier.at(0), Frontier.at(0), Frontier.at(0)), part.rows, (Run((part,)),))
+        replies = yield from commit(session, name, AppendNext(batch, at))
+        if isinstance(replies, Refused):
+            yield from write.forget(session, keys)
+            return replies
+        return replies[0]
+
     def _replicated_append(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        """In one part from the upper on, or from before it: what is there already is cut off then."""
         upper = self._known(process, name).upper
         new_upper, times = self._next_upper(upper)
-        if upper.arity == 1 and self.random.random() < 0.5:
-            start = max(upper.elements[0][0] - 2, 0)  # begins in what is there already
-            updates = [(f"{operation.id}.0", (start,), 1), *self._updates(operation, name, times)]
-            operation.details["may be cut"] = True
-            return (yield from write.append(process.session, name, data_of(updates), Frontier.at(start), new_upper))
         updates = self._updates(operation, name, times)
         operation.details["may be cut"] = True
+        if upper.arity == 1 and self.random.random() < 0.7:
+            start = max(upper.elements[0][0] - 2, 0)
+            updates = [(f"{operation.id}.0", (start,), 1), *updates]
+            if self.random.random() < 0.6:
+                end = new_upper.elements[0][0] + self.random.choice((0, 0, 2))
+                desc = Description(Frontier.at(start), Frontier.at(end), Frontier.at(0))
+                return (yield from self._append_seen(process, name, operation, updates, desc))
+            upper = Frontier.at(start)
         return (yield from write.append(process.session, name, data_of(updates), upper, new_upper))
+
+    def _append_seen(
+        self, process: Process, name: str, operation: Operation, updates: list[Update], desc: Description
+    ) -> Protocol[Any]:
+        """A replicated append of data that is rewritten, or truncated at either end before it is cut to fit."""
+        session = process.session
+        if self.random.random() < 0.3:
+            part, keys = yield from self._spilled(process, name, updates)
+        else:
+            part = yield from write.put_part(session, name, data_of(updates))
+            keys = (part.key,)
+        (start,), (end,) = desc.lower.elements[0], desc.upper.elements[0]
+        lower, upper, rewrite = start, end, start
+        if self.random.random() < 0.6:
+            rewrite = self.random.randrange(start, end)
+            part = msgspec.structs.replace(part, rewrite=Frontier.at(rewrite))
+        if self.random.random() < 0.5:
+            lower, upper = self.random.choice(((start + 1, end), (start, end - 1), (start + 1, end - 1)))
+            part = msgspec.structs.replace(part, lower=Frontier.at(lower), upper=Frontier.at(upper))
+        self.world.meant[operation.id] = [
+            (row, (max(time, rewrite),), diff) for row, (time,), diff in updates if lower <= time < upper
+        ]
+        append = Append(HollowBatch(desc, part.rows, (Run((part,)),)))
+        replies = yield from commit(session, name, append)
+        if isinstance(replies, Refused) or not replies[0].taken:
+            yield from write.forget(session, keys)
+        return replies if isinstance(replies, Refused) else replies[0].upper
+
+    def _spilled(self, process: Process, name: str, updates: list[Update]) -> Protocol[tuple[Part, tuple[str, ...]]]:
+        """Updates as a hollow run of two parts, and the keys of all that was put."""
+        session = process.session
+        parts = []
+        for half in (updates[::2], updates[1::2]):
+            parts.append((yield from write.put_part(session, name, data_of(half))))
+        run = encode_run(tuple(parts))
+        key = f"{name}/{session.writer}/{(yield FreshId('p'))}"
+        yield from retried(session, PutBlob(key, run))
+        diff_sum = wrap_int64(sum(diff for _, _, diff in updates))
+        return Part(key, len(updates), len(run), diff_sum, hollow=True), (*(part.key for part in parts), key)
 
     def _sink(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         """A batch of a streaming sink, tried again until it is known to be in."""

@@ -30,7 +30,7 @@ from timespine.core.state import State
 from timespine.errors import TimespineError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
-from timespine.model.oracle import Update, restrict
+from timespine.model.oracle import Row, Update, restrict
 from timespine.testing.engine import decode_rows
 
 EMPTY_RUN = encode_run(())
@@ -40,6 +40,11 @@ def is_user_data(key: str) -> bool:
     """Whether a blob holds appended or written updates, not a merge result, a rewrite or a rollup."""
     _, writer, name = key.split("/")
     return writer.startswith("w") and name.startswith("p")
+
+
+def operation_of(row: Row) -> str:
+    """The operation that wrote a row: its name up to the first dot."""
+    return str(row).split(".")[0]
 
 
 class World:
@@ -60,6 +65,10 @@ class World:
         """Every update that was ever committed, by collection."""
         self.committed: dict[str, int] = {}
         """The step at which the updates of an operation first became durable, by operation."""
+        self.next_free: dict[str, int] = {}
+        """The time that an operation asked for which appends at that or the next free one, by operation."""
+        self.meant: dict[str, list[Update]] = {}
+        """What an operation means to append, if the bytes alone do not say it: rewritten, or seen through bounds."""
         self.seen: set[str | bytes] = set()
         """Blob keys and inline data that were referred to before."""
         self.referred: set[str] = set()
@@ -128,8 +137,8 @@ class World:
     def _learn(self, key: str, change: StateDiff, appended: Description) -> None:
         """Note which operations' updates a diff makes durable, and that what it refers to exists.
 
-        What an append makes durable follows from the bytes that were put and from how far the upper
-        moved, not from the bounds that the system itself gave the part.
+        What an append makes durable follows from the bytes that were put, from what was asked for and from
+        how far the upper moved, not from the bounds or the rewriting that the system itself gave the part.
         """
         written = [part for batch in change.y for part in batch.parts]
         pushed = [part for batch in (change.t.a.values() if change.t else ()) for part in batch.parts]
@@ -138,18 +147,39 @@ class World:
             if part.key and not self._exists(part):
                 self.violate(f"{key} at {change.n} refers to {part.key}, which does not exist")
             elif identity not in self.seen and (part.inline is not None or is_user_data(part.key)):
-                updates: list[Update] = list(decode_rows(part.inline or self.blobs[part.key]))
-                self._add_truth(key, updates if part in written else restrict(updates, appended))
+                updates = self._updates(part)
+                self._add_truth(key, updates if part in written else self._appended(updates, appended))
             self.seen.add(identity)
         for rollup in change.rollups.values():
             if rollup is not None and rollup.key not in self.blobs:
                 self.violate(f"{key} at {change.n} refers to rollup {rollup.key}, which does not exist")
 
+    def _updates(self, part: Part) -> list[Update]:
+        """The updates in a part, as they were put; for a hollow run those of all its parts."""
+        data = self.blobs[part.key] if part.inline is None else part.inline
+        if part.hollow:
+            return [update for child in decode_run(data) for update in self._updates(child)]
+        return list(decode_rows(data))
+
+    def _appended(self, updates: list[Update], appended: Description) -> list[Update]:
+        """What an append makes durable of the updates of one operation, and at which times.
+
+        Those in its interval; at the next free time all of them, at the last time that it completes.
+        """
+        for name in sorted({operation_of(row) for row, _, diff in updates if diff > 0}):
+            if name in self.next_free:
+                (before,), (after,) = appended.lower.elements[0], appended.upper.elements[0]
+                if after - 1 != max(self.next_free[name], before):
+                    self.violate(f"{name} asked for {self.next_free[name]} at upper {before}, the next is {after}")
+                return [(row, (after - 1,), diff) for row, _, diff in updates]
+            updates = self.meant.get(name, updates)
+        return restrict(updates, appended)
+
     def _add_truth(self, key: str, updates: list[Update]) -> None:
         self.truth[key].extend(updates)
         for row, _, diff in updates:
             if diff > 0:
-                self.committed.setdefault(str(row).split(".")[0], self.step)
+                self.committed.setdefault(operation_of(row), self.step)
 
     def _exists(self, part: Part) -> bool:
         data = self.blobs.get(part.key)

@@ -57,23 +57,28 @@ def collect_garbage(session: Session, collection: str) -> Protocol[int]:
 
 def sweep(session: Session, collection: str) -> Protocol[int]:
     """Delete blobs that no live state refers to, of writers that are gone; how many."""
+    orphans = yield from find_orphans(session, collection)
+    yield from _delete(session, orphans)
+    return len(orphans)
+
+
+def find_orphans(session: Session, collection: str) -> Protocol[list[str]]:
+    """The blobs that no live state refers to, of writers that are gone."""
     # SUBTLE: list before reading the state. A writer that registers, puts and commits in between
     # is then either not in the list or in the state (planted.py: sweep_reads_the_state_before_it_lists).
     listed: list[str] = yield from retried(session, ListBlobs(f"{collection}/"))
     state = yield from refresh(session, collection)
     if state is None:
-        return 0
+        return []
     entries: Entries = yield from retried(session, Scan(collection, 0))
     oldest = yield from _oldest_state(session, state, entries)
     if oldest is None:
-        return 0
+        return []
     live = references(state)
     live.update(references(oldest))
     live.update(_added(diffs_of(entries)))
     live.update((yield from _children(session, live)))
-    orphans = [key for key in listed if key not in live and parse_blob_key(key).writer not in state.writers]
-    yield from _delete(session, orphans)
-    return len(orphans)
+    return [key for key in listed if key not in live and parse_blob_key(key).writer not in state.writers]
 
 
 def references(state: State) -> References:

@@ -141,7 +141,9 @@ def _is_recorded(session: Session, frozen: Frozen) -> Protocol[bool]:
         return False  # only commands that may be repeated come without a committer: judge them again
     if not known:
         session.frozen = None
-        raise Fenced(f"committer {committer} was expired before it knew whether group {number} is in: reopen")
+        raise Fenced(
+            f"committer {committer} was expired before it knew whether group {number} is in: reopen", in_doubt=True
+        )
     return any(known)
 
 

@@ -27,14 +27,14 @@ from timespine.core.transitions import (
 from timespine.errors import TimespineError, Unavailable
 
 
-def merge_once(session: Session, collection: str) -> Protocol[Applied | None]:
-    """Do one merge that nobody else is at; what became of it, or None if there is none.
+def merge_once(session: Session, collection: str, id: tuple[int, int] | None = None) -> Protocol[Applied | None]:
+    """Do one merge that nobody else is at (that of `id`, if named); what became of it, or None if there is none.
 
     The merge runs as a writer of its own, so that what it leaves behind if it dies
     is swept, and so that a late result cannot pass for a new one.
     """
     state = yield from refresh(session, collection)
-    request = _unclaimed(state, (yield Now())) if state is not None else None
+    request = _unclaimed(state, id, (yield Now())) if state is not None else None
     if request is None:
         return None
     writer: str = yield FreshId("m")
@@ -78,10 +78,12 @@ def _merge_as(session: Session, collection: str, request: MergeRequest, writer: 
     return None if isinstance(replies, Refused) else replies[0]
 
 
-def _unclaimed(state: State, now_ms: int) -> MergeRequest | None:
-    """The smallest request that nobody works on."""
+def _unclaimed(state: State, id: tuple[int, int] | None, now_ms: int) -> MergeRequest | None:
+    """The smallest request that nobody works on, or the one with that id."""
     free = []
     for request in state.trace.requests():
+        if id is not None and request.id != id:
+            continue
         claim = state.claims.get(request.id)
         if claim is None or claim.until_ms < now_ms:
             free.append(request)

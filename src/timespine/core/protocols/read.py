@@ -134,7 +134,7 @@ def listen(
 def _fetch(session: Session, plan: Plan) -> Protocol[list[tuple[Part, bytes]] | str]:
     """The bytes of every part, those inside hollow runs included; or the first key that is missing."""
     fetched: list[tuple[Part, bytes]] = []
-    waiting = list(reversed(plan.parts))
+    waiting = list(reversed(list(plan.parts)))
     while waiting:
         part = waiting.pop()
         data = part.inline if part.inline is not None else (yield from retried(session, GetBlob(part.key)))

@@ -9,10 +9,10 @@ from timespine.core.group import Refused, Transaction
 from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.core.protocols.commit import commit, commit_transactions
 from timespine.core.protocols.session import Session, retried
-from timespine.core.transitions import Append, Command, CompareAndAppend, Write
+from timespine.core.transitions import Append, AppendedAt, AppendNext, Command, CompareAndAppend, Write
 from timespine.errors import InlineBudgetExceeded, Unavailable
 from timespine.model.description import Description
-from timespine.model.frontier import Frontier
+from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.time import Time
 
 
@@ -53,6 +53,24 @@ def compare_and_append(
     part = yield from put_part(session, collection, data)
     batch = _batch(part, data.order, desc)
     return (yield from _committed(session, collection, CompareAndAppend((batch,), expected, new_upper), (part.key,)))
+
+
+def append_next(session: Session, collection: str, data: Data, at: int) -> Protocol[AppendedAt | Refused]:
+    """Append data whose updates all stand at `at`: there, or at the next free time if that is sealed by then.
+
+    It never loses to another append: a compare-and-set that did is judged again, at a later time. Whoever
+    repeats the call after `Indeterminate` may append twice, since no upper tells.
+    """
+    desc = Description(Frontier.at(at), CLOSED, Frontier.minimum(1))
+    if len(data.value) <= session.config.inline_part_bytes:
+        batch = _batch(inline_part(data), data.order, desc)
+        command = AppendNext(batch, at, inline_total_bytes=session.config.inline_total_bytes)
+        reply = yield from _placed(session, collection, command, ())
+        if not (isinstance(reply, Refused) and isinstance(reply.reason, InlineBudgetExceeded)):
+            return reply
+    part = yield from put_part(session, collection, data)
+    batch = _batch(part, data.order, desc)
+    return (yield from _placed(session, collection, AppendNext(batch, at), (part.key,)))
 
 
 def append(
@@ -127,3 +145,16 @@ def _committed(
         return replies
     upper: Frontier = replies[0]
     return upper
+
+
+def _placed(
+    session: Session, collection: str, command: AppendNext, keys: tuple[str, ...]
+) -> Protocol[AppendedAt | Refused]:
+    """Commit one append at the next free time; what it put is deleted again if it is refused."""
+    replies = yield from commit(session, collection, command)
+    if isinstance(replies, Refused):
+        if keys:
+            yield from forget(session, keys)
+        return replies
+    placed: AppendedAt = replies[0]
+    return placed

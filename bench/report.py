@@ -1,0 +1,137 @@
+"""A report for people: as text while it runs, as Markdown for the docs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench import figures
+from bench.figures import TABLE_FORMAT, Entry, Ratio, Report, shown
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def machine() -> dict[str, str]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cores": str(usable),
+        "memory": f"{memory:.0f} GiB",
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def text(report: Report, entry: Entry) -> Iterator[str]:
+    """One case of one work, losses like wins."""
+    yield f"{figures.name(entry)}: {entry['title']} ({entry['repetitions']} repetitions)"
+    for metric in figures.metrics(entry):
+        yield f"  {metric}"
+        for system in entry["results"]:
+            found = figures.figure(entry, system, metric)
+            if found is None:
+                continue
+            middle, least, most = (shown(each, found.unit) for each in (found.median, found.least, found.most))
+            note = f"  {found.note}" if found.note else ""
+            yield f"    {system:<10}{middle:>10}  {least + ' - ' + most:<21}{found.peak_mb:>7,.0f} MB{note}"
+        for kind, label in ((None, "peer"), (TABLE_FORMAT, TABLE_FORMAT)):
+            best = figures.ratio(report, entry, metric, kind)
+            if best is not None:
+                yield f"    ours / best {label}: {best.value:.2f} ({best.peer})"
+    for system, metric, reason in figures.refusals(entry):
+        yield f"  {system} cannot{' (' + metric + ')' if metric else ''}: {reason}"
+
+
+def markdown(report: Report) -> str:
+    parts = [_head(report), _summary(report), *(_section(report, each) for each in report["works"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def fill(file: Path, report: Report) -> None:
+    """Put the figures between the two marks of a page; a page without them is refused, a new one gets them."""
+    page = file.read_text() if file.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{file} has no lines {BEGIN} and {END} to put the figures between")
+    file.write_text(f"{before}{BEGIN}\n\n{markdown(report)}\n{END}{after}")
+
+
+def _head(report: Report) -> str:
+    sizes = "quick sizes: not for comparison" if report["quick"] else "full sizes"
+    about = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
+    lines = [
+        f"Measured {report['when']} ({sizes}) on: {about}.",
+        "",
+        "| system | versions | kind | when a commit returns |",
+    ]
+    lines.append("| --- | --- | --- | --- |")
+    for system, each in report["systems"].items():
+        if each["missing"]:
+            lines.append(f"| {system} | - | | did not take part: {_cell(each['missing'])} |")
+        else:
+            versions = ", ".join(f"{key} {value}" for key, value in each["versions"].items())
+            lines.append(f"| {system} | {versions} | {each['kind']} | {each['commit'] or '-'} |")
+    return "\n".join(lines)
+
+
+def _summary(report: Report) -> str:
+    lines = ["### All ratios", "", "Ours divided by the best peer: below 1 we are faster, above 1 the peer is.", ""]
+    lines += ["| work | figure | ours | ratio to the best peer | ratio to the best table format |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
+    for entry in report["works"]:
+        for metric in figures.metrics(entry):
+            best = figures.ratio(report, entry, metric)
+            ours = figures.figure(entry, figures.OURS, metric) if figures.OURS in entry["results"] else None
+            if ours is None:
+                continue
+            formats = figures.ratio(report, entry, metric, TABLE_FORMAT)
+            value = shown(ours.median, ours.unit)
+            lines.append(f"| {figures.name(entry)} | {metric} | {value} | {_ratio(best)} | {_ratio(formats)} |")
+    return "\n".join(lines)
+
+
+def _section(report: Report, entry: Entry) -> str:
+    systems = [each for each, result in entry["results"].items() if result["values"]]
+    lines = [
+        f"### {figures.name(entry)}",
+        "",
+        f"{entry['title']} ({entry['repetitions']} repetitions)".capitalize(),
+        "",
+    ]
+    lines += [f"| | {' | '.join(systems)} |", f"| --- |{' --- |' * len(systems)}"]
+    for metric in figures.metrics(entry):
+        cells = []
+        for system in systems:
+            found = figures.figure(entry, system, metric)
+            cells.append("-" if found is None else _spread(found))
+        lines.append(f"| {metric} | {' | '.join(cells)} |")
+    peaks = [f"{entry['results'][each]['peak_mb']:,.0f} MB" for each in systems]
+    lines += [f"| peak memory | {' | '.join(peaks)} |", ""]
+    lines += [f"- {remark}" for remark in _remarks(entry, systems)]
+    return "\n".join(lines)
+
+
+def _remarks(entry: Entry, systems: list[str]) -> Iterator[str]:
+    for metric in figures.metrics(entry):
+        found = [(each, figures.figure(entry, each, metric)) for each in systems]
+        notes = [f"{each}: {known.note}" for each, known in found if known is not None and known.note]
+        if notes:
+            yield f"{metric}: {'; '.join(notes)}"
+    for system, metric, reason in figures.refusals(entry):
+        yield f"{system} cannot{' (' + metric + ')' if metric else ''}: {_cell(reason)}"
+
+
+def _spread(found: figures.Figure) -> str:
+    middle, least, most = (shown(each, found.unit) for each in (found.median, found.least, found.most))
+    return middle if least == most else f"{middle} ({least} - {most})"
+
+
+def _ratio(best: Ratio | None) -> str:
+    return "-" if best is None else f"{best.value:.2f} ({best.peer})"
+
+
+def _cell(said: str) -> str:
+    return said.replace("|", "\\|")

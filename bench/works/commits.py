@@ -1,0 +1,89 @@
+"""Small durable commits: how long one takes, from one thread and from eight."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+
+from bench.peers.system import System
+from bench.rows import rows
+from bench.works.work import Case, Out, Size, State, Work, check, median, opened, seconds, spread
+
+WARM = 3
+
+
+class Commit(Work):
+    """One commit after the other, each acknowledged before the next."""
+
+    title = "one durable commit of {rows:,} rows"
+
+    def __init__(self, name: str, row_count: int, commits: int) -> None:
+        self.name = name
+        self.cases = (Case(quick={"rows": row_count, "commits": 20}, full={"rows": row_count, "commits": commits}),)
+
+    def run(self, system: System, size: Size, state: State, out: Out) -> None:
+        tables = [_batch(each, size["rows"]) for each in range(WARM + size["commits"])]
+        with opened(system):
+            for each in tables[:WARM]:
+                system.append(each)
+            times = [seconds(lambda each=each: system.append(each)) for each in tables[WARM:]]
+            out.figure("commit", median(times), note=spread(times))
+            out.seal()
+            if out.first:
+                check("rows committed", [system.snapshot().num_rows], [len(tables) * size["rows"]])
+
+
+class Threads(Work):
+    """Eight threads of one process, each as fast as it can."""
+
+    name = "threads-8"
+    title = "{threads} threads of one process, each making commits of {rows:,} rows"
+    cases = (
+        Case(
+            quick={"threads": 8, "rows": 100, "commits": 5},
+            full={"threads": 8, "rows": 100, "commits": 50},
+        ),
+    )
+
+    def run(self, system: System, size: Size, state: State, out: Out) -> None:
+        commits = size["threads"] * size["commits"]
+        with opened(system):
+            elapsed = self._race(system, size)
+            out.figure("per commit", elapsed / commits, note=f"{commits / elapsed:,.0f} commits/s")
+            out.seal()
+        if out.first:
+            with opened(system):
+                check("rows committed", [system.snapshot().num_rows], [commits * size["rows"]])
+
+    def _race(self, system: System, size: Size) -> float:
+        """The time from the start of all to the end of the last."""
+        start, failures = threading.Barrier(size["threads"] + 1), list[BaseException]()
+
+        def work(number: int) -> None:
+            tables = [_batch(number * size["commits"] + each, size["rows"]) for each in range(size["commits"])]
+            append = system.writer()
+            start.wait()
+            try:
+                for each in tables:
+                    append(each)
+            except BaseException as failure:
+                failures.append(failure)
+
+        threads = [threading.Thread(target=work, args=(each,)) for each in range(size["threads"])]
+        for each in threads:
+            each.start()
+        start.wait()
+        began = time.perf_counter()
+        for each in threads:
+            each.join()
+        elapsed = time.perf_counter() - began
+        if failures:
+            raise failures[0]
+        return elapsed
+
+
+def _batch(number: int, count: int) -> pa.Table:
+    return rows(np.arange(number * count, (number + 1) * count))

@@ -1,0 +1,93 @@
+"""Kernels: consolidation in memory, and a merge of sorted runs within a memory bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bench.peers.system import System
+from bench.rows import SEED, rows, updates
+from bench.works.work import Case, Out, Size, State, Work, check, seconds
+
+RUNS = 16
+RETRACTED = 10
+
+
+class Consolidate(Work):
+    """Three of ten updates cancel each other; they come in random order."""
+
+    name = "consolidate"
+    title = "consolidate {updates:,} updates in memory"
+    needs = ("consolidate",)
+    cases = (
+        Case("small", {"updates": 100_000}, {"updates": 1_000_000}),
+        Case("large", {"updates": 400_000}, {"updates": 10_000_000}),
+    )
+
+    def setup(self, system: System, size: Size, out: Out) -> State:
+        return {}
+
+    def run(self, system: System, size: Size, state: State, out: Out) -> None:
+        given, survivors = _shuffled(size["updates"])
+        found = []
+        elapsed = seconds(lambda: found.append(system.consolidate(given)))
+        rate = size["updates"] / elapsed / 1e6
+        out.figure("consolidate", elapsed, note=f"{rate:.1f} M updates/s")
+        out.seal()
+        check("updates kept", [found[0].num_rows], [survivors])
+        ids = found[0].column("id").to_numpy()
+        check("in order", [bool((ids[1:] >= ids[:-1]).all())], [True])
+
+
+class Compact(Work):
+    """Sorted runs that overlap everywhere; one of eleven updates retracts a row of the run before."""
+
+    name = "compact"
+    title = "merge 16 sorted runs of {rows:,} updates into one, told to use {memory_mb} MB"
+    needs = ("write_runs", "merge_runs")
+    cases = (Case(quick={"rows": 20_000, "memory_mb": 700}, full={"rows": 1_000_000, "memory_mb": 700}),)
+
+    def setup(self, system: System, size: Size, out: Out) -> State:
+        system.write_runs(_run(number, size["rows"]) for number in range(RUNS))
+        return {}
+
+    def run(self, system: System, size: Size, state: State, out: Out) -> None:
+        found = []
+        elapsed = seconds(lambda: found.append(system.merge_runs(size["memory_mb"])))
+        total = sum(_run_rows(number, size["rows"]) for number in range(RUNS))
+        out.figure("merge", elapsed, note=f"{total / elapsed / 1e6:.1f} M updates/s")
+        out.seal()
+        check(
+            "rows merged",
+            found,
+            [sum(_inserted(each, size["rows"]) - _retracted(each, size["rows"]) for each in range(RUNS))],
+        )
+
+
+def _shuffled(count: int) -> tuple[pa.Table, int]:
+    kept, cancelled = count * 7 // 10, count * 3 // 20
+    inserted = updates(rows(np.arange(kept + cancelled)), time=1)
+    retracted = updates(rows(np.arange(kept, kept + cancelled)), time=1, diff=-1)
+    given = pa.concat_tables([inserted, retracted]).combine_chunks()
+    return given.take(np.random.default_rng(SEED).permutation(given.num_rows)), kept
+
+
+def _inserted(number: int, count: int) -> int:
+    return count - _retracted(number, count)
+
+
+def _retracted(number: int, count: int) -> int:
+    return count // (RETRACTED + 1) if number else 0
+
+
+def _run_rows(number: int, count: int) -> int:
+    return _inserted(number, count) + _retracted(number, count)
+
+
+def _run(number: int, count: int) -> pa.Table:
+    """Run n has the ids that are n modulo 16, and takes back every tenth of the run before."""
+    inserted = rows(np.arange(_inserted(number, count)) * RUNS + number)
+    taken = rows(np.arange(_retracted(number, count)) * RETRACTED * RUNS + number - 1)
+    both = pa.concat_tables([updates(inserted, number + 1), updates(taken, number + 1, diff=-1)])
+    return both.take(pc.sort_indices(both, sort_keys=[("id", "ascending")]))

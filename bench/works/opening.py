@@ -1,0 +1,50 @@
+"""How long it takes to open a table that has had very many commits."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from bench.peers.system import Cannot, System
+from bench.rows import rows
+from bench.works.work import Case, Out, Size, State, Work, check, seconds
+
+PACE = 50
+
+
+class Open(Work):
+    """From the folder to a handle that knows the latest version, and to the first row."""
+
+    name = "open"
+    title = "open a table that was made by {commits:,} commits of one row"
+    needs = ("append", "lookup")
+    cases = (
+        Case("after fewer commits", {"commits": 50}, {"commits": 1_000}),
+        Case("after many commits", {"commits": 200}, {"commits": 10_000}),
+    )
+
+    def setup(self, system: System, size: Size, out: Out) -> State:
+        system.background(False)
+        system.create()
+        began = time.perf_counter()
+        for number in range(size["commits"]):
+            if number and number % PACE == 0:
+                needed = (time.perf_counter() - began) / number * (size["commits"] - number)
+                if needed > out.remaining():
+                    raise Cannot(
+                        f"too slow: {size['commits'] - number:,} more commits would take about {needed:,.0f} s"
+                    )
+            system.append(rows(np.array([number])))
+        system.close()
+        return {}
+
+    def run(self, system: System, size: Size, state: State, out: Out) -> None:
+        system.background(False)
+        opening = seconds(system.open)
+        found = []
+        reading = seconds(lambda: found.append(system.lookup(size["commits"] // 2)))
+        out.figure("open", opening)
+        out.figure("open and first row", opening + reading)
+        system.close()
+        check("rows found", [found[0].num_rows], [1])

@@ -1,0 +1,107 @@
+"""Whole reads: around an upsert and its clean-up, and after very many small commits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.peers.system import System, Version
+from bench.rows import Digest, digest, rows
+from bench.works.tables import Upserted, after_upsert
+from bench.works.upserts import FULL, QUICK
+from bench.works.work import Case, Out, Size, State, Work, attempt, check, median, opened, seconds
+
+WINDOW = 50
+MAINTAIN_EVERY = 100
+
+
+class Snapshots(Upserted):
+    """Five states of the same table, each read whole."""
+
+    name = "snapshots"
+    title = "all {base:,} rows before and after an upsert of {upsert:,}, after compaction, after expiry"
+    cases = (Case(quick=QUICK, full=FULL),)
+
+    def run(self, system: System, size: Size, state: State, out: Out) -> None:
+        before, after = tuple(state["digest"]), after_upsert(state["digest"], size)
+        with opened(system):
+
+            def read(metric: str, version: Version, expected: Digest) -> None:
+                attempt(out, metric, lambda: _read(system, version, expected))
+
+            read("before the upsert", state["loaded"], before)
+            read("after the upsert", None, after)
+            attempt(out, "compaction itself", lambda: seconds(system.compact))
+            if system.why_not("compact") is None:
+                read("after compaction", None, after)
+            attempt(out, "expiry and compaction", lambda: seconds(lambda: _forget(system)))
+            if system.why_not("expire") is None:
+                read("after compaction and expiry", None, after)
+
+
+class ManyCommits(Work):
+    """Small commits that are never cleaned up, or are: by itself where a system does that, else every 100 commits."""
+
+    name = "many-commits"
+    title = "up to {commits:,} commits of {rows} rows, then all of them read"
+    needs = ("append", "snapshot")
+    repeat = 1
+    cases = (
+        Case("with maintenance", {"rows": 10, "commits": 200, "on": 1}, {"rows": 10, "commits": 10_000, "on": 1}),
+        Case("without maintenance", {"rows": 10, "commits": 200, "on": 0}, {"rows": 10, "commits": 10_000, "on": 0}),
+    )
+
+    def run(self, system: System, size: Size, state: State, out: Out) -> None:
+        on = bool(size["on"])
+        if on and system.why_not("compact"):
+            out.cannot("snapshot after 10", f"maintenance: {system.why_not('compact')}")
+            return
+        system.background(on)
+        with opened(system):
+            stops = sorted({10, 100, 1_000, 10_000, size["commits"]})
+            self._climb(system, size, out, [each for each in stops if each <= size["commits"]])
+
+    def _climb(self, system: System, size: Size, out: Out, stops: list[int]) -> None:
+        times: list[float] = []
+        upkeep = 0.0
+        early = 0.0
+        for stop in stops:
+            needed = sum(times[-WINDOW:]) / max(1, len(times[-WINDOW:])) * (stop - len(times))
+            if needed > out.remaining():
+                reason = f"too slow: the next {stop - len(times):,} commits would take about {needed:,.0f} s"
+                out.cannot(f"snapshot after {stop:,}", reason)
+                break
+            while len(times) < stop:
+                batch = rows(np.arange(len(times) * size["rows"], (len(times) + 1) * size["rows"]))
+                times.append(seconds(lambda batch=batch: system.append(batch)))
+                if size["on"] and len(times) % MAINTAIN_EVERY == 0:
+                    upkeep += seconds(system.maintain)
+            attempt(out, f"snapshot after {stop:,}", lambda stop=stop: _read_count(system, stop * size["rows"]))
+            if stop == 100:
+                early = median(times[-WINDOW:])
+                out.figure("commit, around the 100th", early)
+            elif stop > 100:
+                late = median(times[-WINDOW:])
+                out.figure(f"commit, around the {stop:,}th", late)
+                out.figure(f"{stop:,}th commit / 100th", late / early, unit="x")
+        if size["on"] and upkeep > 0.01:
+            out.figure("asked-for maintenance, in all", upkeep)
+
+
+def _read(system: System, version: Version, expected: Digest) -> float:
+    found = []
+    elapsed = seconds(lambda: found.append(system.snapshot(version)))
+    check("snapshot", digest(found[0]), expected)
+    return elapsed
+
+
+def _read_count(system: System, expected: int) -> float:
+    found = []
+    elapsed = seconds(lambda: found.append(system.snapshot()))
+    check("rows", [found[0].num_rows], [expected])
+    return elapsed
+
+
+def _forget(system: System) -> None:
+    system.expire()
+    if system.why_not("compact") is None:
+        system.compact()

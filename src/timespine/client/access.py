@@ -1,0 +1,133 @@
+"""How the handles of one collection get at its state, its schemas and its parts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from timespine.client.catalog import Entry
+from timespine.client.committer import Committer
+from timespine.client.leases import Leases
+from timespine.columnar.cache import PartCache
+from timespine.columnar.scan import Parts
+from timespine.columnar.schema import Schema
+from timespine.config import Config
+from timespine.core.state import State
+from timespine.errors import CorruptionError
+from timespine.location.blob import Blob
+
+POLL_MIN_S = 0.002
+POLL_MAX_S = 0.25
+"""How long a waiting reader sleeps between two looks at the log of a collection: the longer nothing comes, the longer."""
+
+
+@lru_cache(maxsize=4096)
+def decoded_schema(data: bytes) -> Schema:
+    """A schema from the state, decoded once per process."""
+    return Schema.decode(data)
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all collections of an open store share."""
+
+    committer: Committer
+    leases: Leases
+    blob: Blob
+    cache: PartCache
+    pool: Executor
+    """Where parts are read ahead and encoded."""
+    config: Config
+    clock: Callable[[], float] = time.time
+    committed: threading.Condition = field(default_factory=threading.Condition)
+    """Told whenever this process committed something."""
+    counters: dict[str, float] = field(default_factory=dict)
+    """What was put, encoded, retried, left to the sweep."""
+    by_collection: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What was appended and merged, by collection."""
+
+    def counters_of(self, collection: str) -> dict[str, float]:
+        """The counters of one collection."""
+        return self.by_collection.setdefault(collection, {})
+
+
+@dataclass(slots=True)
+class Access:
+    """One collection."""
+
+    shared: Shared
+    name: str
+    entry: Entry
+    changing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while rows are read to be changed: threads of one process need not race for the upper."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.entry.id
+
+    @property
+    def config(self) -> Config:
+        """Limits and defaults."""
+        return self.shared.config
+
+    @property
+    def committer(self) -> Committer:
+        """Who commits."""
+        return self.shared.committer
+
+    def state(self) -> State:
+        """The newest state."""
+        return self.committer.state(self.id)
+
+    def known(self) -> State:
+        """The newest state that this process knows of."""
+        return self.committer.known(self.id)
+
+    def schema(self, state: State) -> tuple[int, Schema]:
+        """The newest schema and its id."""
+        if not state.schemas:
+            raise CorruptionError(f"collection {self.name} has no schema")
+        return len(state.schemas) - 1, decoded_schema(state.schemas[-1])
+
+    def parts(self, state: State) -> Parts:
+        """Its parts, as a state describes them."""
+
+        def schema_of(id: int) -> Schema:
+            if not 0 <= id < len(state.schemas):
+                raise CorruptionError(f"a run of {self.name} was written with schema {id}, which is not known")
+            return decoded_schema(state.schemas[id])
+
+        shared = self.shared
+        return Parts(shared.blob, self.id, schema_of, shared.config, shared.cache, shared.pool)
+
+    def now_ms(self) -> int:
+        """The wall clock."""
+        return int(self.shared.clock() * 1000)
+
+    def next_time(self) -> int:
+        """The time that the next append is for, if it is not sealed by then."""
+        return self.now_ms() if self.entry.timeline == "clock" else 0
+
+    def wait(self, is_there: Callable[[State], bool], timeout_s: float) -> State | None:
+        """The first state for which something holds; None if that takes too long.
+
+        Commits of this process wake it at once; those of others are looked for, often at
+        first and then less and less.
+        """
+        deadline = time.monotonic() + timeout_s
+        pause = POLL_MIN_S
+        while True:
+            with self.shared.committed:
+                state = self.state()
+                if is_there(state):
+                    return state
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                self.shared.committed.wait(min(pause, left))
+            pause = min(pause * 1.5, POLL_MAX_S)

@@ -1,0 +1,176 @@
+"""The names of a store: which collection has which name, and how it is kept.
+
+The catalog is one small log in consensus. Every entry is the whole catalog, and
+older ones are dropped: names change rarely, and a reader wants all of them. A
+new collection and its name appear in one compare-and-set, so there is never one
+without the other.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Any
+
+import msgspec
+
+from timespine.client.driver import Driver, fresh_id
+from timespine.core.codec import encode_state
+from timespine.core.effects import CompareAndSet, Protocol, Scan, Truncate
+from timespine.core.protocols.session import Session, retried
+from timespine.core.state import new_state
+from timespine.core.transitions import AddSchema, apply
+from timespine.errors import CorruptionError, Unavailable, UsageError, VersionError, shown
+
+LOG = "catalog"
+"""The key of the log. No collection can have it: their ids end in a random part."""
+
+MAGIC = b"TSC1"
+NAME_MAX = 128
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One collection of the store."""
+
+    id: str
+    """Its id: the key of its log, and the folder of its blobs. Never used again."""
+    timeline: str = "clock"
+    """Where the next free time comes from: the wall clock in milliseconds, or counting."""
+    retain_ms: int | None = None
+    """History older than this is expired by maintenance; None: kept."""
+    created_ms: int = 0
+    """When it was created."""
+
+
+class Names(msgspec.Struct, frozen=True):
+    """The whole catalog."""
+
+    seqno: int | None
+    """The place of the entry it came from; None: there is none yet."""
+    entries: dict[str, Entry]
+    """Collections by name."""
+    dropped: tuple[str, ...] = ()
+    """Ids of collections that were dropped or replaced and whose data may still be there."""
+
+
+class _Image(msgspec.Struct, frozen=True):
+    entries: dict[str, Entry]
+    dropped: tuple[str, ...] = ()
+
+
+_decoder = msgspec.msgpack.Decoder(_Image)
+
+
+def check_name(name: object) -> str:
+    """The name of a collection itself, or a UsageError that says what one looks like."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"collection name {shown(name)} is not valid: 1 to {NAME_MAX} letters, digits, '_', '-' or '.', "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+def fresh_collection_id(name: str) -> str:
+    """An id that tells people whose folder it is, and that nobody had before."""
+    slug = re.sub(r"[^a-z0-9_-]", "-", name.lower())[:40]
+    return f"{slug}-{fresh_id('')[:16]}"
+
+
+def encode(names: Names) -> bytes:
+    """The catalog as an entry."""
+    payload = msgspec.msgpack.encode(_Image(names.entries, names.dropped))
+    return MAGIC + zlib.crc32(payload).to_bytes(4, "big") + payload
+
+
+def decode(seqno: int, data: bytes) -> Names:
+    """The catalog in an entry; anything else is a CorruptionError."""
+    if data[:3] == MAGIC[:3] and data[3:4] > MAGIC[3:4] and zlib.crc32(data[8:]) == int.from_bytes(data[4:8], "big"):
+        raise VersionError("the catalog was written by a newer version: upgrade to read it")
+    if data[:4] != MAGIC or len(data) < 8 or zlib.crc32(data[8:]) != int.from_bytes(data[4:8], "big"):
+        raise CorruptionError("the catalog of the store is damaged")
+    try:
+        image = _decoder.decode(data[8:])
+        for name in image.entries:
+            check_name(name)
+    except (msgspec.MsgspecError, UsageError) as error:
+        raise CorruptionError(f"the catalog of the store does not decode: {error}") from error
+    return Names(seqno, image.entries, image.dropped)
+
+
+class Catalog:
+    """Reads and changes the names of a store."""
+
+    def __init__(self, driver: Driver, session: Session) -> None:
+        self._driver = driver
+        self._session = session
+
+    def read(self) -> Names:
+        """The names as of now."""
+        return self._driver.run(_read(self._session))
+
+    def find(self, name: str) -> Entry:
+        """The collection of that name, or a UsageError that names the ones there are."""
+        entries = self.read().entries
+        entry = entries.get(check_name(name))
+        if entry is None:
+            there = ", ".join(sorted(entries)[:10]) or "none"
+            raise UsageError(f"there is no collection {name}; there are: {there}")
+        return entry
+
+    def create(self, name: str, entry: Entry, schema: bytes, arity: int, *, replace: bool) -> tuple[Entry, bool]:
+        """Give a name to a new collection; the entry that has the name now, and whether it is the new one."""
+        check_name(name)
+        for _ in range(self._session.config.commit_attempts):
+            names = self.read()
+            known = names.entries.get(name)
+            if known is not None and not replace:
+                return known, False
+            dropped = (*names.dropped, known.id) if known is not None else names.dropped
+            changed = Names(names.seqno, {**names.entries, name: entry}, dropped)
+            if self._store(changed, (entry.id, None, _first_state(entry.id, arity, schema))):
+                return entry, True
+        raise Unavailable(f"collection {name} could not be created: others keep changing the catalog")
+
+    def change(self, what: Any) -> None:
+        """Apply a function from names to names (or None for no change) until it is stored."""
+        for _ in range(self._session.config.commit_attempts):
+            names = self.read()
+            changed: Names | None = what(names)
+            if changed is None or self._store(changed):
+                return
+        raise Unavailable("the catalog could not be changed: others keep changing it")
+
+    def _store(self, names: Names, *more: tuple[str, int | None, bytes]) -> bool:
+        return self._driver.run(_store(self._session, names, more))
+
+
+def _first_state(id: str, arity: int, schema: bytes) -> bytes:
+    """The first entry of a collection's log: empty, with its schema."""
+    outcome = apply(new_state(id, arity), AddSchema(None, schema), 0)
+    state = getattr(outcome, "state", None)
+    if state is None:
+        raise UsageError(str(outcome.reply))
+    return encode_state(state)
+
+
+def _read(session: Session) -> Protocol[Names]:
+    entries: list[tuple[int, bytes]] = yield from retried(session, Scan(LOG, 0))
+    return decode(*entries[-1]) if entries else Names(None, {})
+
+
+def _store(session: Session, names: Names, more: tuple[tuple[str, int | None, bytes], ...]) -> Protocol[bool]:
+    """Store the catalog, and what must appear with it, in one compare-and-set; whether it is in."""
+    data = encode(names)
+    try:
+        mismatch = yield CompareAndSet(((LOG, names.seqno, data), *more))
+    except Unavailable:
+        # It may have happened: the newest entry says so.
+        entries: list[tuple[int, bytes]] = yield from retried(session, Scan(LOG, 0))
+        mismatch = None if entries and entries[-1][1] == data else {}
+    if mismatch is not None:
+        return False
+    if names.seqno is not None:
+        yield from retried(session, Truncate(LOG, names.seqno + 1))
+    return True

@@ -1,0 +1,66 @@
+"""Net changes between two times, as counts or as pairs of images by key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from timespine.client.rows import Rows
+from timespine.columnar.schema import DIFF
+from timespine.errors import UsageError
+
+CHANGE_TYPE = "_change_type"
+
+
+class Changes(Rows):
+    """What changed, exactly: a row that came and went is not there at all."""
+
+    def __init__(self, *arguments: Any, images: bool = False, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._images = images
+        if images and not self._wanted.schema.key:
+            raise UsageError("images pair rows by key: this collection has no key columns")
+
+    def to_arrow(self) -> pa.Table:
+        """All changes: rows with `_diff`; with images, rows with `_change_type`."""
+        table = super().to_arrow()
+        return with_images(table, list(self._wanted.schema.key_names)) if self._images else table
+
+    def _names(self) -> tuple[str, ...]:
+        if not self._images:
+            return self._wanted.columns
+        keys = tuple(name for name in self._wanted.schema.key_names if name not in self._wanted.columns)
+        return (*keys, *self._wanted.columns)
+
+    def count(self) -> int:
+        """How many changed rows there are: each distinct row that came or went."""
+        return int(self.to_arrow().num_rows)
+
+    def __repr__(self) -> str:
+        return f"<changes of {self._access.name}, state {self.seqno}>"
+
+
+def with_images(table: pa.Table, keys: list[str]) -> pa.Table:
+    """Changes as insert, delete, update_preimage and update_postimage, by key.
+
+    A key of which something went and something came was updated; each row as often as it changed.
+    """
+    frame = pl.DataFrame(pl.from_arrow(table))
+    came, went = (pl.col(DIFF) > 0).any().over(keys), (pl.col(DIFF) < 0).any().over(keys)
+    kind = (
+        pl.when(came & went & (pl.col(DIFF) < 0))
+        .then(pl.lit("update_preimage"))
+        .when(came & went)
+        .then(pl.lit("update_postimage"))
+        .when(pl.col(DIFF) < 0)
+        .then(pl.lit("delete"))
+        .otherwise(pl.lit("insert"))
+    )
+    marked = frame.with_columns(kind.alias(CHANGE_TYPE))
+    marked = marked.with_columns(pl.col(DIFF).abs().alias(DIFF))
+    if len(marked) and marked[DIFF].max() != 1:
+        marked = marked.select(pl.all().repeat_by(DIFF)).explode(marked.columns)
+    schema = pa.schema([*(field for field in table.schema if field.name != DIFF), pa.field(CHANGE_TYPE, pa.string())])
+    return marked.drop(DIFF).to_arrow().cast(schema)

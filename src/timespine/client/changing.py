@@ -1,0 +1,259 @@
+"""Changes that depend on what is there: upsert, delete, update, replace.
+
+Each reads the rows it is about as of now, works out what to retract and what to
+insert, and appends the difference exactly at the upper that it has read. If
+somebody else was first, it starts again. Rows that stay as they are cancel out
+and are not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from timespine.client.access import Access
+from timespine.client.leases import Held
+from timespine.client.rows import Rows, Shape
+from timespine.client.writing import Committed, stored
+from timespine.columnar.consolidate import consolidate
+from timespine.columnar.keyset import KeySet
+from timespine.columnar.intake import to_arrow
+from timespine.columnar.rows import conform
+from timespine.columnar.scan import Wanted
+from timespine.columnar.schema import DIFF, Schema
+from timespine.columnar.visible import Window
+from timespine.columnar.where import Predicate, as_predicate
+from timespine.core.hollow import HollowBatch, Run
+from timespine.core.plan import Plan, plan_snapshot
+from timespine.core.transitions import CompareAndAppend
+from timespine.errors import ClosedError, UpperMismatch, UsageError
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier
+
+ATTEMPTS = 256
+"""How often a change starts again because somebody else was first. Each time somebody made progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The collection as of now, to be looked at by a change."""
+
+    access: Access
+    held: Held
+    schema: Schema
+    plan: Plan | None
+
+    def rows(self, *, keys: KeySet | None = None, where: Predicate | None = None) -> pa.Table:
+        """The rows of some keys, or for which something holds, with their counts in `_diff`."""
+        if where is not None:
+            where.check(self.schema)
+        window = Window(until=self.plan.until if self.plan is not None else None)
+        wanted = Wanted(self.schema, self.schema.names, window, where=where, keys=keys)
+        return Rows(self.access, self.held, self.plan, wanted, Shape("column"), owned=False).to_arrow()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a change comes to."""
+
+    old: pa.Table
+    """Rows that go, with their counts in `_diff`."""
+    new: pa.Table
+    """Rows that come, each once."""
+
+
+Compute = Callable[[Present], Difference]
+
+
+def change(access: Access, compute: Compute, operation: str) -> Committed:
+    """Work out a difference on the newest rows, and append it; again, if somebody else was first."""
+    with access.changing:
+        for _ in range(ATTEMPTS):
+            try:
+                return _change_once(access, compute, operation)
+            except UpperMismatch:
+                access.committer.session.count("changes started again")
+    raise UpperMismatch("any", access.known().upper)
+
+
+def _change_once(access: Access, compute: Compute, operation: str) -> Committed:
+    held = access.shared.leases.hold(access.id, None)
+    try:
+        state = held.state
+        if state.arity != 1:
+            raise UsageError("changing rows needs totally ordered times: append retractions yourself")
+        if state.upper.is_closed:
+            raise ClosedError(f"collection {access.name} is closed")
+        upper = state.upper.elements[0][0]
+        id, schema = access.schema(state)
+        plan = None
+        if upper > 0:
+            found = plan_snapshot(state, (upper - 1,))
+            if not isinstance(found, Plan):
+                raise found
+            plan = found
+        difference = compute(Present(access, held, schema, plan))
+        delta = _delta(difference, schema)
+        if delta.num_rows == 0:
+            return Committed(None, state.upper, 0)
+        time = max(access.next_time(), upper)
+        return _append_exactly(access, id, schema, _timed(delta, schema, time), state.upper, time, operation)
+    finally:
+        held.close()
+
+
+def _append_exactly(
+    access: Access, id: int, schema: Schema, table: pa.Table, expected: Frontier, time: int, operation: str
+) -> Committed:
+    new_upper = Frontier.at(time + 1)
+
+    def commit(runs: tuple[Run, ...]) -> Committed:
+        batch = HollowBatch(Description(expected, new_upper, Frontier.minimum(1)), table.num_rows, runs)
+        command = CompareAndAppend((batch,), expected, new_upper, operation, access.config.inline_total_bytes)
+        (reached,) = access.committer.commit((access.id, command))
+        return Committed(time, reached, table.num_rows)
+
+    return stored(access, id, schema, table, commit)
+
+
+def _delta(difference: Difference, schema: Schema) -> pa.Table:
+    """Old rows retracted, new ones inserted, what is the same in both cancelled."""
+    names = [*schema.names, DIFF]
+    old = difference.old.select(names)
+    counts = old.column(DIFF).to_numpy() if old.num_rows else np.empty(0, dtype=np.int64)
+    old = old.set_column(len(names) - 1, schema.update_arrow.field(DIFF), pa.array(-counts, pa.int64()))
+    new = difference.new.select(list(schema.names))
+    ones = pa.array(np.ones(new.num_rows, dtype=np.int64))
+    new = new.append_column(schema.update_arrow.field(DIFF), ones)
+    plain = pa.schema([schema.update_arrow.field(name) for name in names])
+    return consolidate(pa.concat_tables([old.cast(plain), new.cast(plain)]), schema.order_names).select(names)
+
+
+def _timed(delta: pa.Table, schema: Schema, time: int) -> pa.Table:
+    """A difference as updates at one time."""
+    (name,) = schema.time_names
+    times = pa.array(np.full(delta.num_rows, time, dtype=np.int64))
+    return delta.add_column(len(schema.names), schema.update_arrow.field(name), times)
+
+
+@lru_cache(maxsize=256)
+def restricted(schema: Schema, names: tuple[str, ...]) -> Schema:
+    """A schema with some of the columns, for rows that have no others."""
+    fields = tuple(schema.field(name) for name in names)
+    return Schema(fields, (), (), schema.arity, schema.next_id)
+
+
+def keys_of(rows: Any, schema: Schema) -> pa.Table:
+    """The key columns of what a user gave as keys: rows, or one dictionary."""
+    if not schema.key:
+        raise UsageError("this collection has no key columns: name the rows with where=, or append retractions")
+    if isinstance(rows, Mapping) and not any(
+        isinstance(value, list | pa.Array | np.ndarray) for value in rows.values()
+    ):
+        rows = [dict(rows)]
+    table = to_arrow(rows)
+    missing = [name for name in schema.key_names if name not in table.column_names]
+    if missing:
+        raise UsageError(f"keys need the columns {', '.join(schema.key_names)}: {', '.join(missing)} is not there")
+    return conform(table.select(list(schema.key_names)), restricted(schema, schema.key_names))
+
+
+def upsert(access: Access, rows: Any) -> Committed:
+    """Rows take the place of those with the same key, or are added."""
+
+    def compute(present: Present) -> Difference:
+        new = conform(to_arrow(rows), present.schema)
+        keys = _distinct_keys(new, present.schema)
+        return Difference(present.rows(keys=keys), new)
+
+    return change(access, compute, "upsert")
+
+
+def delete_keys(access: Access, keys: Any) -> Committed:
+    """All rows with one of these keys go."""
+
+    def compute(present: Present) -> Difference:
+        found = KeySet(keys_of(keys, present.schema))
+        return Difference(present.rows(keys=found), present.schema.arrow.empty_table())
+
+    return change(access, compute, "delete")
+
+
+def delete_where(access: Access, where: Any) -> Committed:
+    """All rows for which a condition holds go."""
+    predicate = as_predicate(where)
+
+    def compute(present: Present) -> Difference:
+        return Difference(present.rows(where=predicate), present.schema.arrow.empty_table())
+
+    return change(access, compute, "delete")
+
+
+def update_where(access: Access, where: Any, set: Mapping[str, Any]) -> Committed:
+    """Rows for which a condition holds get other values in some columns."""
+    predicate = as_predicate(where) if where is not None else None
+
+    def compute(present: Present) -> Difference:
+        old = present.rows(where=predicate)
+        new = assigned(_repeated(old), set, present.schema)
+        if any(name in present.schema.key_names for name in set) and present.schema.key:
+            raise UsageError("key columns cannot be updated: delete the rows and insert others")
+        return Difference(old, new)
+
+    return change(access, compute, "update")
+
+
+def replace_where(access: Access, where: Any, rows: Any) -> Committed:
+    """All rows for which a condition holds go, and others come, for which it must hold too."""
+    predicate = as_predicate(where) if where is not None else None
+
+    def compute(present: Present) -> Difference:
+        new = conform(to_arrow(rows), present.schema)
+        if predicate is not None:
+            predicate.check(present.schema)
+            if new.num_rows and not new.filter(predicate.mask(new)).num_rows == new.num_rows:
+                raise UsageError("some of the new rows do not satisfy the condition that they replace rows under")
+        return Difference(present.rows(where=predicate), new)
+
+    return change(access, compute, "replace")
+
+
+def assigned(table: pa.Table, set: Mapping[str, Any], schema: Schema) -> pa.Table:
+    """Rows with some columns set: to a value, to a Polars expression, or to SQL text in `sql("...")`."""
+    unknown = [name for name in set if name not in schema.names]
+    if unknown:
+        raise UsageError(f"there is no column {unknown[0]}; there are: {', '.join(schema.names)}")
+    frame = pl.DataFrame(pl.from_arrow(table))
+    values = {name: value if isinstance(value, pl.Expr) else pl.lit(value) for name, value in set.items()}
+    try:
+        changed = frame.with_columns(**values)
+    except pl.exceptions.PolarsError as error:
+        raise UsageError(f"the rows cannot be set like that: {type(error).__name__}") from error
+    return conform(changed.select(list(schema.names)).to_arrow(), schema)
+
+
+def _repeated(old: pa.Table) -> pa.Table:
+    """Rows as often as they count; what counts less than zero cannot be changed."""
+    counts = old.column(DIFF).to_numpy()
+    if len(counts) and counts.min() < 0:
+        raise UsageError("some of these rows count less than zero: retract them with append")
+    rows = old.drop_columns([DIFF])
+    if len(counts) == 0 or counts.max() == 1:
+        return rows
+    return rows.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
+
+
+def _distinct_keys(table: pa.Table, schema: Schema) -> KeySet:
+    """The keys of rows, each of which may come only once."""
+    if not schema.key:
+        raise UsageError("this collection has no key columns, so there is nothing to upsert by: append rows instead")
+    keys = KeySet(table.select(list(schema.key_names)))
+    if len(keys) != table.num_rows:
+        raise UsageError(f"{table.num_rows - len(keys)} rows repeat the key of another one: give each key once")
+    return keys

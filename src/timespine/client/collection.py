@@ -1,0 +1,379 @@
+"""A collection, as a user holds it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from timespine.client import changing, holds, writing
+from timespine.client.access import Access
+from timespine.client.changes import Changes
+from timespine.client.inspecting import Inspection, inspect
+from timespine.client.merge_into import Merge
+from timespine.client.moments import Moment, to_ms, to_time, to_user
+from timespine.client.rows import Rows, Shape, Snapshot, Updates
+from timespine.client.subscription import Subscription
+from timespine.client.writer import Writer
+from timespine.client.writing import Committed
+from timespine.columnar.keyset import KeySet
+from timespine.columnar.scan import Wanted
+from timespine.columnar.schema import Schema
+from timespine.columnar.visible import Window
+from timespine.columnar.where import as_predicate
+from timespine.core.plan import Plan, plan_changes, plan_snapshot
+from timespine.core.state import HistoryEntry, State
+from timespine.core.transitions import AddSchema, AdvanceUpper, Expired, Retain, RollUpAll
+from timespine.errors import AskElsewhere, NotSealed, SchemaConflict, SinceError, UsageError, shown
+from timespine.model.frontier import Frontier
+from timespine.model.time import INT64_MAX, Time
+
+WAIT_S = 10.0
+"""How long a read waits for its time to become complete, if nobody says otherwise."""
+
+
+class Collection:
+    """A named, schema-checked, durable history. Handles are cheap and may be used by many threads."""
+
+    def __init__(self, access: Access, maintain: Any) -> None:
+        self._access = access
+        self._maintain = maintain
+
+    @property
+    def name(self) -> str:
+        """Its name in the store."""
+        return self._access.name
+
+    @property
+    def id(self) -> str:
+        """Its id: the folder of its blobs."""
+        return self._access.id
+
+    @property
+    def schema(self) -> Schema:
+        """Its newest schema."""
+        return self._access.schema(self._access.state())[1]
+
+    @property
+    def since(self) -> Frontier:
+        """History is exact from here on."""
+        return self._access.state().since
+
+    @property
+    def upper(self) -> Frontier:
+        """It is complete below this."""
+        return self._access.state().upper
+
+    def __repr__(self) -> str:
+        return f"<collection {self.name}>"
+
+    # Writing.
+
+    def append(
+        self, rows: Any, *, at: Moment | None = None, upper: Moment | None = None, expected_upper: Moment | None = None
+    ) -> Committed:
+        """Add updates. Rows may carry `_time` and `_diff`; without, they get `at` (or the next free time) and +1."""
+        return writing.append(self._access, rows, at, upper, expected_upper)
+
+    def upsert(self, rows: Any) -> Committed:
+        """Rows take the place of those with the same key, or are added."""
+        return changing.upsert(self._access, rows)
+
+    def delete(self, keys: Any = None, *, where: Any = None) -> Committed:
+        """Rows with these keys, or for which a condition holds, go."""
+        if (keys is None) == (where is None):
+            raise UsageError(
+                "delete either keys, or where a condition holds: delete({'id': 1}) or delete(where='id = 1')"
+            )
+        return changing.delete_keys(self._access, keys) if where is None else changing.delete_where(self._access, where)
+
+    def update(self, *, where: Any = None, set: Mapping[str, Any]) -> Committed:
+        """Rows for which a condition holds get other values; all rows without one."""
+        return changing.update_where(self._access, where, set)
+
+    def replace(self, rows: Any, *, where: Any = None) -> Committed:
+        """Rows for which a condition holds (all, without one) go, and these come instead."""
+        return changing.replace_where(self._access, where, rows)
+
+    def merge(self, source: Any) -> Merge:
+        """Begin a merge with matched and not matched clauses; `.execute()` carries it out."""
+        return Merge(self._access, source)
+
+    def advance(self, upper: Moment) -> Frontier:
+        """Say that nothing more comes before a time."""
+        command = AdvanceUpper(Frontier((to_time(upper, self._access.known().arity),)))
+        (reached,) = self._access.committer.commit((self.id, command))
+        return Frontier(reached.elements)
+
+    def close_for_good(self) -> None:
+        """Say that nothing more will ever come."""
+        self._access.committer.commit((self.id, AdvanceUpper(Frontier())))
+
+    def writer(self) -> Writer:
+        """A handle for those who build batches themselves."""
+        return Writer(self._access)
+
+    # Reading.
+
+    def snapshot(
+        self,
+        as_of: Moment | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        multiplicity: str = "rows",
+        timeout: float = WAIT_S,
+    ) -> Snapshot:
+        """The collection as of a time; the newest complete one if none is named. Waits while it is not complete."""
+        shape = _shape(multiplicity)
+        if as_of is None and not self._last_complete(self._access.state()):
+            wanted = self._wanted(self._access.state(), columns, where, Window())
+            return Snapshot(self._access, None, None, wanted, shape)
+        time = to_time(as_of, self._access.known().arity) if as_of is not None else None
+        held, time = self._held(time, timeout)
+        try:
+            plan = _planned(plan_snapshot(held.state, time))
+            wanted = self._wanted(held.state, columns, where, Window(until=time))
+        except BaseException:
+            held.close()
+            raise
+        snapshot = Snapshot(self._access, held, plan, wanted, shape)
+        snapshot.as_of = to_user(time)
+        return snapshot
+
+    def changes(
+        self,
+        after: Moment | None = None,
+        until: Moment | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        images: bool = False,
+        timeout: float = WAIT_S,
+    ) -> Changes:
+        """The net changes in (after, until]. `images=True` pairs them by key, with `_change_type`."""
+        arity = self._access.known().arity
+        first = to_time(after, arity) if after is not None else None
+        last = to_time(until, arity) if until is not None else None
+        if last is None and not self._last_complete(self._access.state()):
+            wanted = self._wanted(self._access.state(), columns, where, Window())
+            return Changes(self._access, None, None, wanted, Shape("column"), images=images)
+        held, last = self._held(last, timeout, first)
+        try:
+            plan = _planned(plan_snapshot(held.state, last) if first is None else plan_changes(held.state, first, last))
+            wanted = self._wanted(held.state, columns, where, Window(first, last))
+        except BaseException:
+            held.close()
+            raise
+        return Changes(self._access, held, plan, wanted, Shape("column"), images=images)
+
+    def updates(
+        self, *, until: Moment | None = None, columns: Sequence[str] | None = None, where: Any = None
+    ) -> Updates:
+        """Every (row, time, diff), times advanced to since, not accumulated."""
+        state = self._access.state()
+        time = to_time(until, state.arity) if until is not None else None
+        if time is None and not self._last_complete(state):
+            wanted = self._wanted(state, columns, where, Window(), timed=True)
+            return Updates(self._access, None, None, wanted, Shape("column"))
+        held, time = self._held(time, WAIT_S)
+        try:
+            plan = _planned(plan_snapshot(held.state, time))
+            window = Window(until=time, since=plan.since)
+            wanted = self._wanted(held.state, columns, where, window, timed=True)
+        except BaseException:
+            held.close()
+            raise
+        return Updates(self._access, held, plan, wanted, Shape("column"))
+
+    def subscribe(
+        self,
+        as_of: Moment | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        snapshot: bool = True,
+        timeout: float | None = None,
+    ) -> Subscription:
+        """A feed: the rows as of a time, then changes and progress as they come."""
+        state = self._access.state()
+        if state.arity != 1:
+            raise UsageError("a feed needs totally ordered times: this collection has several coordinates")
+        time = to_time(as_of, 1) if as_of is not None else None
+        wanted = self._wanted(state, columns, where, Window())
+        return Subscription(self._access, time, wanted, snapshot=snapshot, timeout_s=timeout)
+
+    def lookup(
+        self, keys: Any, as_of: Moment | None = None, *, columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any]] | pa.Table:
+        """The rows of a key (a dictionary: a list of rows comes back) or of many (a table comes back)."""
+        schema = self._access.schema(self._access.known())[1]
+        wanted_keys = KeySet(changing.keys_of(keys, schema))
+        with self.snapshot(as_of, columns=columns) as rows:
+            rows.only(wanted_keys)
+            table = rows.to_arrow()
+        return table.to_pylist() if isinstance(keys, Mapping) else table
+
+    def count(self, as_of: Moment | None = None, *, where: Any = None) -> int:
+        """How many rows there are as of a time."""
+        with self.snapshot(as_of, where=where) as rows:
+            return rows.count()
+
+    # Holding and forgetting.
+
+    def hold(
+        self,
+        as_of: Moment | None = None,
+        *,
+        ttl: str | float | datetime.timedelta | None = None,
+        critical: str | None = None,
+        token: str | None = None,
+    ) -> holds.Hold | holds.CriticalHold:
+        """Keep history readable from a time on: while this process lives, or under a name until it is released."""
+        time = to_time(as_of, self._access.known().arity) if as_of is not None else None
+        if critical is not None:
+            return holds.take_critical(self._access, critical, time, token)
+        return holds.take_hold(self._access, time, to_ms(ttl) if ttl is not None else None)
+
+    def expire(self, before: Moment) -> Expired:
+        """Let history before a time go: reads before it fail from now on, unless somebody holds it."""
+        asked = Frontier((to_time(before, self._access.known().arity),))
+        given_back = [(self.id, command) for command in self._access.shared.leases.idle(self.id)]
+        *_, reply = self._access.committer.commit(*given_back, (self.id, Retain(asked)))
+        assert isinstance(reply, Expired)
+        return reply
+
+    def retain(self, duration: str | float | datetime.timedelta | None) -> None:
+        """Keep history for so long, as a standing policy that maintenance carries out; None: for ever."""
+        self._maintain.set_retention(self.name, to_ms(duration) if duration is not None else None)
+
+    def compact(self, *, wait: bool = False) -> None:
+        """Ask for everything to become one run; wait until it is."""
+        self._access.committer.commit((self.id, RollUpAll()))
+        if wait:
+            self._maintain.compact(self.id)
+
+    # Looking.
+
+    def history(self) -> list[HistoryEntry]:
+        """What was committed when, oldest first; bounded."""
+        return list(self._access.state().history)
+
+    def inspect(self, *, parts: bool = False) -> Inspection:
+        """How it is stored: since, upper, batches, levels, holds, sizes."""
+        return inspect(self._access, self._access.state(), parts=parts)
+
+    # Schema.
+
+    def evolve(
+        self,
+        *,
+        add: Mapping[str, Any] | None = None,
+        drop: Sequence[str] = (),
+        rename: Mapping[str, str] | None = None,
+        widen: Mapping[str, Any] | None = None,
+        expected: int | None = None,
+    ) -> int:
+        """Change the schema; the id of the new one. `add` takes a type, or (type, default).
+
+        Nothing is rewritten. With `expected`, the id of the schema you have seen, it is
+        refused if somebody else was first; without, it is tried again on theirs.
+        """
+        while True:
+            state = self._access.state()
+            id, schema = self._access.schema(state)
+            if expected is not None and expected != id:
+                raise SchemaConflict(expected, id)
+            changed = _evolved(schema, add or {}, drop, rename or {}, widen or {})
+            try:
+                (reply,) = self._access.committer.commit((self.id, AddSchema(id, changed.encode())))
+            except UsageError:
+                newest, _ = self._access.schema(self._access.state())
+                if newest == id:
+                    raise
+                if expected is not None:
+                    raise SchemaConflict(expected, newest) from None
+                continue
+            return int(reply)
+
+    # Inside.
+
+    def _wanted(
+        self, state: State, columns: Sequence[str] | None, where: Any, window: Window, *, timed: bool = False
+    ) -> Wanted:
+        _, schema = self._access.schema(state)
+        predicate = None
+        if where is not None:
+            predicate = as_predicate(where)
+            predicate.check(schema)
+        names = schema.names if columns is None else tuple(columns)
+        if isinstance(columns, str) or not names:
+            raise UsageError("columns is a list of names, at least one")
+        for name in names:
+            schema.field(name)
+        if len(set(names)) != len(names):
+            raise UsageError("columns names one of them twice")
+        return Wanted(schema, names, window, timed=timed, where=predicate)
+
+    def _held(self, time: Time | None, timeout: float, first: Time | None = None) -> tuple[Any, Time]:
+        """A lease from a time on (from `first` on, if that is earlier), and the time, once it is complete."""
+        access = self._access
+        if time is None:
+            last = self._last_complete(access.state())
+            assert last is not None
+            time = last
+        held = access.shared.leases.hold(access.id, first if first is not None else time)
+        if held.state.upper.less_equal(time):
+            there = access.wait(lambda state: not state.upper.less_equal(time), timeout)
+            if there is None:
+                upper = held.state.upper
+                held.close()
+                raise NotSealed(to_user(time), upper)
+            held.state = there
+        wanted = first if first is not None else time
+        if not held.state.since.less_equal(wanted):
+            since = held.state.since
+            held.close()
+            raise SinceError(to_user(wanted), since)
+        return held, time
+
+    def _last_complete(self, state: State) -> Time | None:
+        """The newest complete time; None if there is none. Of one coordinate only."""
+        if state.arity != 1:
+            raise UsageError("with several coordinates there is no newest time: say as_of=(...)")
+        if state.upper.is_closed:
+            return (INT64_MAX,)
+        upper = state.upper.elements[0][0]
+        return (upper - 1,) if upper > 0 else None
+
+
+def _planned(plan: Plan | AskElsewhere) -> Plan:
+    if isinstance(plan, Plan):
+        return plan
+    raise plan
+
+
+def _shape(multiplicity: str) -> Shape:
+    if multiplicity not in ("rows", "column"):
+        raise UsageError(f"multiplicity is 'rows' or 'column', not {shown(multiplicity)}")
+    return Shape(multiplicity)
+
+
+def _evolved(
+    schema: Schema, add: Mapping[str, Any], drop: Sequence[str], rename: Mapping[str, str], widen: Mapping[str, Any]
+) -> Schema:
+    for name in drop:
+        schema = schema.drop(name)
+    for old, new in rename.items():
+        schema = schema.rename(old, new)
+    for name, type in widen.items():
+        schema = schema.widen(name, type)
+    for name, given in add.items():
+        type, default = given if isinstance(given, tuple) else (given, None)
+        schema = schema.add(name, type, default)
+    return schema
+
+
+__all__ = ["Collection", "Rows"]

@@ -1,0 +1,97 @@
+"""Holds that a user takes: a lease that this process keeps alive, or a critical hold that outlives it."""
+
+from __future__ import annotations
+
+from timespine.client.access import Access
+from timespine.client.driver import fresh_id
+from timespine.client.leases import Held
+from timespine.client.moments import Moment, to_time, to_user
+from timespine.core.transitions import CompareAndDowngrade, RegisterHold, ReleaseHold
+from timespine.errors import SinceError
+from timespine.model.frontier import Frontier
+from timespine.model.time import Time
+
+
+class Hold:
+    """History from a time on stays readable while this is open."""
+
+    def __init__(self, access: Access, held: Held) -> None:
+        self._access = access
+        self._held = held
+
+    @property
+    def since(self) -> Frontier:
+        """Reading is possible from here on."""
+        return self._held.lease.since
+
+    def advance(self, to: Moment) -> None:
+        """Release history before a time."""
+        self._access.shared.leases.advance(self._held.lease, to_time(to, self._access.known().arity))
+
+    def close(self) -> None:
+        """Release all of it."""
+        self._held.close()
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class CriticalHold:
+    """A hold that never expires. It belongs to whoever knows its token, in any process."""
+
+    def __init__(self, access: Access, name: str, token: str, since: Frontier) -> None:
+        self._access = access
+        self.name = name
+        """Its name: one per collection."""
+        self.token = token
+        """What moves and releases it. Keep it where the next process finds it."""
+        self.since = since
+        """Reading is possible from here on."""
+
+    def advance(self, to: Moment) -> None:
+        """Release history before a time; Fenced if somebody else took the hold over."""
+        access = self._access
+        since = Frontier((to_time(to, access.known().arity),))
+        command = CompareAndDowngrade(self.name, self.token, self.token, since)
+        (granted,) = access.committer.commit((access.id, command))
+        self.since = granted.since
+
+    def take_over(self) -> None:
+        """Change the token, so that whoever had it before is fenced off."""
+        access = self._access
+        token = fresh_id("t")
+        access.committer.commit((access.id, CompareAndDowngrade(self.name, self.token, token, self.since)))
+        self.token = token
+
+    def release(self) -> None:
+        """End the hold."""
+        self._access.committer.commit((self._access.id, ReleaseHold(self.name, self.token)))
+
+    def __repr__(self) -> str:
+        return f"<critical hold {self.name} of {self._access.name} from {self.since} on>"
+
+
+def take_hold(access: Access, as_of: Time | None, ttl_ms: int | None) -> Hold:
+    """A lease from a time on, kept alive by this process."""
+    state = access.state()
+    wanted = Frontier((as_of,)) if as_of is not None else state.since
+    held = access.shared.leases.take(access.id, wanted, own=True, term_ms=ttl_ms)
+    if as_of is not None and not held.lease.since.less_equal(as_of):
+        since = held.lease.since
+        held.close()
+        raise SinceError(to_user(as_of), since)
+    return Hold(access, held)
+
+
+def take_critical(access: Access, name: str, as_of: Time | None, token: str | None) -> CriticalHold:
+    """A critical hold: registered, or found again by its token."""
+    token = token if token is not None else fresh_id("t")
+    since = Frontier((as_of,)) if as_of is not None else None
+    (granted,) = access.committer.commit((access.id, RegisterHold(name, since, token)))
+    if as_of is not None and not granted.since.less_equal(as_of):
+        access.committer.commit((access.id, ReleaseHold(name, token)))
+        raise SinceError(to_user(as_of), granted.since)
+    return CriticalHold(access, name, token, granted.since)

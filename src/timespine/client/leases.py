@@ -1,0 +1,184 @@
+"""The leases of one process: few, shared by all its readers, kept alive by one heartbeat per collection.
+
+A lease from `since` on, granted at some state, covers every read at a later time
+planned on that state or a newer one. So most reads take no lease of their own:
+they count themselves in on one that is there, and no write is needed for it.
+
+A lease that nobody counts on any more lingers for a little, for the next reader,
+and is then given back, so that an idle process holds no history.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from timespine.client.committer import Committer
+from timespine.client.driver import fresh_id
+from timespine.core.group import Refused, Transaction
+from timespine.core.state import State
+from timespine.core.transitions import Command, DowngradeReader, ExpireReader, RegisterReader
+from timespine.errors import LeaseExpired
+from timespine.model.frontier import Frontier
+from timespine.model.time import Time
+
+LINGER_S = 5.0
+"""How long a lease that nobody uses is kept for the next reader."""
+
+
+class Lease:
+    """A claim on history that is registered in the state of a collection."""
+
+    def __init__(self, collection: str, reader: str, since: Frontier, now: float, *, own: bool) -> None:
+        self.collection = collection
+        self.reader = reader
+        """Its id in the state."""
+        self.since = since
+        """It covers reads from here on."""
+        self.own = own
+        """Whether it moves with one feed and is not shared."""
+        self.users = 0
+        """How many reads count on it."""
+        self.used = now
+        """When the last one ended."""
+        self.lost = False
+        """Whether it was found to be gone from the state."""
+
+
+class Held:
+    """One read that counts on a lease, and the state it was planned on."""
+
+    def __init__(self, leases: Leases, lease: Lease, state: State) -> None:
+        self._leases = leases
+        self.lease = lease
+        self.state = state
+        self._closed = False
+
+    def check(self) -> None:
+        """LeaseExpired if the lease is gone: what it protected may be."""
+        if self._leases.is_lost(self.lease):
+            raise LeaseExpired(
+                f"the lease of reader {self.lease.reader} of {self.lease.collection} expired while it was reading: read again"
+            )
+
+    def close(self) -> None:
+        """Count this read out. Twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._leases.release(self.lease)
+
+
+class Leases:
+    """All leases of one process on one store."""
+
+    def __init__(self, committer: Committer, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._committer = committer
+        self._monotonic = monotonic
+        self._lock = threading.RLock()
+        self._leases: dict[str, list[Lease]] = {}
+
+    def hold(self, collection: str, as_of: Time | None) -> Held:
+        """Count a read in: from `as_of` on, or from the collection's since if None. May be later if that is gone."""
+        state = self._committer.state(collection)
+        with self._lock:
+            wanted = state.since if as_of is None else Frontier((as_of,))
+            for lease in self._leases.get(collection, ()):
+                if not lease.own and lease.since <= wanted and lease.reader in state.readers:
+                    lease.users += 1
+                    return Held(self, lease, state)
+        return self.take(collection, wanted, own=False)
+
+    def take(self, collection: str, since: Frontier, *, own: bool, term_ms: int | None = None) -> Held:
+        """Register a lease, clamped to the collection's since. An `own` one is moved by its owner alone."""
+        reader = fresh_id("r")
+        term = term_ms if term_ms is not None else self._committer.config.reader_lease_ms
+        (granted,) = self._committer.commit((collection, RegisterReader(reader, since, term)))
+        lease = Lease(collection, reader, granted.since, self._monotonic(), own=own)
+        lease.users = 1
+        with self._lock:
+            self._leases.setdefault(collection, []).append(lease)
+        return Held(self, lease, self._committer.known(collection))
+
+    def advance(self, lease: Lease, since: Time) -> None:
+        """Move an own lease forward, and release older states; LeaseExpired if it is gone."""
+        seqno = self._committer.known(lease.collection).seqno
+        self._committer.commit((lease.collection, DowngradeReader(lease.reader, Frontier((since,)), seqno)))
+        lease.since = Frontier((since,))
+
+    def release(self, lease: Lease) -> None:
+        """Count a read out; an own lease is given back at once."""
+        with self._lock:
+            lease.users -= 1
+            lease.used = self._monotonic()
+            if not lease.own or lease.users:
+                return
+            self._forget(lease)
+        self._give_back(lease.collection, [lease])
+
+    def is_lost(self, lease: Lease) -> bool:
+        """Whether a lease is gone from the newest state."""
+        if not lease.lost:
+            lease.lost = lease.reader not in self._committer.state(lease.collection).readers
+            if lease.lost:
+                with self._lock:
+                    self._forget(lease)
+        return lease.lost
+
+    def idle(self, collection: str) -> list[Command]:
+        """The commands that give back every lease that nobody uses: to be committed along with an expire."""
+        with self._lock:
+            unused = [lease for lease in self._leases.get(collection, ()) if lease.users == 0]
+            for lease in unused:
+                self._forget(lease)
+            return [ExpireReader(lease.reader) for lease in unused]
+
+    def heartbeat(self) -> int:
+        """Keep what is used alive, give back what is not; the commits that this took."""
+        now = self._monotonic()
+        commits = 0
+        with self._lock:
+            collections = list(self._leases)
+        for collection in collections:
+            with self._lock:
+                leases = list(self._leases.get(collection, ()))
+                stale = [lease for lease in leases if lease.users == 0 and now - lease.used >= LINGER_S]
+                for lease in stale:
+                    self._forget(lease)
+            kept = [lease for lease in leases if lease not in stale]
+            commits += self._beat(collection, kept) + (self._give_back(collection, stale) if stale else 0)
+        return commits
+
+    def close(self) -> None:
+        """Give back all leases."""
+        with self._lock:
+            leases, self._leases = self._leases, {}
+        for collection, held in leases.items():
+            self._give_back(collection, held)
+
+    def _beat(self, collection: str, leases: list[Lease]) -> int:
+        """One commit for all leases of a collection; none if it is too early for another."""
+        if not leases:
+            return 0
+        before = self._committer.state(collection).seqno
+        for lease in leases:
+            self.is_lost(lease)
+        alive = [DowngradeReader(lease.reader, None, None) for lease in leases if not lease.lost]
+        reply = self._committer.offer(Transaction(tuple((collection, each) for each in alive))) if alive else ()
+        if isinstance(reply, Refused):
+            return 0  # one went meanwhile: the next beat finds out which
+        return int(self._committer.known(collection).seqno != before)
+
+    def _give_back(self, collection: str, leases: list[Lease]) -> int:
+        commands = [ExpireReader(lease.reader) for lease in leases if not lease.lost]
+        if commands:
+            self._committer.offer(Transaction(tuple((collection, each) for each in commands)))
+        return int(bool(commands))
+
+    def _forget(self, lease: Lease) -> None:
+        """Drop a lease from the list. Holds the lock."""
+        held = self._leases.get(lease.collection, [])
+        if lease in held:
+            held.remove(lease)
+        if not held:
+            self._leases.pop(lease.collection, None)

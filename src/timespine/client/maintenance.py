@@ -1,0 +1,331 @@
+"""Maintenance: merges, rollups, garbage collection, expiry of leases, the sweep, retention.
+
+What there is to do is read off the states, so no process can forget it: whoever
+comes along next does it. It runs in a background thread of every process that
+has a store open for writing, or when somebody calls `store.maintain()`. It never
+moves an upper, so nobody who writes is ever refused because of it.
+
+One step does one small thing and says whether there was something to do:
+
+1. merge the smallest request that nobody works on, if enough small batches have
+   gathered or the collection has been idle for a while: a request that is left
+   alone is taken up by a larger one, so waiting saves work
+2. when a collection is idle, let its spine progress by itself, until it is compact
+   and nothing in it lags behind since
+3. write a rollup when enough was committed since the last, and then collect garbage
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from timespine.client.access import Access
+from timespine.core.effects import Protocol
+from timespine.core.layers import MergeRequest
+from timespine.core.protocols import collect, maintain
+from timespine.core.protocols.session import Session
+from timespine.core.state import State, Status
+from timespine.core.transitions import AdvanceUpper, Exert, Finalize, Refresh, Retain
+from timespine.errors import TimespineError, Unavailable, UsageError
+from timespine.model.frontier import CLOSED, Frontier
+
+GATHER = 8
+"""Hollow batches of one request that are worth a merge while writers are at work."""
+
+IDLE_S = 0.5
+"""A collection that nobody wrote to for so long is made compact."""
+
+EXPIRE_S = 60.0
+"""How often lapsed leases are looked for, per collection."""
+
+SWEEP_S = 3600.0
+"""How often leaked blobs are looked for, per collection: it lists every blob."""
+
+SPARE_BYTES = 64 << 20
+"""What a merge leaves free on the disk, at least."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a round of maintenance did."""
+
+    merges: int = 0
+    rollups: int = 0
+    collected: int = 0
+    """Blobs deleted because only old states referred to them."""
+    swept: int = 0
+    """Blobs deleted because nobody ever referred to them."""
+    leases: int = 0
+    """Leases that had lapsed."""
+    failures: int = 0
+    skipped: list[str] = field(default_factory=list)
+    """What could not be done, and why."""
+
+    def add(self, other: Report) -> None:
+        """Add up two reports."""
+        for name in ("merges", "rollups", "collected", "swept", "leases", "failures"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.skipped.extend(other.skipped)
+
+
+@dataclass(slots=True)
+class _Upkeep:
+    """What maintenance remembers of a collection. Only timing: everything that matters is in the state."""
+
+    access: Access
+    seqno: int = -1
+    changed: float = 0.0
+    expired: float = float("-inf")
+    swept: float = float("-inf")
+    skipped: dict[tuple[int, int], float] = field(default_factory=dict)
+
+
+class Maintenance:
+    """Looks after the collections of one open store."""
+
+    def __init__(
+        self,
+        run: Callable[[str, Callable[[Session], Protocol[Any]]], Any],
+        accesses: Callable[[], list[Access]],
+        free_bytes: Callable[[], int | None],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run = run
+        self._accesses = accesses
+        self._free_bytes = free_bytes
+        self._monotonic = monotonic
+        self._upkeep: dict[str, _Upkeep] = {}
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._at_work = threading.Lock()
+        self.report = Report()
+        """What was done since the store was opened."""
+
+    # The background thread.
+
+    def start(self) -> None:
+        """Begin to work in the background."""
+        self._thread = threading.Thread(target=self._loop, name="timespine-maintenance", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something was committed: there may be something to do."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Stop after the step that is under way."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._thread = None
+
+    def _loop(self) -> None:
+        """Work while there is work; then wait for a commit, or look again after a while, less and less often."""
+        pause = IDLE_S
+        while not self._stop.is_set():
+            self._wake.clear()
+            try:
+                busy = self.round()
+            except TimespineError as error:
+                self.report.failures += 1
+                self.report.skipped[-16:] = [str(error)]
+                busy = False
+            pause = IDLE_S if busy else min(pause * 2, 30.0)
+            if not busy and self._wake.wait(pause):
+                pause = IDLE_S
+                # Give writers a moment: a few commits together are one merge.
+                self._stop.wait(0.02)
+
+    def round(self) -> bool:
+        """One step for every collection; whether there was anything to do."""
+        busy = False
+        for access in self._accesses():
+            if self._stop.is_set():
+                return False
+            with self._at_work:
+                upkeep = self._upkeep.setdefault(access.id, _Upkeep(access))
+                busy = self._step(upkeep, idle=self._is_idle(upkeep)) or busy
+        return busy
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """No step is under way meanwhile."""
+        with self._at_work:
+            yield
+
+    # On demand.
+
+    def maintain(self, accesses: list[Access], *, sweep: bool = False) -> Report:
+        """Do all there is to do now."""
+        before = Report()
+        before.add(self.report)
+        with self._at_work:
+            for access in accesses:
+                upkeep = self._upkeep.setdefault(access.id, _Upkeep(access))
+                upkeep.skipped.clear()
+                upkeep.expired = float("-inf")
+                if sweep:
+                    upkeep.swept = float("-inf")
+                while self._step(upkeep, idle=True):
+                    pass
+                self._collect(upkeep, force=True)
+        after = Report()
+        after.add(self.report)
+        for name in ("merges", "rollups", "collected", "swept", "leases", "failures"):
+            setattr(after, name, getattr(after, name) - getattr(before, name))
+        after.skipped = after.skipped[len(before.skipped) :]
+        return after
+
+    def compact(self, access: Access) -> None:
+        """Merge until there is a single run, or nothing that can be merged."""
+        with self._at_work:
+            upkeep = self._upkeep.setdefault(access.id, _Upkeep(access))
+            upkeep.skipped.clear()
+            while self._merge(upkeep, access.state(), least=1):
+                pass
+        state = access.state()
+        if state.trace.requests():
+            raise Unavailable(
+                f"{access.name} could not be made one run: {'; '.join(self.report.skipped[-1:]) or 'others are at work on it'}"
+            )
+
+    def bury(self, access: Access) -> tuple[bool, int]:
+        """Close, finalize and empty a dropped collection; whether that was possible, and how many blobs went."""
+        state = access.state()
+        if state.status is not Status.FINALIZED:
+            idle = [(access.id, command) for command in access.shared.leases.idle(access.id)]
+            access.committer.commit(*idle, (access.id, AdvanceUpper(CLOSED)))
+            access.committer.commit((access.id, Retain(CLOSED)))
+            try:
+                access.committer.commit((access.id, Finalize()))
+            except UsageError:
+                return False, 0  # somebody still reads it
+        with self._at_work:
+            self._run(access.id, lambda session: maintain.roll_up(session, access.id))
+            collected = int(self._run(access.id, lambda session: collect.collect_garbage(session, access.id)))
+        return True, collected
+
+    # Steps.
+
+    def _is_idle(self, upkeep: _Upkeep) -> bool:
+        state = upkeep.access.state()
+        now = self._monotonic()
+        if state.seqno != upkeep.seqno:
+            upkeep.seqno, upkeep.changed = state.seqno, now
+        return now - upkeep.changed >= IDLE_S
+
+    def _step(self, upkeep: _Upkeep, *, idle: bool) -> bool:
+        access = upkeep.access
+        state = access.state()
+        if state.status is Status.FINALIZED:
+            return self._collect(upkeep)
+        self._expire(upkeep, state)
+        if self._merge(upkeep, state, least=1 if idle else GATHER):
+            return True
+        if self._collect(upkeep):
+            return True
+        if len(state.unsealed) and not state.trace.upper == state.upper:
+            self._run(access.id, lambda session: maintain.tidy_unsealed(session, access.id))
+        return idle and self._progress(access, state)
+
+    def _merge(self, upkeep: _Upkeep, state: State, *, least: int) -> bool:
+        """Do one merge; whether one was done. What fails or does not fit the disk is left alone for a while."""
+        access = upkeep.access
+        now = self._monotonic()
+        upkeep.skipped = {id: until for id, until in upkeep.skipped.items() if until > now}
+        due = [
+            request
+            for request in state.trace.requests()
+            if request.rope.count >= least
+            and request.id not in upkeep.skipped
+            and not _is_claimed(state, request, access)
+        ]
+        if not due:
+            return False
+        request = min(due, key=lambda request: request.rope.len)
+        if not self._fits(access, request):
+            upkeep.skipped[request.id] = now + EXPIRE_S
+            self.report.failures += 1
+            self.report.skipped.append(f"{access.name}: not enough free space for a merge of {_size(request)} bytes")
+            return False
+        applied = self._run(access.id, lambda session: maintain.merge_once(session, access.id, request.id))
+        if applied is None or not getattr(applied, "is_applied", False):
+            upkeep.skipped[request.id] = now + EXPIRE_S
+            self.report.failures += applied is None
+        else:
+            self.report.merges += 1
+        return True
+
+    def _progress(self, access: Access, state: State) -> bool:
+        """Let an idle spine come together: fuel first, then what lags behind since."""
+        if state.trace.batch_count > 1 and not state.trace.requests():
+            before = state.seqno
+            access.committer.commit((access.id, Exert(max(state.trace.update_count, 1) * 2)))
+            if access.known().seqno != before:
+                return True
+        stale = state.trace.stale()
+        if stale:
+            access.committer.commit((access.id, Refresh(stale[0])))
+            return access.known().seqno != state.seqno
+        return False
+
+    def _collect(self, upkeep: _Upkeep, *, force: bool = False) -> bool:
+        """Roll up and collect garbage when it is due; sweep now and then."""
+        access = upkeep.access
+        state = access.state()
+        did = False
+        due = maintain.is_rollup_due(Session("k", "w", access.config), state)
+        if due or (force and state.seqno > max(state.rollups, default=0) + 2):
+            self.report.rollups += bool(self._run(access.id, lambda session: maintain.roll_up(session, access.id)))
+            collected = self._run(access.id, lambda session: collect.collect_garbage(session, access.id))
+            self.report.collected += int(collected or 0)
+            did = bool(due)
+        now = self._monotonic()
+        if now - upkeep.swept >= SWEEP_S:
+            upkeep.swept = now
+            with contextlib.suppress(UsageError):  # a foreign object below the prefix is nobody's to delete
+                self.report.swept += int(self._run(access.id, lambda session: collect.sweep(session, access.id)) or 0)
+        return did
+
+    def _expire(self, upkeep: _Upkeep, state: State) -> None:
+        """Remove what lapsed, and move retention."""
+        now = self._monotonic()
+        if now - upkeep.expired < EXPIRE_S:
+            return
+        upkeep.expired = now
+        access = upkeep.access
+        now_ms = access.now_ms()
+        ends = [lease.until_ms for held in (state.readers, state.writers, state.committers) for lease in held.values()]
+        if any(until_ms < now_ms for until_ms in ends):
+            self.report.leases += int(
+                self._run(access.id, lambda session: maintain.expire_leases(session, access.id)) or 0
+            )
+        retain_ms = access.entry.retain_ms
+        if retain_ms is not None and access.entry.timeline == "clock" and state.upper.elements:
+            # Never past the newest complete time: what is there now stays readable.
+            horizon = min(now_ms - retain_ms, state.upper.elements[0][0] - 1)
+            if horizon > 0 and not Frontier.at(horizon) <= state.retention:
+                idle = [(access.id, command) for command in access.shared.leases.idle(access.id)]
+                access.committer.commit(*idle, (access.id, Retain(Frontier.at(horizon))))
+
+    def _fits(self, access: Access, request: MergeRequest) -> bool:
+        """Whether the disk has room for the result beside the inputs."""
+        free = self._free_bytes()
+        return free is None or free >= _size(request) + SPARE_BYTES
+
+
+def _is_claimed(state: State, request: MergeRequest, access: Access) -> bool:
+    claim = state.claims.get(request.id)
+    return claim is not None and claim.until_ms >= access.now_ms()
+
+
+def _size(request: MergeRequest) -> int:
+    return sum(part.size for batch in request.inputs for part in batch.parts)

@@ -1,0 +1,169 @@
+"""MERGE, as Delta users know it: rows of a source against rows of the collection, clause by clause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from timespine.client.access import Access
+from timespine.client.changing import Difference, Present, change, restricted
+from timespine.client.writing import Committed
+from timespine.columnar.keyset import KeySet
+from timespine.columnar.intake import to_arrow
+from timespine.columnar.rows import conform
+from timespine.columnar.schema import DIFF, Schema
+from timespine.errors import UsageError
+
+SOURCE = "source_"
+"""In conditions and values, a column of the source is named with this prefix, one of the collection by its name."""
+
+
+@dataclass(slots=True)
+class Clause:
+    """What happens to rows of one kind."""
+
+    kind: str
+    """matched, not matched (by the collection), or not matched by the source."""
+    condition: pl.Expr | None
+    """Only rows for which this holds."""
+    values: dict[str, Any] | None
+    """New values by column; None: the row is deleted."""
+
+
+@dataclass(slots=True)
+class Merge:
+    """A merge that is being described; `execute` carries it out. Of several clauses the first that fits counts."""
+
+    access: Access
+    source: Any
+    clauses: list[Clause] = field(default_factory=list)
+
+    def when_matched_update(self, set: Mapping[str, Any] | None = None, where: Any = None) -> Merge:
+        """A row that the source has too gets new values: those of the source if none are named."""
+        return self._with("matched", where, dict(set) if set is not None else {})
+
+    def when_matched_delete(self, where: Any = None) -> Merge:
+        """A row that the source has too goes."""
+        return self._with("matched", where, None)
+
+    def when_not_matched_insert(self, values: Mapping[str, Any] | None = None, where: Any = None) -> Merge:
+        """A row that only the source has is inserted."""
+        return self._with("not matched", where, dict(values) if values is not None else {})
+
+    def when_not_matched_by_source_delete(self, where: Any = None) -> Merge:
+        """A row that the source does not have goes."""
+        return self._with("not matched by source", where, None)
+
+    def when_not_matched_by_source_update(self, set: Mapping[str, Any], where: Any = None) -> Merge:
+        """A row that the source does not have gets new values."""
+        return self._with("not matched by source", where, dict(set))
+
+    def execute(self) -> Committed:
+        """Carry the merge out, as one commit."""
+        if not self.clauses:
+            raise UsageError("a merge needs at least one clause, such as when_matched_update()")
+        return change(self.access, self._compute, "merge")
+
+    def _with(self, kind: str, where: Any, values: dict[str, Any] | None) -> Merge:
+        condition = where if isinstance(where, pl.Expr) or where is None else _expression(where)
+        return Merge(self.access, self.source, [*self.clauses, Clause(kind, condition, values)])
+
+    def _compute(self, present: Present) -> Difference:
+        schema = present.schema
+        if not schema.key:
+            raise UsageError("a merge needs key columns to match rows by: this collection has none")
+        source = _source(self.source, schema)
+        keys = KeySet(source.select(list(schema.key_names)))
+        if len(keys) != source.num_rows:
+            raise UsageError("the source has several rows of the same key: a merge could not decide between them")
+        everything = any(clause.kind == "not matched by source" for clause in self.clauses)
+        old = present.rows() if everything else present.rows(keys=keys)
+        if old.num_rows and old.column(DIFF).to_numpy().min() < 1:
+            raise UsageError("some rows count less than once: a merge needs rows")
+        return self._difference(source, old, schema)
+
+    def _difference(self, source: pa.Table, old: pa.Table, schema: Schema) -> Difference:
+        theirs = pl.DataFrame(pl.from_arrow(source))
+        theirs = theirs.rename({name: SOURCE + name for name in theirs.columns}).with_columns(pl.lit(True).alias("#s"))
+        ours = pl.DataFrame(pl.from_arrow(old)).with_row_index("#o")
+        on = list(schema.key_names)
+        joined = ours.join(
+            theirs, left_on=on, right_on=[SOURCE + name for name in on], how="full", coalesce=False, nulls_equal=True
+        )
+        gone: list[pl.Series] = []
+        new: list[pa.Table] = []
+        rest = joined.with_row_index("#")
+        for clause in self.clauses:
+            rest, taken = _take(rest, clause)
+            if clause.kind != "not matched" and len(taken):
+                gone.append(taken["#o"])
+            if clause.values is not None and len(taken):
+                new.append(_valued(taken, clause, schema))
+        removed = pl.concat(gone).to_arrow() if gone else pa.array([], pa.uint32())
+        return Difference(old.take(removed), pa.concat_tables(new) if new else schema.arrow.empty_table())
+
+
+def _take(rest: pl.DataFrame, clause: Clause) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The rows that a clause is about, and the others."""
+    in_source, in_ours = pl.col("#s").is_not_null(), pl.col("#o").is_not_null()
+    kinds = {
+        "matched": in_source & in_ours,
+        "not matched": in_source & in_ours.not_(),
+        "not matched by source": in_source.not_() & in_ours,
+    }
+    holds = kinds[clause.kind]
+    if clause.condition is not None:
+        holds = holds & clause.condition.fill_null(False)
+    try:
+        taken = rest.filter(holds)
+    except pl.exceptions.PolarsError as error:
+        raise UsageError(f"a condition of the merge cannot be evaluated: {type(error).__name__}") from error
+    return rest.filter(~pl.col("#").is_in(taken["#"].implode())), taken
+
+
+def _valued(taken: pl.DataFrame, clause: Clause, schema: Schema) -> pa.Table:
+    """The new rows of a clause."""
+    from_source = clause.kind == "not matched" or not clause.values
+    columns = []
+    for name in schema.names:
+        value = (clause.values or {}).get(name)
+        if name in (clause.values or {}):
+            columns.append((value if isinstance(value, pl.Expr) else pl.lit(value)).alias(name))
+        elif from_source and SOURCE + name in taken.columns:
+            columns.append(pl.col(SOURCE + name).alias(name))
+        elif name in taken.columns and clause.kind != "not matched":
+            columns.append(pl.col(name))
+    unknown = [name for name in clause.values or {} if name not in schema.names]
+    if unknown:
+        raise UsageError(f"there is no column {unknown[0]}; there are: {', '.join(schema.names)}")
+    try:
+        frame = taken.select(columns)
+    except pl.exceptions.PolarsError as error:
+        raise UsageError(f"a value of the merge cannot be computed: {type(error).__name__}") from error
+    return conform(frame.to_arrow(), schema)
+
+
+def _source(rows: Any, schema: Schema) -> pa.Table:
+    table = to_arrow(rows)
+    missing = [name for name in schema.key_names if name not in table.column_names]
+    if missing:
+        raise UsageError(f"the source of a merge needs the key columns: {', '.join(missing)} is not there")
+    known = [name for name in schema.names if name in table.column_names]
+    others = [name for name in table.column_names if name not in known]
+    conformed = conform(table.select(known), restricted(schema, tuple(known)))
+    for name in others:
+        conformed = conformed.append_column(name, table.column(name))
+    return conformed
+
+
+def _expression(where: Any) -> pl.Expr:
+    if not isinstance(where, str):
+        raise UsageError("a condition of a merge is SQL text or a Polars expression")
+    try:
+        return pl.sql_expr(where)
+    except pl.exceptions.PolarsError as error:
+        raise UsageError(f"the condition of the merge does not parse: {type(error).__name__}") from error

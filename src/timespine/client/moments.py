@@ -1,0 +1,70 @@
+"""Times as people give them: integers, datetimes, tuples; and durations such as "7 days"."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+from timespine.errors import UsageError, shown
+from timespine.model.time import INT64_MAX, Time, check_time
+
+Moment = int | datetime.datetime | Time
+"""A time of one coordinate, a point of the wall clock, or one value per coordinate."""
+
+_UNITS_MS = {
+    "ms": 1,
+    "millisecond": 1,
+    "s": 1000,
+    "sec": 1000,
+    "second": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "minute": 60_000,
+    "h": 3_600_000,
+    "hour": 3_600_000,
+    "d": 86_400_000,
+    "day": 86_400_000,
+    "w": 604_800_000,
+    "week": 604_800_000,
+}
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+
+
+def to_time(given: Moment, arity: int) -> Time:
+    """A time of the collection from what a user gave."""
+    if isinstance(given, datetime.datetime):
+        if given.tzinfo is None:
+            raise UsageError("a datetime without a zone could be anywhere: give it one, such as datetime.timezone.utc")
+        return check_time((int(given.timestamp() * 1000),), arity)
+    if isinstance(given, tuple):
+        return check_time(given, arity)
+    if type(given) is int:
+        return check_time((given,), arity)
+    raise UsageError(
+        f"{shown(given)} is not a time: give an integer, a datetime with a zone, or one integer per coordinate"
+    )
+
+
+def to_user(time: Time) -> int | Time:
+    """A time as users see it: an integer if there is one coordinate."""
+    return time[0] if len(time) == 1 else time
+
+
+def to_ms(given: str | float | datetime.timedelta) -> int:
+    """Milliseconds of a duration: "10 min", "7 days", a timedelta, or seconds as a number."""
+    if isinstance(given, datetime.timedelta):
+        milliseconds = int(given / datetime.timedelta(milliseconds=1))
+    elif isinstance(given, bool):
+        raise UsageError(f"{given} is not a duration")
+    elif isinstance(given, int | float):
+        milliseconds = int(given * 1000)
+    else:
+        found = _DURATION.fullmatch(given) if isinstance(given, str) else None
+        unit = _UNITS_MS.get(found[2].lower()) or _UNITS_MS.get(found[2].lower().rstrip("s")) if found else None
+        if found is None or unit is None:
+            raise UsageError(f"{shown(given)} is not a duration: say '90 s', '10 min', '12 hours' or '7 days'")
+        milliseconds = int(float(found[1]) * unit)
+    if not 0 < milliseconds <= INT64_MAX:
+        raise UsageError(f"{shown(given)} is not a duration: it must be longer than nothing")
+    return milliseconds

@@ -1,0 +1,263 @@
+"""Rows that a user asked for: planned under a lease, read when they are wanted, whole or piece by piece."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from timespine.client.access import Access
+from timespine.client.leases import Held
+from timespine.client.moments import to_user
+from timespine.columnar.consolidate import consolidate
+from timespine.columnar.keyset import KeySet
+from timespine.columnar.part_reader import MissingBlob
+from timespine.columnar.scan import Parts, Tally, Wanted, empty_table, scan
+from timespine.columnar.schema import DIFF
+from timespine.columnar.splits import split_keys
+from timespine.columnar.tally import counted
+from timespine.core.hollow import Run
+from timespine.core.plan import Plan
+from timespine.core.state import State
+from timespine.errors import CorruptionError, UsageError
+from timespine.model.frontier import Frontier
+from timespine.model.time import Time
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BATCH_ROWS = 65_536
+"""Rows of one record batch that a stream gives, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How rows are given to the user."""
+
+    multiplicity: str = "rows"
+    """Each row as often as it counts ("rows"), or once with its count in `_diff` ("column")."""
+
+
+class Rows:
+    """What was asked for, not read yet. It holds history until it is closed or garbage collected.
+
+    Reading twice gives the same rows twice.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        held: Held | None,
+        plan: Plan | None,
+        wanted: Wanted,
+        shape: Shape,
+        *,
+        state: State | None = None,
+        owned: bool = True,
+    ) -> None:
+        self._access = access
+        self._held = held
+        self._state = state if state is not None or held is None else held.state
+        self._plan = plan
+        self._wanted = wanted
+        self._shape = shape
+        self.tally = Tally()
+        """What the last read did: parts and row groups read and skipped, bytes fetched."""
+        if held is not None and owned:
+            weakref.finalize(self, held.close)
+
+    @property
+    def seqno(self) -> int | None:
+        """The number of the state that this was planned on."""
+        return self._plan.seqno if self._plan is not None else None
+
+    @property
+    def since(self) -> Frontier | None:
+        """History was exact from here on when this was planned."""
+        return self._plan.since if self._plan is not None else None
+
+    @property
+    def upper(self) -> Frontier | None:
+        """The collection was complete below this when this was planned."""
+        return self._plan.upper if self._plan is not None else None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of what is given."""
+        return self._empty().schema
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as an Arrow table."""
+        tables = list(self._tables(self._access.config.merge_bytes))
+        if not tables:
+            return self._empty()
+        table = pa.concat_tables(tables)
+        if self._shape.multiplicity == "column" and self._is_narrow():
+            table = consolidate(table, [name for name in table.column_names if name != DIFF]).select(table.column_names)
+        return table
+
+    def to_polars(self) -> pl.DataFrame:
+        """All rows as a Polars frame."""
+        return pl.DataFrame(pl.from_arrow(self.to_arrow()))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All rows as a pandas frame; pandas must be installed."""
+        frame: pd.DataFrame = self.to_arrow().to_pandas()
+        return frame
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """All rows as dictionaries: for small results."""
+        rows: list[dict[str, Any]] = self.to_arrow().to_pylist()
+        return rows
+
+    def batches(self, memory_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows piece by piece, in bounded memory, in the order of rows."""
+        if self._shape.multiplicity == "column" and self._is_narrow():
+            raise UsageError("distinct rows of some columns cannot be streamed: ask for all columns, or read it whole")
+        for table in self._tables(memory_bytes or self._access.config.merge_bytes // 4):
+            yield from table.to_batches(max_chunksize=BATCH_ROWS)
+
+    def to_reader(self, memory_bytes: int | None = None) -> pa.RecordBatchReader:
+        """The same as an Arrow reader, for whoever takes one (DuckDB, Polars, pyarrow.dataset)."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches(memory_bytes))
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def count(self) -> int:
+        """How many rows there are, as often as each counts: from metadata alone where that is exact."""
+        if self._plan is None:
+            return 0
+        with _missing(self):
+            return counted(self._parts(), self._plan.runs, self._wanted)
+
+    def split(self, n: int) -> list[Rows]:
+        """The same rows as n disjoint pieces of about equal size, each to be read by its own thread or process."""
+        if type(n) is not int or n < 1:
+            raise UsageError(f"rows are split into 1 or more pieces, not {n!r:.40}")
+        if self._plan is None or n == 1:
+            return [self]
+        with _missing(self):
+            cuts = split_keys(self._parts(), self._plan.runs, self._wanted, n)
+        bounds = [None, *cuts, None]
+        pieces = []
+        for lower, upper in zip(bounds[:-1], bounds[1:], strict=True):
+            piece = type(self).__new__(type(self))
+            piece.__dict__.update(self.__dict__)
+            piece._wanted = replace(self._wanted, lower=lower, upper=upper)
+            piece._whole = self  # the lease is that of the whole: it lives as long as its pieces
+            pieces.append(piece)
+        return pieces
+
+    _whole: Rows | None = None
+
+    def only(self, keys: KeySet) -> None:
+        """Restrict this to the rows of some keys."""
+        self._wanted = replace(self._wanted, keys=keys)
+
+    def close(self) -> None:
+        """Let history go. Reading afterwards may fail."""
+        if self._held is not None:
+            self._held.close()
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _parts(self) -> Parts:
+        assert self._state is not None
+        parts = self._access.parts(self._state)
+        self.tally = parts.tally
+        return parts
+
+    def _tables(self, memory_bytes: int) -> Iterator[pa.Table]:
+        """Read, merge, and shape."""
+        if self._plan is None:
+            return
+        runs: tuple[Run, ...] = self._plan.runs
+        with _missing(self):
+            for table in scan(self._parts(), runs, self._wanted, memory_bytes):
+                shaped = self._shaped(table)
+                if shaped.num_rows:
+                    yield shaped
+
+    def _shaped(self, table: pa.Table) -> pa.Table:
+        names = list(self._names())
+        if self._shape.multiplicity == "column":
+            return table.select([*names, DIFF])
+        return repeated(table, DIFF).select(names)
+
+    def _names(self) -> tuple[str, ...]:
+        return self._wanted.columns
+
+    def _is_narrow(self) -> bool:
+        """Whether fewer columns are given than rows were told apart by."""
+        return set(self._wanted.read) != set(self._wanted.columns)
+
+    def _empty(self) -> pa.Table:
+        names = [*self._names(), DIFF] if self._shape.multiplicity == "column" else list(self._names())
+        return empty_table(replace(self._wanted, columns=self._wanted.schema.names)).select(names)
+
+
+class Snapshot(Rows):
+    """The collection as of one time."""
+
+    as_of: int | Time | None = None
+    """The time; None if no time of the collection is complete yet."""
+
+    def __repr__(self) -> str:
+        return f"<snapshot of {self._access.name} as of {self.as_of}, state {self.seqno}>"
+
+
+class Updates(Rows):
+    """Updates with their times: not accumulated."""
+
+    def _names(self) -> tuple[str, ...]:
+        return (*self._wanted.columns, *self._wanted.schema.time_names)
+
+    def __repr__(self) -> str:
+        return f"<updates of {self._access.name}, state {self.seqno}>"
+
+
+def as_of_of(plan: Plan) -> int | Time:
+    """The time that a plan is for."""
+    return to_user(plan.until)
+
+
+def repeated(table: pa.Table, diff: str) -> pa.Table:
+    """Each row as often as its diff says."""
+    counts = table.column(diff).to_numpy()
+    if len(counts) == 0 or (counts.min() == 1 and counts.max() == 1):
+        return table
+    if counts.min() < 0:
+        raise UsageError(
+            "some rows count less than zero at this time, so they cannot be given as rows: "
+            "read with multiplicity='column' to see them with their counts"
+        )
+    if int(counts.astype(object).sum()) > 1 << 31:
+        raise UsageError("rows count too often to be given one by one: read with multiplicity='column'")
+    return table.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
+
+
+class _missing:
+    """Turns a blob that is not there into LeaseExpired, or CorruptionError if the lease is still held."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: object) -> None:
+        if isinstance(value, MissingBlob):
+            held = self._rows._held
+            if held is not None:
+                held.check()
+            raise CorruptionError(f"blob {value.key} is missing though a live lease holds it") from value

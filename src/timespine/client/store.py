@@ -1,0 +1,334 @@
+"""A store: a place with many collections. `open` is where everybody begins."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from timespine.client.access import Access, Shared, decoded_schema
+from timespine.client.catalog import Catalog, Entry, Names, check_name, fresh_collection_id
+from timespine.client.collection import Collection
+from timespine.client.committer import Committer
+from timespine.client.driver import Driver, fresh_id
+from timespine.client.leases import Leases
+from timespine.client.loading import load, source_of
+from timespine.client.maintenance import Maintenance, Report
+from timespine.client.metrics import of_process
+from timespine.client.moments import to_ms
+from timespine.client.vacuum import Vacuumed, vacuum
+from timespine.columnar.cache import PartCache
+from timespine.columnar.engine import Engine
+from timespine.columnar.schema import Schema, define, infer
+from timespine.config import DEFAULT, Config
+from timespine.core.effects import MergeRuns, Output, Protocol
+from timespine.core.transitions import AdvanceUpper
+from timespine.errors import UsageError, shown
+from timespine.location.blob import Blob
+from timespine.location.consensus import Consensus
+from timespine.location.local import LocalBlob
+from timespine.location.sqlite import SqliteConsensus
+from timespine.model.frontier import Frontier
+
+BLOBS = "blobs"
+CONSENSUS = "consensus.db"
+HEARTBEAT_S = 2.0
+"""How often the leases of the process are looked after. It writes only when one is due."""
+
+READ_THREADS = 4
+"""Threads that read ahead and encode: decoding and encoding run outside of the interpreter's lock."""
+
+
+def open(  # as users know it
+    location: str | os.PathLike[str],
+    *,
+    create: bool = True,
+    maintenance: bool = True,
+    config: Config = DEFAULT,
+    clock: Callable[[], float] = time.time,
+) -> Store:
+    """Open the store in a folder; it is made if it is not there. Keep one open per process, and close it."""
+    text = os.fspath(location)
+    if "://" in text:
+        raise UsageError(f"{shown(text)}: this version keeps stores in folders; give a path")
+    root = Path(text)
+    if not create and not (root / CONSENSUS).exists():
+        raise UsageError(f"there is no store in {root}: create it with timespine.open(path) or `timespine init`")
+    root.mkdir(parents=True, exist_ok=True)
+    blob = LocalBlob(root / BLOBS)
+    try:
+        consensus = SqliteConsensus(root / CONSENSUS)
+    except BaseException:
+        blob.close()
+        raise
+    free = lambda: shutil.disk_usage(root).free  # noqa: E731
+    return Store(
+        blob, consensus, config=config, maintenance=maintenance, clock=clock, free_bytes=free, location=str(root)
+    )
+
+
+class Store:
+    """An open store. May be used by many threads; not across a fork."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        consensus: Consensus,
+        *,
+        config: Config = DEFAULT,
+        maintenance: bool = True,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        free_bytes: Callable[[], int | None] = lambda: None,
+        location: str = "",
+    ) -> None:
+        self.location = location
+        """Where it is, for people."""
+        self._closed = False
+        self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="timespine-read")
+        self._cache = PartCache(config.cache_bytes)
+        self.engine = Engine(
+            blob,
+            self._schemas,
+            config,
+            fresh=fresh_id,
+            cache=self._cache,
+            pool=self._pool,
+            counters_of=lambda collection: self._shared.counters_of(collection),
+        )
+        self._driver = Driver(blob, consensus, self._merge, clock=clock, sleep=sleep)
+        self._committer = Committer(self._driver, config)
+        # Maintenance commits by itself: nobody who writes waits for a merge.
+        self._upkeep = Committer(self._driver, config)
+        self._leases = Leases(self._committer)
+        self._shared = Shared(self._committer, self._leases, blob, self._cache, self._pool, config, clock)
+        self._catalog = Catalog(self._driver, self._committer.session)
+        self._accesses: dict[str, Access] = {}
+        self._lock = threading.Lock()
+        self.maintenance = Maintenance(self._upkeep.run, self._opened, free_bytes)
+        """What looks after the collections."""
+        self._committer.told.append(self._told)
+        self._stop = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="timespine-heartbeat", daemon=True)
+        self._heart.start()
+        if maintenance:
+            self.maintenance.start()
+
+    # Collections.
+
+    def create(
+        self,
+        name: str,
+        *,
+        key: Mapping[str, Any] | None = None,
+        value: Mapping[str, Any] | None = None,
+        schema: Schema | None = None,
+        cluster: Sequence[str] = (),
+        arity: int = 1,
+        timeline: str = "clock",
+        retain: Any = None,
+        replace: bool = False,
+        if_exists: str = "error",
+    ) -> Collection:
+        """Create a collection. `if_exists="open"` opens one of the same shape; `replace=True` takes its name over."""
+        if timeline not in ("clock", "counter"):
+            raise UsageError(f"timeline is 'clock' or 'counter', not {shown(timeline)}")
+        if if_exists not in ("error", "open"):
+            raise UsageError(f"if_exists is 'error' or 'open', not {shown(if_exists)}")
+        made = schema if schema is not None else define(key, value, cluster, arity)
+        retain_ms = to_ms(retain) if retain is not None else None
+        if retain_ms is not None and (timeline != "clock" or made.arity != 1):
+            raise UsageError("retain needs times that are points of the wall clock: timeline='clock', one coordinate")
+        now_ms = int(self._shared.clock() * 1000)
+        entry = Entry(fresh_collection_id(check_name(name)), timeline, retain_ms, now_ms)
+        found, new = self._catalog.create(name, entry, made.encode(), made.arity, replace=replace)
+        collection = self._collection(name, found)
+        if not new:
+            if if_exists == "error":
+                raise UsageError(f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
+            if collection.schema != made:
+                raise UsageError(f"collection {name} exists with another schema: evolve it, or pass replace=True")
+        return collection
+
+    def collection(self, name: str) -> Collection:
+        """Open a collection by its name."""
+        return self._collection(name, self._catalog.find(name))
+
+    __getitem__ = collection
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._catalog.read().entries
+
+    def names(self) -> list[str]:
+        """The names of all collections."""
+        return sorted(self._catalog.read().entries)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a collection another name. Handles that are open go on."""
+        check_name(new)
+
+        def renamed(names: Names) -> Names:
+            if old not in names.entries:
+                raise UsageError(f"there is no collection {old}")
+            if new in names.entries:
+                raise UsageError(f"there is a collection {new} already")
+            entries = {new if name == old else name: entry for name, entry in names.entries.items()}
+            return Names(names.seqno, entries, names.dropped)
+
+        self._catalog.change(renamed)
+
+    def drop(self, name: str) -> None:
+        """Remove a collection. Its data goes when nobody can read it any more, with maintenance."""
+
+        def dropped(names: Names) -> Names:
+            if name not in names.entries:
+                raise UsageError(f"there is no collection {name}")
+            entries = {each: entry for each, entry in names.entries.items() if each != name}
+            return Names(names.seqno, entries, (*names.dropped, names.entries[name].id))
+
+        self._catalog.change(dropped)
+
+    def load(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        key: Sequence[str] = (),
+        progress: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> Collection:
+        """Make a collection of an existing Parquet file, folder of files, or Delta table, in one commit."""
+        arrow, batches = source_of(path)
+        collection = self.create(name, schema=infer(arrow, key), **options)
+        load(collection._access, batches, progress)
+        return collection
+
+    # Maintenance.
+
+    def maintain(self, *names: str, sweep: bool = False) -> Report:
+        """Do now what the background does: merges, rollups, garbage collection, expiry."""
+        chosen = names or tuple(self.names())
+        report = self.maintenance.maintain([self.collection(name)._access for name in chosen], sweep=sweep)
+        if not names:
+            report.collected += self._bury()
+        return report
+
+    def vacuum(self, *, dry_run: bool = True) -> Vacuumed:
+        """Find blobs that nobody can reach, and delete them unless it is a dry run."""
+        accesses = [self.collection(name)._access for name in self.names()]
+        with self.maintenance.paused():
+            return vacuum(accesses, self._shared.blob, self._upkeep.run, dry_run=dry_run)
+
+    def advance(self, to: int | None = None) -> int:
+        """Seal idle collections of the wall clock at one time, in one commit; the time."""
+        time_ms = to if to is not None else int(self._shared.clock() * 1000)
+        commands = [
+            (entry.id, AdvanceUpper(Frontier.at(time_ms)))
+            for entry in self._catalog.read().entries.values()
+            if entry.timeline == "clock" and self._committer.state(entry.id).arity == 1
+        ]
+        if commands:
+            self._committer.commit(*commands)
+        return time_ms
+
+    def metrics(self) -> dict[str, float]:
+        """What was counted since the store was opened."""
+        return of_process(self)
+
+    # The end.
+
+    def close(self) -> None:
+        """Stop the background, give back leases, close the ports. Twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._stop.set()
+        self.maintenance.stop()
+        self._heart.join()
+        with contextlib.suppress(Exception):  # what stays behind expires by itself
+            self._leases.close()
+        self._pool.shutdown(wait=True)
+        self._driver.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<store {self.location}>"
+
+    # Inside.
+
+    def set_retention(self, name: str, retain_ms: int | None) -> None:
+        """Change how long a collection keeps history."""
+
+        def changed(names: Names) -> Names:
+            if name not in names.entries:
+                raise UsageError(f"there is no collection {name}")
+            entry = msgspec.structs.replace(names.entries[name], retain_ms=retain_ms)
+            return Names(names.seqno, {**names.entries, name: entry}, names.dropped)
+
+        self._catalog.change(changed)
+        self._collection(name, self._catalog.find(name))
+
+    def compact(self, id: str) -> None:
+        """Merge a collection into one run."""
+        self.maintenance.compact(self._accesses[id])
+
+    def _collection(self, name: str, entry: Entry) -> Collection:
+        with self._lock:
+            if self._closed:
+                raise UsageError("this store is closed")
+            access = self._accesses.get(entry.id)
+            if access is None:
+                access = self._accesses[entry.id] = Access(self._shared, name, entry)
+            access.name, access.entry = name, entry
+        return Collection(access, self)
+
+    def _opened(self) -> list[Access]:
+        with self._lock:
+            return list(self._accesses.values())
+
+    def _schemas(self, collection: str) -> list[Schema]:
+        return [decoded_schema(data) for data in self._upkeep.known(collection).schemas]
+
+    def _merge(self, effect: MergeRuns) -> Protocol[Output]:
+        if False:
+            yield
+        return self.engine.merge(effect)
+
+    def _told(self, collections: set[str]) -> None:
+        with self._shared.committed:
+            self._shared.committed.notify_all()
+        self.maintenance.wake()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_S):
+            with contextlib.suppress(Exception):  # storage may be away: the next beat tries again
+                self._leases.heartbeat()
+
+    def _bury(self) -> int:
+        """Let the data of dropped collections go, as far as nobody reads it any more; blobs that went."""
+        gone = 0
+        for id in self._catalog.read().dropped:
+            buried, collected = self.maintenance.bury(Access(self._shared, id, Entry(id)))
+            gone += collected
+            if buried:
+                self._catalog.change(
+                    lambda names, id=id: Names(
+                        names.seqno, names.entries, tuple(each for each in names.dropped if each != id)
+                    )
+                )
+        return gone

@@ -1,0 +1,178 @@
+"""A live feed: a snapshot, then changes and progress, for as long as somebody listens.
+
+The feed has a lease of its own, which follows what the listener has taken: an
+event that was given is released when the next one is asked for, so whatever
+compaction does meanwhile, the next event can be read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from timespine.client.access import Access
+from timespine.client.leases import Held
+from timespine.client.rows import Rows, Shape, Updates
+from timespine.columnar.scan import Wanted
+from timespine.columnar.visible import Window
+from timespine.core.plan import Plan, plan_changes, plan_snapshot
+from timespine.core.state import State
+from timespine.errors import LeaseExpired, SinceError
+from timespine.model.time import INT64_MAX, Time
+
+RELEASE_S = 1.0
+"""How often a feed lets go of history behind it, at most: each time is a commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that a feed tells."""
+
+    kind: str
+    """snapshot: the rows at the beginning; changes: updates after that; progress: nothing new, but complete so far."""
+    rows: pa.Table | None
+    """The rows or updates, with `_time` and `_diff`; None for progress."""
+    through: int
+    """Everything at or before this time has been told."""
+
+
+class Subscription(Iterator[Event]):
+    """An iterator of events that waits for the next one. Close it, or leave its `with`, to release history."""
+
+    def __init__(
+        self,
+        access: Access,
+        as_of: Time | None,
+        wanted: Wanted,
+        *,
+        snapshot: bool = True,
+        timeout_s: float | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._access = access
+        self._wanted = wanted
+        self._timeout_s = timeout_s
+        self._monotonic = monotonic
+        self._released = monotonic()
+        self._pending: list[Event] = []
+        self._closed = False
+        self._through = self._taken = -1
+        self._held: Held = self._begin(as_of, snapshot)
+
+    def __iter__(self) -> Subscription:
+        return self
+
+    def __next__(self) -> Event:
+        """The next event. Ends when the collection is closed, or when nothing came for the timeout."""
+        while not self._pending:
+            if self._closed or self._through >= INT64_MAX or not self._poll():
+                self.close()
+                raise StopIteration
+        event = self._pending.pop(0)
+        if event.kind != "snapshot":
+            self._taken = event.through
+        return event
+
+    def poll(self) -> list[Event]:
+        """All events that are there now, without waiting."""
+        if not self._pending:
+            self._look(self._access.state())
+        events, self._pending = self._pending, []
+        if events:
+            self._taken = events[-1].through
+        return events
+
+    @property
+    def through(self) -> int:
+        """Everything at or before this time has been told."""
+        return self._taken
+
+    def close(self) -> None:
+        """Stop listening and release history."""
+        if not self._closed:
+            self._closed = True
+            self._held.close()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, as_of: Time | None, snapshot: bool) -> Held:
+        """Take the lease, then plan: what is planned under a lease stays."""
+        access = self._access
+        state = access.state()
+        start = as_of if as_of is not None else (_last_complete(state),)
+        if start[0] < 0:
+            if snapshot:
+                rows = Rows(access, None, None, self._wanted, Shape("column")).to_arrow()
+                self._pending.append(Event("snapshot", rows, -1))
+            return access.shared.leases.take(access.id, state.since, own=True)
+        held = access.shared.leases.take(access.id, type(state.since)((start,)), own=True)
+        if not held.lease.since.less_equal(start):
+            held.close()
+            raise SinceError(start, held.lease.since)
+        plan = plan_snapshot(held.state, start)
+        if not isinstance(plan, Plan):
+            held.close()
+            raise plan
+        self._through = self._taken = start[0]
+        if snapshot:
+            wanted = replace(self._wanted, window=Window(until=start))
+            rows = Rows(access, held, plan, wanted, Shape("column"), owned=False).to_arrow()
+            self._pending.append(Event("snapshot", rows, start[0]))
+        return held
+
+    def _poll(self) -> bool:
+        """Wait until there is something to tell; False if that took too long."""
+        self._release()
+        timeout = self._timeout_s if self._timeout_s is not None else float("inf")
+        step = min(timeout, 3600.0)
+        while True:
+            found = self._access.wait(lambda state: _last_complete(state) > self._through, step)
+            if found is not None:
+                self._look(found)
+                return True
+            if self._timeout_s is not None:
+                return False
+
+    def _look(self, state: State) -> None:
+        """Read what became complete since the last look."""
+        until = _last_complete(state)
+        if until <= self._through:
+            return
+        lease = self._held.lease
+        if lease.reader not in state.readers:
+            raise LeaseExpired(
+                f"the lease of a feed of {self._access.name} expired after {self._through}: subscribe again"
+            )
+        if self._through < 0:
+            plan = plan_snapshot(state, (until,))
+        else:
+            plan = plan_changes(state, (self._through,), (until,))
+        if not isinstance(plan, Plan):
+            raise plan
+        window = Window(after=plan.after, until=plan.until)
+        wanted = replace(self._wanted, window=window, timed=True)
+        rows = Updates(self._access, self._held, plan, wanted, Shape("column"), state=state, owned=False).to_arrow()
+        self._through = until
+        if rows.num_rows:
+            self._pending.append(Event("changes", rows, until))
+        self._pending.append(Event("progress", None, until))
+
+    def _release(self) -> None:
+        """Let go of history that the listener has taken."""
+        now = self._monotonic()
+        behind = self._held.lease.since.elements and self._held.lease.since.elements[0][0] < self._taken
+        if self._taken >= 0 and behind and now - self._released >= RELEASE_S:
+            self._released = now
+            self._access.shared.leases.advance(self._held.lease, (self._taken,))
+
+
+def _last_complete(state: State) -> int:
+    """The last time that is complete; -1 if there is none."""
+    return INT64_MAX if state.upper.is_closed else state.upper.elements[0][0] - 1

@@ -1,0 +1,113 @@
+"""A writer: batches are built by hand and committed as their owner wants.
+
+    with writer.builder(lower=(7,)) as builder:
+        builder.add(updates)
+        batch = builder.finish((8,))
+    writer.compare_and_append([batch], expected=(7,), upper=(8,))
+
+A batch that was built and not committed belongs to the writer: `delete` removes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from timespine.client.access import Access
+from timespine.client.driver import fresh_id
+from timespine.client.moments import Moment, to_time
+from timespine.columnar.builder import BatchBuilder, flush_to_blob
+from timespine.columnar.runs import delete_batch, written_by
+from timespine.columnar.transmit import decode_batch, encode_batch
+from timespine.core.hollow import HollowBatch, Order
+from timespine.core.transitions import AdvanceUpper, Append, Appended, CompareAndAppend
+from timespine.errors import InlineBudgetExceeded
+from timespine.model.frontier import Frontier
+
+
+class Writer:
+    """The handle for those who build batches themselves."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self.id = access.committer.writer(access.id)
+        """The registered writer that its blobs belong to."""
+
+    def builder(
+        self, lower: Moment | Frontier, since: Moment | Frontier | None = None, *, order: Order = Order.UNORDERED
+    ) -> BatchBuilder:
+        """Begin a batch of updates at times from `lower` on."""
+        access = self._access
+        state = access.known()
+        id, schema = access.schema(state)
+        shared = access.shared
+        exact_from = Frontier.minimum(state.arity) if since is None else self._frontier(since)
+        return BatchBuilder(
+            access.id,
+            self.id,
+            schema,
+            id,
+            self._frontier(lower),
+            exact_from,
+            shared.blob,
+            access.config,
+            fresh=fresh_id,
+            order=order,
+            counters=shared.counters,
+            pool=shared.pool,
+        )
+
+    def compare_and_append(
+        self, batches: Sequence[HollowBatch], expected: Moment | Frontier, upper: Moment | Frontier
+    ) -> Frontier:
+        """Append batches for [expected, upper), all or none; UpperMismatch if the upper is another one."""
+        access = self._access
+        limit = access.config.inline_total_bytes
+        first, last = self._frontier(expected), self._frontier(upper)
+        try:
+            command = CompareAndAppend(tuple(batches), first, last, "append", limit)
+            (reached,) = access.committer.commit((access.id, command))
+        except InlineBudgetExceeded:
+            flushed = tuple(self._flushed(batch) for batch in batches)
+            command = CompareAndAppend(flushed, first, last, "append", limit)
+            (reached,) = access.committer.commit((access.id, command))
+        return Frontier(reached.elements)
+
+    def append(self, batch: HollowBatch) -> Appended:
+        """Append what of a batch is not there yet: for several writers that all write the same."""
+        (reply,) = self._access.committer.commit((self._access.id, Append(self._flushed(batch))))
+        assert isinstance(reply, Appended)
+        return reply
+
+    def advance_upper(self, upper: Moment | Frontier) -> Frontier:
+        """Say that nothing more comes before a time."""
+        (reached,) = self._access.committer.commit((self._access.id, AdvanceUpper(self._frontier(upper))))
+        return Frontier(reached.elements)
+
+    def transmit(self, batch: HollowBatch) -> bytes:
+        """A batch as bytes, for another process to commit."""
+        return encode_batch(batch, self._access.id, self._access.known().arity)
+
+    def receive(self, data: bytes) -> HollowBatch:
+        """The batch in such bytes; one of another collection or version is refused."""
+        return decode_batch(data, self._access.id)
+
+    def delete(self, batch: HollowBatch) -> None:
+        """Delete a batch that was not, and will not be, committed."""
+        shared = self._access.shared
+        delete_batch(batch, shared.blob, owned=written_by(self._access.id, self.id), counters=shared.counters)
+
+    def _flushed(self, batch: HollowBatch) -> HollowBatch:
+        access = self._access
+        return flush_to_blob(
+            batch,
+            access.id,
+            self.id,
+            access.parts(access.known()).schema_of,
+            access.shared.blob,
+            access.config,
+            fresh=fresh_id,
+            counters=access.shared.counters,
+        )
+
+    def _frontier(self, given: Moment | Frontier) -> Frontier:
+        return given if isinstance(given, Frontier) else Frontier((to_time(given, self._access.known().arity),))

@@ -1,0 +1,139 @@
+"""A cache bounded by bytes, for what is immutable and costs I/O or decoding: footers, row groups, lists of parts.
+
+Blobs never change under their key, so nothing here ever has to be invalidated:
+what is in the cache is right, and what is not is loaded. The least recently used
+goes first. Two threads that miss the same key load it once.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from timespine.errors import UsageError, shown
+
+
+class Hint(enum.Enum):
+    """Whether what is loaded may be kept."""
+
+    MAY_ADD = "may add"
+    """Somebody may ask for it again."""
+    NEVER_ADD = "never add"
+    """A scan that reads everything once must not push out what others come back to."""
+
+
+@dataclass(slots=True)
+class _Load:
+    """A load under way: whoever comes later waits for it instead of doing the same."""
+
+    thread: int = field(default_factory=threading.get_ident)
+    """Who loads."""
+    done: threading.Event = field(default_factory=threading.Event)
+    """Set when there is a result, or when there will be none."""
+    result: tuple[Any, int] | None = None
+    """The value and its bytes; None if the load failed."""
+
+
+class PartCache:
+    """Values by key, at most `limit_bytes` of them, shared by threads."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        if type(limit_bytes) is not int or limit_bytes < 0:
+            raise UsageError(f"the limit of a cache must be a number of bytes, not {shown(limit_bytes)}")
+        self.limit_bytes = limit_bytes
+        """What is kept, at most."""
+        self.hits = 0
+        """Times that a value was there, or was just being loaded by somebody else."""
+        self.misses = 0
+        """Times that it was not."""
+        self.evictions = 0
+        """Values that had to go for others."""
+        self.bytes = 0
+        """What is kept now."""
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._loads: dict[Hashable, _Load] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: Hashable) -> Any | None:
+        """The value, or None if it is not kept."""
+        with self._lock:
+            return self._found(key)
+
+    def put(self, key: Hashable, value: Any, nbytes: int) -> None:
+        """Keep a value that takes so many bytes. One that is larger than the limit is not kept."""
+        if type(nbytes) is not int or nbytes < 0:
+            raise UsageError(f"the bytes of a value must be a number, not {shown(nbytes)}")
+        with self._lock:
+            self._keep(key, value, nbytes)
+
+    def get_or_load(self, key: Hashable, load: Callable[[], tuple[Any, int]], hint: Hint = Hint.MAY_ADD) -> Any:
+        """The value; if it is not kept, what `load` gives: a value and its bytes.
+
+        `load` runs without any lock, so it may use the cache for other keys. If it
+        fails, the caller gets its error, and whoever waited for it loads on its own.
+        """
+        while True:
+            with self._lock:
+                # The common case first: it is there.
+                value = self._found(key, count_miss=False)
+                if value is not None:
+                    return value
+                under_way = self._loads.get(key)
+                if under_way is None:
+                    self.misses += 1
+                    mine = self._loads[key] = _Load()
+                    break
+            if under_way.thread == threading.get_ident():
+                raise UsageError(f"loading {shown(key)} needs {shown(key)}: this would wait for itself")
+            under_way.done.wait()
+            if under_way.result is not None:
+                value, nbytes = under_way.result
+                with self._lock:
+                    self.hits += 1
+                    if hint is Hint.MAY_ADD and key not in self._kept:
+                        self._keep(key, value, nbytes)
+                return value
+        try:
+            mine.result = value, nbytes = load()
+            if hint is Hint.MAY_ADD:
+                self.put(key, value, nbytes)
+            return value
+        finally:
+            with self._lock:
+                del self._loads[key]
+            mine.done.set()
+
+    def clear(self) -> None:
+        """Forget everything; the counters stay."""
+        with self._lock:
+            self._kept.clear()
+            self.bytes = 0
+
+    def _found(self, key: Hashable, *, count_miss: bool = True) -> Any | None:
+        kept = self._kept.get(key)
+        if kept is None:
+            self.misses += count_miss
+            return None
+        self.hits += 1
+        self._kept.move_to_end(key)
+        return kept[0]
+
+    def _keep(self, key: Hashable, value: Any, nbytes: int) -> None:
+        before = self._kept.pop(key, None)
+        if before is not None:
+            self.bytes -= before[1]
+        if nbytes > self.limit_bytes:
+            return
+        self._kept[key] = (value, nbytes)
+        self.bytes += nbytes
+        while self.bytes > self.limit_bytes:
+            _, (_, freed) = self._kept.popitem(last=False)
+            self.bytes -= freed
+            self.evictions += 1

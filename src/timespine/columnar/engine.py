@@ -1,0 +1,251 @@
+"""The in-process engine: merges the inputs of a request within a bound of memory.
+
+What no other input touches is not rewritten. Parts are put side by side in the
+order of their bounds; a part whose rows no other part can have is passed through
+by reference, and every stretch of overlapping parts is merged as a stream:
+chunks are read ahead, merged, and encoded and uploaded in threads of their own.
+
+The sum of diffs of the result is that of the inputs. The one who applies it checks that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from timespine.columnar.cache import Hint, PartCache
+from timespine.columnar.inline import encode_inline
+from timespine.columnar.part_reader import MissingBlob
+from timespine.columnar.run_writer import RunWriter, inline_part
+from timespine.columnar.runs import Counters, delete_keys, spill, written_by
+from timespine.columnar.scan import ROW_BYTES, Parts, Wanted, meta_of, scan
+from timespine.columnar.schema import DIFF, Schema
+from timespine.columnar.upload import Target, Uploads
+from timespine.columnar.visible import Window
+from timespine.config import Config
+from timespine.core.effects import MergeRuns, Output
+from timespine.core.hollow import HollowBatch, Order, Part, Run
+from timespine.errors import CorruptionError
+from timespine.location.blob import Blob
+from timespine.model.frontier import Frontier
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part among the inputs of a merge."""
+
+    run: int
+    """The place of its run among the inputs."""
+    part: Part
+    """As it is seen through its run."""
+    lower: bytes
+    """At or before every row of it; empty: unknown."""
+    upper: bytes | None
+    """At or after every row of it; None: unknown."""
+    direct: bool
+    """Whether the state lists it itself, and not a hollow run."""
+
+
+class Engine:
+    """Merges in the process."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        schemas_of: Callable[[str], Sequence[Schema]],
+        config: Config,
+        *,
+        fresh: Callable[[str], str],
+        cache: PartCache,
+        pool: Executor | None = None,
+        counters_of: Callable[[str], Counters] | None = None,
+    ) -> None:
+        self._blob = blob
+        self._schemas_of = schemas_of
+        self._config = config
+        self._fresh = fresh
+        self._cache = cache
+        self._pool = pool
+        self._counters_of = counters_of or (lambda collection: {})
+
+    def merge(self, effect: MergeRuns) -> Output:
+        """Carry out a MergeRuns effect; None if an input is gone."""
+        return _Merge(self, effect).run()
+
+
+class _Merge:
+    """One merge."""
+
+    def __init__(self, engine: Engine, effect: MergeRuns) -> None:
+        schemas = engine._schemas_of(effect.collection)
+        self.config = engine._config
+        self.effect = effect
+        self.schema_id, self.schema = len(schemas) - 1, schemas[-1]
+        self.counters = engine._counters_of(effect.collection)
+        blob = engine._blob
+        self.parts = Parts(blob, effect.collection, _by_id(schemas), self.config, engine._cache, engine._pool)
+        self.target = Target(effect.collection, effect.writer, self.schema, self.schema_id, blob, self.config)
+        self.output = RunWriter(
+            self.target,
+            Uploads(self.config.outstanding_parts, engine._pool, self.counters, self.target.clock),
+            engine._fresh,
+        )
+        self.blob = blob
+        self.fresh = engine._fresh
+        self.pool = engine._pool
+        since = effect.request.desc.since
+        # Nothing can be read from a closed since on, so there is nothing to advance times to.
+        self.since = None if since.is_closed else since
+        self.runs = [run for batch in effect.request.inputs for run in batch.runs]
+        self.temporary: list[str] = []
+
+    def run(self) -> Output:
+        try:
+            self._count_inputs()
+            for stretch in self._stretches():
+                passed = self._passable(stretch)
+                if passed is not None:
+                    self.output.refer(passed)
+                else:
+                    self.output.add(self._merged(stretch))
+            return self._finish()
+        except MissingBlob:
+            self._undo()
+            return None
+        except BaseException:
+            self._undo()
+            raise
+
+    def _count_inputs(self) -> None:
+        inputs = [part for run in self.runs for part in run.parts]
+        self._count("merge rows in", sum(part.rows for part in inputs))
+        self._count("merge bytes in", sum(part.size for part in inputs))
+
+    def _count(self, what: str, by: int) -> None:
+        self.counters[what] = self.counters.get(what, 0) + by
+
+    def _pieces(self) -> Iterator[Piece]:
+        for index, run in enumerate(self.runs):
+            direct = {part.key for part in run.parts if not part.hollow}
+            # SUBTLE: bounds of other schemas may be of other types or columns, so they do not compare.
+            known = run.schema == self.schema_id
+            for part in self.parts.leaves(run.parts):
+                meta = meta_of(part) if known else None
+                lower = meta.lower if meta is not None and meta.lower is not None else b""
+                upper = meta.upper if meta is not None else None
+                yield Piece(index, part, lower, upper, part.key in direct and bool(part.key))
+
+    def _stretches(self) -> Iterator[list[Piece]]:
+        """Pieces in the order of their bounds, cut wherever nothing before can meet anything after."""
+        stretch: list[Piece] = []
+        reach: bytes | None = b""
+        for piece in sorted(self._pieces(), key=lambda piece: piece.lower):
+            if stretch and reach is not None and piece.lower > reach:
+                yield stretch
+                stretch, reach = [], b""
+            stretch.append(piece)
+            reach = None if reach is None or piece.upper is None else max(reach, piece.upper)
+        if stretch:
+            yield stretch
+
+    def _passable(self, stretch: list[Piece]) -> Part | None:
+        """The only part of a stretch, if a merge would change nothing about it."""
+        (piece, *others) = stretch
+        part = piece.part
+        run = self.runs[piece.run]
+        if others or not piece.direct or run.order is not Order.SORTED or run.schema != self.schema_id:
+            return None
+        if part.is_truncated or part.rewrite is not None or part.size * 16 < self.config.part_bytes:
+            return None
+        meta = meta_of(part)
+        if meta is None or (meta.min_time != meta.max_time and not _is_from(meta.min_time, self.since)):
+            return None
+        return part
+
+    def _merged(self, stretch: list[Piece]) -> Iterator[pa.Table]:
+        """The rows of a stretch, merged; in rounds if there are too many runs to read at once."""
+        runs: list[Run] = []
+        for index in sorted({piece.run for piece in stretch}):
+            run = self.runs[index]
+            inside = tuple(piece.part for piece in stretch if piece.run == index)
+            runs.append(Run(inside, run.order, run.schema))
+        limit = max(self.config.merge_bytes // (4 * self.config.row_group_rows * ROW_BYTES), 2)
+        while sum(_is_large(run, self.config) for run in runs) > limit:
+            runs.sort(key=lambda run: sum(part.rows for part in run.parts), reverse=True)
+            rest, last = runs[:-limit], runs[-limit:]
+            runs = [*rest, self._round(last)]
+        return self._scan(runs)
+
+    def _round(self, runs: list[Run]) -> Run:
+        """Some runs merged into one whose parts are deleted again at the end."""
+        uploads = Uploads(self.config.outstanding_parts, self.pool, self.counters, self.target.clock)
+        between = RunWriter(self.target, uploads, self.fresh)
+        between.add(self._scan(runs))
+        parts = between.finish()
+        self.temporary.extend(part.key for part in parts)
+        return Run(tuple(parts), Order.SORTED, self.schema_id)
+
+    def _scan(self, runs: list[Run]) -> Iterator[pa.Table]:
+        window = Window(since=self.since)
+        wanted = Wanted(self.schema, self.schema.names, window, timed=True, hint=Hint.NEVER_ADD)
+        names = [*self.schema.names, *self.schema.time_names, DIFF]
+        for table in scan(self.parts, runs, wanted, self.config.merge_bytes):
+            yield table.select(names)
+
+    def _finish(self) -> HollowBatch:
+        desc = self.effect.request.desc
+        small = self.output.small()
+        if small is not None:
+            data = encode_inline(small)
+            if len(data) <= self.config.inline_part_bytes:
+                self.output.clear()
+                part = inline_part(small, data)
+                return HollowBatch(desc, part.rows, (Run((part,), Order.SORTED, self.schema_id),))
+        parts = self.output.finish()
+        self._delete_temporary()
+        owned = written_by(self.effect.collection, self.effect.writer)
+        listed = spill(parts, self._put_run, limit=self.config.run_parts, may_spill=owned)
+        rows = sum(part.rows for part in parts)
+        self._count("merge rows out", rows)
+        self._count("merge bytes out", sum(part.size for part in parts if owned(part)))
+        self._count("merge parts passed", sum(not owned(part) for part in parts))
+        return HollowBatch(desc, rows, (Run(listed, Order.SORTED, self.schema_id),) if rows else ())
+
+    def _put_run(self, data: bytes) -> str:
+        key = self.target.key(self.fresh("h"))
+        self.blob.put(key, data)
+        return key
+
+    def _undo(self) -> None:
+        """Delete what was written in vain; what stays is swept once the writer is gone."""
+        self._delete_temporary()
+        delete_keys(self.output.abort(), self.blob, None)
+
+    def _delete_temporary(self) -> None:
+        delete_keys(self.temporary, self.blob, None)
+        self.temporary = []
+
+
+def _by_id(schemas: Sequence[Schema]) -> Callable[[int], Schema]:
+    def schema_of(id: int) -> Schema:
+        if not 0 <= id < len(schemas):
+            raise CorruptionError(f"a run was written with schema {id}, which is not known")
+        return schemas[id]
+
+    return schema_of
+
+
+def _is_from(times: tuple[int, ...], since: Frontier | None) -> bool:
+    """Whether times from these on are left as they are by advancing to since."""
+    if since is None:
+        return True
+    least = [min(element[index] for element in since.elements) for index in range(len(times))]
+    return all(time >= bound for time, bound in zip(times, least, strict=True))
+
+
+def _is_large(run: Run, config: Config) -> bool:
+    """Whether a run is more than one row group."""
+    return sum(part.rows for part in run.parts) > config.row_group_rows

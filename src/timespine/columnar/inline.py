@@ -1,0 +1,138 @@
+"""Rows that live in the state itself: an Arrow record batch without its schema, in as few bytes as possible.
+
+    00 message                   the message as it is
+    01 length message            4 bytes of length, least significant first, and the message compressed with zstd
+
+The message is that of the Arrow IPC format, encapsulated: a flatbuffer that says
+where in the body the buffers of each column lie, and the body. The schema is that
+of the run, so it is not repeated. Arrow's own way of compressing (buffer by buffer)
+is not used: it costs 8 bytes per buffer and leaves the flatbuffer and the padding
+alone, which are most of a small batch.
+
+The bytes come out of a state that passed its checksum, and are not trusted: sizes
+are checked before anything is allocated, and what is decoded is validated in full.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from timespine.columnar.schema import DIFF, Schema
+from timespine.config import Config
+from timespine.errors import CorruptionError, UsageError
+
+MESSAGE_BYTES_MAX = 1 << 20
+"""The largest message that is compressed, and so the most that a few bytes can claim to expand to."""
+
+_PLAIN, _ZSTD = 0, 1
+_LENGTH = struct.Struct("<I")
+_CODEC = "zstd"
+
+# Places in the flatbuffer of a message, see Message.fbs of the Arrow format.
+_U16, _I32, _U32, _I64 = (struct.Struct(code) for code in ("<H", "<i", "<I", "<q"))
+_PREFIX = struct.Struct("<Ii")
+_CONTINUATION = 0xFFFFFFFF
+_HEADER_TYPE, _HEADER = 1, 2
+_RECORD_BATCH = 3
+_BATCH_LENGTH, _BATCH_COMPRESSION = 0, 3
+
+
+def encode_inline(table: pa.Table) -> bytes:
+    """The rows of an update table as inline data. Whether that is small enough, the caller sees by its length."""
+    batches = table.combine_chunks().to_batches()
+    if len(batches) > 1:
+        raise UsageError(f"{table.num_rows} rows of {table.nbytes} bytes are too much for one inline batch")
+    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+    message = batch.serialize()
+    if message.size <= MESSAGE_BYTES_MAX:
+        compressed: bytes = pa.Codec(_CODEC, compression_level=1).compress(message, asbytes=True)
+        if len(compressed) + _LENGTH.size < message.size:
+            return bytes((_ZSTD,)) + _LENGTH.pack(message.size) + compressed
+    plain: bytes = message.to_pybytes()
+    return bytes((_PLAIN,)) + plain
+
+
+def decode_inline(data: bytes, schema: Schema, rows: int, config: Config) -> pa.Table:
+    """The update table that was encoded under this schema, or a CorruptionError."""
+    message = _message(data, config)
+    if _checked_length(message) != rows:
+        raise CorruptionError(f"inline data of {len(data)} bytes does not hold the {rows} rows that it should")
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema.update_arrow)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        # Not in words: what Arrow says may repeat a value.
+        raise CorruptionError(f"inline data of {len(data)} bytes is not an Arrow record batch") from error
+    table = pa.Table.from_batches([batch], schema=schema.update_arrow)
+    check_updates(table, schema, f"inline data of {len(data)} bytes")
+    return table
+
+
+def check_updates(table: pa.Table, schema: Schema, what: str) -> None:
+    """A CorruptionError unless the times and diffs that a decoded table has are those of updates."""
+    for name in (*schema.time_names, DIFF):
+        if name not in table.column_names:
+            continue
+        column = table.column(name)
+        if column.null_count:
+            raise CorruptionError(f"{what} has a row without {name}")
+        if name != DIFF and table.num_rows and pc.min(column).as_py() < 0:
+            raise CorruptionError(f"{what} has a time before 0")
+
+
+def _message(data: bytes, config: Config) -> bytes:
+    """The message, with a bound on what it takes before it is there."""
+    if len(data) > config.object_bytes_max:
+        raise CorruptionError(f"inline data has {len(data)} bytes, more than {config.object_bytes_max}")
+    kind = data[0] if data else None
+    if kind == _PLAIN:
+        return data[1:]
+    if kind != _ZSTD or len(data) < 1 + _LENGTH.size:
+        raise CorruptionError(f"inline data of {len(data)} bytes is of no known kind")
+    (size,) = _LENGTH.unpack_from(data, 1)
+    if size > MESSAGE_BYTES_MAX:
+        raise CorruptionError(f"inline data of {len(data)} bytes claims to be {size} bytes, over {MESSAGE_BYTES_MAX}")
+    try:
+        message: bytes = pa.decompress(data[1 + _LENGTH.size :], size, codec=_CODEC, asbytes=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptionError(f"inline data of {len(data)} bytes cannot be decompressed") from error
+    return message
+
+
+def _checked_length(message: bytes) -> int:
+    """The rows that a message says it has, if it is one of ours: a record batch, its buffers not compressed.
+
+    SUBTLE: Arrow would decompress buffers to whatever size they claim. So the
+    flatbuffer is looked at before Arrow gets it (test_compressed_buffers_are_refused).
+    """
+    try:
+        continuation, size = _PREFIX.unpack_from(message)
+        if continuation != _CONTINUATION or not 0 < size <= len(message) - _PREFIX.size:
+            raise ValueError("no message")
+        flat = message[_PREFIX.size : _PREFIX.size + size]
+        root = _U32.unpack_from(flat)[0]
+        kind, header = _place(flat, root, _HEADER_TYPE), _place(flat, root, _HEADER)
+        if kind is None or flat[kind] != _RECORD_BATCH or header is None:
+            raise ValueError("no record batch")
+        batch = header + _U32.unpack_from(flat, header)[0]
+        if _place(flat, batch, _BATCH_COMPRESSION) is not None:
+            raise ValueError("compressed")
+        length = _place(flat, batch, _BATCH_LENGTH)
+        return 0 if length is None else int(_I64.unpack_from(flat, length)[0])
+    except (struct.error, ValueError, IndexError) as error:
+        raise CorruptionError(f"inline data is not a record batch of {len(message)} bytes as it is written") from error
+
+
+def _place(flat: bytes, table: int, field: int) -> int | None:
+    """Where a field of a flatbuffer's table is; None if it is not set."""
+    vtable = table - _I32.unpack_from(flat, table)[0]
+    if vtable < 0:
+        raise ValueError("outside")
+    entry = 4 + 2 * field
+    if entry + 2 > _U16.unpack_from(flat, vtable)[0]:
+        return None
+    offset = _U16.unpack_from(flat, vtable + entry)[0]
+    return table + offset if offset else None

@@ -1,0 +1,270 @@
+"""The order of rows as one number per row.
+
+Rows are ordered column by column: nulls first, false before true, numbers by
+value with NaN largest and -0.0 equal to 0.0, strings and binary by their bytes.
+Comparing rows one by one is slow, sorting 64-bit integers is fast. So a row
+becomes a *word*: the columns one after the other as unsigned *digits*, most
+significant first, as far as 64 bits go. Then
+
+    word(a) < word(b)    implies   row a < row b
+    word(a) == word(b)   implies   row a == row b, if the words are exact
+
+A digit takes only the bits that the table at hand needs: a number counts from
+the smallest of its column, text loses the prefix that all values share and is
+written in the alphabet that it uses. A first column of few values therefore
+leaves room for the columns after it. Words of different tables do not compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from timespine.columnar.text import Text, Words, bits, blocks
+
+WORD_BITS = 64
+WRAP = (1 << WORD_BITS) - 1
+
+INTEGERS: dict[int, Any] = {
+    pa.int8().id: np.int8,
+    pa.int16().id: np.int16,
+    pa.int32().id: np.int32,
+    pa.int64().id: np.int64,
+    pa.uint8().id: np.uint8,
+    pa.uint16().id: np.uint16,
+    pa.uint32().id: np.uint32,
+    pa.uint64().id: np.uint64,
+    pa.date32().id: np.int32,
+    pa.timestamp("us").id: np.int64,
+}
+"""Types whose values are integers in memory, by the id of the type."""
+
+_FLOATS: dict[int, Any] = {pa.float32().id: np.float32, pa.float64().id: np.float64}
+_TEXTS = {pa.string().id, pa.binary().id, pa.large_string().id, pa.large_binary().id}
+_BOOL = pa.bool_().id
+_DECIMAL = pa.decimal128(1, 0).id
+
+
+class Position(NamedTuple):
+    """How far into the columns words reach: everything before this is in them."""
+
+    column: int
+    byte: int = 0
+    """Bytes of a column of text that are in them."""
+
+
+START = Position(0)
+
+
+class Digit(NamedTuple):
+    """One number per row, as part of its word."""
+
+    values: NDArray[Any]
+    """Integers of any width."""
+    low: int
+    """What they count from."""
+    width: int
+    """Bits that they take."""
+    dropped: int
+    """Low bits for which there was no room."""
+
+
+class Slot(NamedTuple):
+    """Where a column of integers lies in the words, wholly, so that it can be read back from them."""
+
+    column: int
+    low: int
+    """What its values count from."""
+    width: int
+    """Bits of the value. If the column has nulls, the bit before says whether there is a value."""
+    end: int
+    """Bits from the top of the word to the end of the value."""
+
+
+@dataclass(slots=True)
+class Packed:
+    """Words, and what they are made of."""
+
+    words: Words
+    """One per row."""
+    used: int = 0
+    """Bits of a word that are in use: the lower ones."""
+    rest: Position | None = None
+    """Where the columns go on that did not fit; None if the words are exact."""
+    ends: list[int] = field(default_factory=list)
+    """For each column that fitted, the bits from the top to its end."""
+    slots: list[Slot] = field(default_factory=list)
+    """The columns that can be read back."""
+    digits: list[Digit] = field(default_factory=list)
+    """What the words are put together from, until they are."""
+
+    def push(self, values: NDArray[Any], low: int, high: int) -> bool:
+        """Append a digit, or as many of its high bits as there is room for: then False."""
+        width = (high - low).bit_length()
+        room = WORD_BITS - self.used
+        fits = width <= room
+        if width and room:
+            taken = min(width, room)
+            self.digits.append(Digit(values, low, taken, width - taken))
+            self.used += taken
+        return fits
+
+    def assemble(self) -> None:
+        """Make the words."""
+        digits, self.digits = self.digits, []
+        base = 0
+        for digit in digits:
+            base = (base << digit.width) + (0 if digit.dropped else digit.low)
+        base &= WRAP
+        if len(digits) == 1 and not base and not digits[0].dropped:
+            self.words = unsigned(digits[0].values)
+            return
+        self.words = np.zeros(len(self.words), np.uint64)
+        for block in blocks(len(self.words)):
+            words = self.words[block]
+            for number, (values, low, width, dropped) in enumerate(digits):
+                digit = unsigned(values[block])
+                if dropped:
+                    digit = (digit - np.uint64(low & WRAP)) >> np.uint64(dropped)
+                if number == 0:
+                    words[:] = digit
+                    continue
+                # SUBTLE: plus, not or. What the digits count from is taken off at the end, all at once, modulo 2^64.
+                np.left_shift(words, np.uint64(width), out=words)
+                np.add(words, digit, out=words)
+            if base:
+                np.subtract(words, np.uint64(base), out=words)
+
+
+def packed_prefix(table: pa.Table, columns: Sequence[str]) -> tuple[Words, bool]:
+    """A word per row in the order of `columns`, and whether equal words mean equal rows."""
+    packed = pack([single(table.column(name)) for name in columns], table.num_rows)
+    return packed.words, packed.rest is None
+
+
+def single(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def pack(columns: Sequence[pa.Array], rows: int, start: Position = START) -> Packed:
+    """The words of all rows from a position on, as far into the columns as 64 bits go."""
+    packed = Packed(np.zeros(rows, np.uint64) if rows == 0 else np.empty(rows, np.uint64))
+    if rows == 0:
+        return packed
+    for number in range(start.column, len(columns)):
+        column = columns[number]
+        if column.type.id in _TEXTS:
+            packed.rest = _push_text(packed, number, Text(column), start.byte if number == start.column else 0)
+        elif is_fixed(column.type):
+            packed.rest = _push_fixed(packed, number, column)
+        else:
+            packed.rest = Position(number)
+        if packed.rest is not None:
+            break
+        packed.ends.append(packed.used)
+    packed.assemble()
+    return packed
+
+
+def _push_fixed(packed: Packed, number: int, column: pa.Array) -> Position | None:
+    """Append a column of fixed width. The position where it stopped, if it did not fit."""
+    low = high = 0
+    digits = fixed_digits(column)
+    for values in digits:
+        low, high = int(values.min()), int(values.max())
+        if not packed.push(values, low, high):
+            return Position(number)
+    if column.type.id in INTEGERS:
+        packed.slots.append(Slot(number, low, (high - low).bit_length(), packed.used))
+    return None
+
+
+def _push_text(packed: Packed, number: int, text: Text, byte: int) -> Position | None:
+    """Append a column of strings or binary. The position where it stopped, if it did not fit."""
+    if text.valid is not None and not packed.push(text.valid, 0, 1):
+        return Position(number, byte)
+    at = byte or text.common_prefix()
+    end = min(text.longest, at + 8 * Text.WORDS_MAX)
+    unclear = False
+    while at < end:
+        values, unsure = text.squeezed(at)
+        unclear |= unsure
+        if not packed.push(values, int(values.min()), int(values.max())):
+            return Position(number, at)
+        at += 8
+    if at < text.longest:
+        return Position(number, at)
+    # SUBTLE: padded with zeros, "a" and "a\0" are the same bytes; only their lengths tell them apart.
+    if unclear and not packed.push(text.lengths, 0, text.longest):
+        return Position(number, at)
+    return None
+
+
+def is_fixed(kind: pa.DataType) -> bool:
+    """Whether values of the type take the same number of bytes each."""
+    return kind.id in INTEGERS or kind.id in _FLOATS or kind.id in (_BOOL, _DECIMAL)
+
+
+def fixed_digits(column: pa.Array) -> list[NDArray[Any]]:
+    """Integers per row that order the rows as a column of fixed width does, most significant first."""
+    kind, rows = column.type.id, len(column)
+    validity, data = column.buffers()
+    if kind in INTEGERS:
+        digits = [_view(data, INTEGERS[kind], column.offset, rows)]
+    elif kind in _FLOATS:
+        digits = [_float_digit(_view(data, _FLOATS[kind], column.offset, rows))]
+    elif kind == _BOOL:
+        digits = [bits(data, column.offset, rows)]
+    else:
+        digits = _decimal_digits(_view(data, np.uint64, 2 * column.offset, 2 * rows))
+    if column.null_count == 0:
+        return digits
+    valid = bits(validity, column.offset, rows).view(np.bool_)
+    # What lies under a null is arbitrary: it must not make rows differ, nor widen the digit.
+    some = int(valid.argmax())
+    return [valid.view(np.uint8), *(np.where(valid, each, each[some]) for each in digits)]
+
+
+def unsigned(values: NDArray[Any]) -> Words:
+    """Integers as the unsigned ones that are equal modulo 2^64."""
+    if values.dtype == np.uint64:
+        return values
+    if values.dtype.kind == "u":
+        return values.astype(np.uint64)
+    return values.astype(np.int64, copy=False).view(np.uint64)
+
+
+def _view(data: pa.Buffer, dtype: Any, offset: int, rows: int) -> NDArray[Any]:
+    return np.frombuffer(data, dtype, rows, offset * np.dtype(dtype).itemsize)
+
+
+def _float_digit(values: NDArray[Any]) -> NDArray[Any]:
+    """Floats as unsigned integers in the same order; NaN is the largest, -0.0 is 0.0."""
+    signed, kind = (np.int32, np.uint32) if values.dtype == np.float32 else (np.int64, np.uint64)
+    sign = signed(np.iinfo(signed).min)
+    digits = np.empty(len(values), kind)
+    for block in blocks(len(values)):
+        part = values[block] + values.dtype.type(0)  # -0.0 + 0.0 is 0.0
+        missing = np.isnan(part)
+        if missing.any():
+            part[missing] = np.nan
+        whole = part.view(signed)
+        # The bits of positive numbers are in order already; those of negative ones are in reverse.
+        flip = whole >> signed(8 * whole.itemsize - 1)
+        flip |= sign
+        np.bitwise_xor(whole, flip, out=digits[block].view(signed))
+    return digits
+
+
+def _decimal_digits(halves: Words) -> list[NDArray[Any]]:
+    """128-bit integers as one digit if they fit 64 bits, else as two."""
+    low, high = halves[0::2], halves[1::2].view(np.int64)
+    if (high == low.view(np.int64) >> np.int64(63)).all():
+        return [low.view(np.int64)]
+    return [high, low]

@@ -1,0 +1,277 @@
+"""Writing parts: a Parquet file that anybody can open, with a chain of hashes that only we follow.
+
+    PAR1 | column chunks of row group 0, of 1, ... | Bloom filters | page indexes | footer, its length, PAR1
+                                                                                   '------- the tail ------'
+
+The state holds the length and the hash of the tail. The footer, which is in the
+tail, holds the length and the hash of every column chunk, of the Bloom filters of
+every row group, and of the page indexes. So a reader that has the state needs one
+small read to know the hash of every byte that it will ever decode, whether it then
+reads all of the file, or two columns of one row group.
+
+What hashes what cannot be written in one go: Parquet has the footer's own metadata
+settled before its bytes are. So the place of the lengths and hashes is kept free
+with zeros, and filled in when the file is complete. They are text of a known
+length, and so nothing moves.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from timespine.columnar.bounds import encode_row, truncate_lower
+from timespine.columnar.part_footer import (
+    FOOTER_KEY,
+    FORMAT_VERSION,
+    HASH_BYTES,
+    MAGIC,
+    SIZE_BYTES,
+    Footer,
+    MissingBlob,
+    hash_of,
+    leaf_columns,
+    leaf_counts,
+    piece_count,
+)
+from timespine.columnar.schema import DIFF, Schema
+from timespine.columnar.stats import BOUND_BYTES_MAX, PartMeta, describe
+from timespine.config import Config
+from timespine.core.hollow import wrap_int64
+from timespine.errors import UsageError
+
+__all__ = ["Encoded", "MissingBlob", "encode_part"]
+
+BLOOM_ROWS_MIN = 1024
+"""A row group with fewer rows is decoded as fast as its filter is asked."""
+
+BLOOM_COLUMNS_MAX = 4
+"""Key columns that get a filter, at most, in the order of the key."""
+
+BLOOM_FALSE = 0.05
+"""How often a filter says yes where it should say no: about a byte per distinct value."""
+
+DICTIONARY_SAMPLE = 4096
+"""Values that are looked at before strings are written with a dictionary. Below a quarter of them distinct, it pays."""
+
+DICTIONARY_ROWS_MIN = 1024
+"""Rows from which on a dictionary is considered at all."""
+
+LEVEL = 1
+"""Of zstd: higher ones take several times as long for a few percent."""
+
+_BLOOMS_SUPPORTED = "bloom_filter_options" in inspect.signature(pq.ParquetWriter.__init__).parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A part, ready to be put."""
+
+    data: bytes
+    """The blob."""
+    meta: PartMeta
+    """What the state keeps of it."""
+    rows: int
+    """Updates in it."""
+    diff_sum: int
+    """The sum of their diffs modulo 2^64."""
+
+
+def encode_part(
+    table: pa.Table,
+    schema: Schema,
+    schema_id: int,
+    collection: str,
+    name: str,
+    config: Config,
+    *,
+    is_sorted: bool = True,
+) -> Encoded:
+    """An update table as a part. `name` is the last segment of its key; `is_sorted` says that rows are in order."""
+    if not table.schema.equals(schema.update_arrow):
+        raise UsageError(f"the columns of part {name} are not those of schema {schema_id} of {collection}")
+    if table.num_rows > config.part_rows_max:
+        raise UsageError(f"part {name} would have {table.num_rows} rows, more than {config.part_rows_max}")
+    if table.nbytes > config.part_decoded_bytes_max:
+        raise UsageError(f"part {name} would have {table.nbytes} bytes of rows, over {config.part_decoded_bytes_max}")
+    groups = list(_groups(table, config.row_group_rows))
+    leaves = sum(leaf_counts(schema.update_arrow))
+    blooms = _bloom_columns(schema, groups)
+    bound_bytes = min(config.bound_bytes, BOUND_BYTES_MAX)
+    footer = Footer(
+        version=FORMAT_VERSION,
+        collection=collection,
+        part=name,
+        schema=schema_id,
+        rows=table.num_rows,
+        sorted=is_sorted,
+        decoded=tuple(group.nbytes for group in groups),
+        pieces=bytes((SIZE_BYTES + HASH_BYTES) * piece_count(len(groups), leaves, blooms=bool(blooms))),
+        blooms=bool(blooms),
+        nans=tuple(_with_nans(table, schema)),
+        lowers=tuple(truncate_lower(encode_row(each, 0, schema.order_names), bound_bytes) for each in groups)
+        if is_sorted
+        else (),
+    )
+    written, metadata = _write(groups, schema, footer, blooms)
+    data, tail = _seal(written, metadata, footer)
+    if len(data) > config.object_bytes_max:
+        raise UsageError(f"part {name} would have {len(data)} bytes, more than {config.object_bytes_max}")
+    meta = describe(table, schema, sorted=is_sorted, budget=config.stats_bytes, bound_bytes=config.bound_bytes)
+    meta = msgspec.structs.replace(meta, tail=len(tail), tail_hash=hash_of(tail))
+    return Encoded(data, meta, table.num_rows, _diff_sum(table))
+
+
+def _groups(table: pa.Table, rows: int) -> Iterator[pa.Table]:
+    for start in range(0, table.num_rows, rows):
+        yield table.slice(start, rows)
+
+
+def _write(
+    groups: Sequence[pa.Table], schema: Schema, footer: Footer, blooms: Sequence[str]
+) -> tuple[pa.Buffer, pq.FileMetaData]:
+    """The Parquet file, with zeros where lengths and hashes will be, and what it says of itself."""
+    encodings = _encodings(groups, schema)
+    options: dict[str, Any] = {}
+    if blooms:
+        rows = groups[0].num_rows
+        options["bloom_filter_options"] = {name: {"ndv": rows, "fpp": BLOOM_FALSE} for name in blooms}
+    if footer.sorted:
+        options["sorting_columns"] = _sorting_columns(schema)
+    sink = pa.BufferOutputStream()
+    collected: list[pq.FileMetaData] = []
+    writer = pq.ParquetWriter(
+        sink,
+        schema.update_arrow,
+        compression="zstd",
+        compression_level=LEVEL,
+        use_dictionary=[path for path, encoding in encodings.items() if encoding == _DICTIONARY],
+        column_encoding={path: encoding for path, encoding in encodings.items() if encoding != _DICTIONARY},
+        data_page_version="1.0",  # whose checksums every reader knows
+        store_schema=False,  # a reader takes the types from the state; the file is as any other to everybody else
+        write_page_index=True,
+        write_page_checksum=True,
+        metadata_collector=collected,
+        **options,
+    )
+    for group in groups:
+        writer.write_table(group, row_group_size=group.num_rows)
+    writer.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer).decode()})
+    writer.close()
+    return sink.getvalue(), collected[0]
+
+
+def _seal(written: pa.Buffer, metadata: pq.FileMetaData, footer: Footer) -> tuple[bytes, bytes]:
+    """Fill in lengths and hashes: the file, and its tail."""
+    view = memoryview(written)
+    tail = int.from_bytes(view[-8:-4], "little") + 8
+    sizes = list(_piece_sizes(metadata, footer.blooms, written.size - tail))
+    start, hashes = len(MAGIC), []
+    for size in sizes:
+        hashes.append(hash_of(view[start : start + size]))
+        start += size
+    pieces = np.array(sizes, dtype="<u4").tobytes() + b"".join(hashes)
+    old, new = (msgspec.json.encode(each) for each in (footer, msgspec.structs.replace(footer, pieces=pieces)))
+    # SUBTLE: the last occurrence. What comes before it may hold anything (names, bounds of columns), and what comes
+    # after it is only the name of the library (test_a_part_may_hold_a_copy_of_its_own_footer).
+    before, _, after = bytes(view[-tail:]).rpartition(old)
+    if start != written.size - tail or len(new) != len(old) or not after:
+        raise AssertionError("a Parquet file is not laid out as it always was")
+    sealed = before + new + after
+    return b"".join((view[:-tail], sealed)), sealed
+
+
+def _piece_sizes(metadata: pq.FileMetaData, blooms: bool, end: int) -> Iterator[int]:
+    """The lengths of everything between the first magic and the tail, in the order of the file."""
+    place = len(MAGIC)
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    columns = [[group.column(index) for index in range(metadata.num_columns)] for group in groups]
+    sizes = [int(column.total_compressed_size) for group in columns for column in group]
+    if blooms:
+        sizes += [sum(column.bloom_filter_length or 0 for column in group) for group in columns]
+    yield from sizes
+    yield end - place - sum(sizes)
+
+
+# What is written how.
+
+_DELTA, _DICTIONARY = "DELTA_BINARY_PACKED", "dictionary"
+
+
+def _encodings(groups: Sequence[pa.Table], schema: Schema) -> dict[str, str]:
+    """By path: integers, and what is kept as one, as differences; strings with a dictionary if there are few.
+
+    Everything else is plain. Spark's vectorised reader, DuckDB and Polars read all three.
+    """
+    found: dict[str, str] = {}
+    paths = [leaf for field in schema.update_arrow for leaf in leaf_columns(field.type, field.name)]
+    if len({path for path, _ in paths}) < len(paths):
+        return {}  # the name of a column can look like the path into another one
+    for path, type in paths:
+        if pa.types.is_integer(type) or pa.types.is_date(type) or pa.types.is_timestamp(type):
+            found[path] = _DELTA
+    if groups and groups[0].num_rows >= DICTIONARY_ROWS_MIN:
+        for field in schema.update_arrow:
+            if (pa.types.is_string(field.type) or pa.types.is_binary(field.type)) and _repeats(groups[0][field.name]):
+                found[field.name] = _DICTIONARY
+    return found
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    """Whether most values come several times, by a sample."""
+    sample = column.slice(len(column) // 2 - DICTIONARY_SAMPLE // 2 if len(column) > DICTIONARY_SAMPLE else 0)
+    sample = sample.slice(0, DICTIONARY_SAMPLE)
+    return bool(pc.count_distinct(sample, mode="all").as_py() * 4 <= len(sample))
+
+
+def _bloom_columns(schema: Schema, groups: Sequence[pa.Table]) -> list[str]:
+    """The columns that get a filter: those of a key, if the writer can and it pays."""
+    if not _BLOOMS_SUPPORTED or not schema.key or not groups or groups[0].num_rows < BLOOM_ROWS_MIN:
+        return []
+    types = {name: schema.update_arrow.field(name).type for name in schema.key_names}
+    return [name for name in schema.key_names if _has_bloom(types[name])][:BLOOM_COLUMNS_MAX]
+
+
+def _has_bloom(type: pa.DataType) -> bool:
+    """Whether values of a type can be asked for in a filter: equal ones have equal bytes, and there are many."""
+    return bool(
+        pa.types.is_integer(type)
+        or pa.types.is_string(type)
+        or pa.types.is_binary(type)
+        or pa.types.is_date(type)
+        or pa.types.is_timestamp(type)
+        or pa.types.is_decimal(type)
+    )
+
+
+def _sorting_columns(schema: Schema) -> list[pq.SortingColumn]:
+    """The order of rows as Parquet can say it: as far as the first nested column."""
+    names = schema.update_arrow.names
+    places = np.cumsum((0, *leaf_counts(schema.update_arrow)))
+    found = []
+    for name in (*schema.order_names, *schema.time_names):
+        index = names.index(name)
+        if pa.types.is_nested(schema.update_arrow.field(index).type):
+            break
+        found.append(pq.SortingColumn(int(places[index]), descending=False, nulls_first=True))
+    return found
+
+
+def _with_nans(table: pa.Table, schema: Schema) -> Iterator[int]:
+    for field in schema.update_arrow:
+        if pa.types.is_floating(field.type) and pc.any(pc.is_nan(table[field.name])).as_py():
+            yield schema.field(field.name).id
+
+
+def _diff_sum(table: pa.Table) -> int:
+    """Modulo 2^64, as numpy adds."""
+    chunks = table.column(DIFF).chunks
+    return wrap_int64(sum(int(np.add.reduce(chunk.to_numpy(), dtype=np.int64)) for chunk in chunks))

@@ -1,0 +1,130 @@
+"""Which parts and row groups need not be read.
+
+A part or row group is skipped only if its statistics prove that no row of it is
+asked for. Statistics are those of the schema it was written with; a column that
+has another type by now is carried over or counts as unknown.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from timespine.columnar.bounds import recode
+from timespine.columnar.part_reader import PartReader
+from timespine.columnar.schema import DIFF, Field, Schema, time_names
+from timespine.columnar.stats import PartMeta, Range
+from timespine.columnar.types import parse_type
+from timespine.core.hollow import Part
+
+if TYPE_CHECKING:
+    from timespine.columnar.scan import Wanted
+
+Ranges = dict[str, Range]
+"""What is known of columns, by their names in the wanted schema."""
+
+
+class Pruner:
+    """Decides for parts that were written with one schema, and are wanted under another."""
+
+    def __init__(self, wanted: Wanted, written: Schema) -> None:
+        self._wanted = wanted
+        self._written = written
+        self._by_id = {field.id: field for field in written.fields}
+        self._filtered = _filtered_fields(wanted)
+        same_order = (
+            written.order_ids[: len(wanted.schema.key_ids)] == wanted.schema.order_ids[: len(wanted.schema.key_ids)]
+        )
+        self._ordered = same_order and all(
+            self._by_id[id].type == wanted.schema.by_id(id).type
+            for id in wanted.schema.order_ids[: len(wanted.schema.key_ids)]
+            if id in self._by_id
+        )
+
+    @property
+    def written_columns(self) -> tuple[str, ...]:
+        """The names in the file of the columns to read, times and diffs included."""
+        schema = self._wanted.schema
+        ids = [schema.field(name).id for name in self._wanted.read]
+        names = [self._by_id[id].name for id in ids if id in self._by_id]
+        return (*names, *time_names(self._written.arity), DIFF)
+
+    def part_may_match(self, part: Part) -> bool:
+        """Whether some row of a part may be asked for."""
+        if not part.meta:
+            return True
+        meta = PartMeta.decode(part.meta)
+        if not self._times_may_match(part, meta):
+            return False
+        if self._ordered and not self._within(meta.lower, meta.upper):
+            return False
+        known = {field.name: self._known(field, meta.columns.get(field.id)) for field in self._filtered}
+        return self._rows_may_match(known, part.rows)
+
+    def group_may_match(self, reader: PartReader, group: int) -> bool:
+        """Whether some row of a row group may be asked for."""
+        if not self._filtered:
+            return True
+        ranges = reader.group_ranges(group)
+        known: dict[str, Range | None] = {}
+        for field in self._filtered:
+            written = self._by_id.get(field.id)
+            known[field.name] = self._known(field, ranges.get(written.name) if written is not None else None)
+        return self._rows_may_match(known, reader.group_rows(group))
+
+    def _rows_may_match(self, known: dict[str, Range | None], rows: int) -> bool:
+        wanted = self._wanted
+        ranges: Ranges = {name: range for name, range in known.items() if range is not None}
+        if wanted.keys is not None and not wanted.keys.may_match(ranges):
+            return False
+        if wanted.where is None:
+            return True
+        types = {field.name: parse_type(field.type) for field in self._filtered}
+        return wanted.where.may_match(ranges, types, rows)
+
+    def _known(self, field: Field, range: Range | None) -> Range | None:
+        """The range of a column under its type in the wanted schema; None if nothing is known."""
+        written = self._by_id.get(field.id)
+        if range is None or written is None:
+            return None
+        if written.type == field.type:
+            return range
+        old, new = parse_type(written.type), parse_type(field.type)
+        lower = None if range.lower is None else recode(range.lower, old, new)
+        upper = None if range.upper is None else recode(range.upper, old, new)
+        return Range(lower, upper, range.nulls)
+
+    def _times_may_match(self, part: Part, meta: PartMeta) -> bool:
+        """Whether some time may lie in the window. Only the earliest and latest one are known."""
+        window = self._wanted.window
+        arity = self._written.arity
+        if arity != 1 or not meta.min_time:
+            return True
+        earliest, latest = meta.min_time[0], meta.max_time[0]
+        if part.lower is not None and part.lower.elements and latest < part.lower.elements[0][0]:
+            return False
+        if part.upper is not None and part.upper.elements and earliest >= part.upper.elements[0][0]:
+            return False
+        if part.rewrite is not None and part.rewrite.elements:
+            earliest, latest = max(earliest, part.rewrite.elements[0][0]), max(latest, part.rewrite.elements[0][0])
+        if window.until is not None and earliest > window.until[0]:
+            return False
+        return window.after is None or latest > window.after[0]
+
+    def _within(self, lower: bytes | None, upper: bytes | None) -> bool:
+        """Whether a row between these bounds may have a key in the wanted range.
+
+        A row begins with the bytes of its key, so every row of a key at or after `wanted.lower`
+        is at or after it too; the wanted upper is exclusive.
+        """
+        wanted = self._wanted
+        if wanted.lower is not None and upper is not None and upper < wanted.lower:
+            return False
+        return not (wanted.upper is not None and lower is not None and lower >= wanted.upper)
+
+
+def _filtered_fields(wanted: Wanted) -> list[Field]:
+    """The fields that rows are filtered by."""
+    names = set(wanted.where.columns) if wanted.where is not None else set()
+    if wanted.keys is not None:
+        names |= set(wanted.keys.names)
+    return [field for field in wanted.schema.fields if field.name in names]

@@ -1,0 +1,60 @@
+"""How many rows there are, without merging them.
+
+The count of a collection is the sum of its diffs, whichever rows they belong to.
+So a part of which everything is visible counts with the sum that the state
+knows, and of any other only times, diffs and the filtered columns are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow.compute as pc
+
+from timespine.columnar.scan import Parts, Wanted, meta_of, scan
+from timespine.columnar.schema import DIFF
+from timespine.columnar.visible import Window
+from timespine.core.hollow import Part, Run, wrap_int64
+
+
+def counted(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> int:
+    """The sum of the diffs of all updates that are wanted."""
+    if wanted.lower is not None or wanted.upper is not None:
+        tables = scan(parts, runs, wanted, parts.config.merge_bytes)
+        return wrap_int64(sum(pc.sum(table.column(DIFF)).as_py() or 0 for table in tables))
+    narrow = replace(wanted, columns=(), bare=True)
+    total = 0
+    for run in runs:
+        id, schema = parts.schema(run)
+        for part in run.parts:
+            if is_whole(part, wanted):
+                total += part.diff_sum or 0
+                continue
+            for leaf in parts.leaves((part,)):
+                for table in parts.tables(leaf, id, schema, narrow, 1 << 20):
+                    total += pc.sum(table.column(DIFF)).as_py() or 0
+    return wrap_int64(total)
+
+
+def is_whole(part: Part, wanted: Wanted) -> bool:
+    """Whether surely every update of a part is wanted, and their sum is known."""
+    if part.diff_sum is None or part.is_truncated or wanted.where is not None or wanted.keys is not None:
+        return False
+    return is_within(part, wanted.window)
+
+
+def is_within(part: Part, window: Window) -> bool:
+    """Whether surely every time of a part lies in the window. Of one coordinate only; else unknown."""
+    if window.until is None and window.after is None:
+        return True
+    meta = meta_of(part)
+    if meta is None or len(meta.min_time) != 1:
+        return False
+    least, latest = meta.min_time[0], meta.max_time[0]
+    if part.rewrite is not None:
+        if part.rewrite.is_closed:
+            return False
+        least, latest = max(least, part.rewrite.elements[0][0]), max(latest, part.rewrite.elements[0][0])
+    below = window.until is None or latest <= window.until[0]
+    return below and (window.after is None or least > window.after[0])

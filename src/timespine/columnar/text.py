@@ -1,0 +1,176 @@
+"""Strings and binary as numbers in the order of their bytes.
+
+Eight bytes of every value at once: an unaligned view of the data, read at the
+offsets and turned to have the first byte on top. What lies behind the end of a
+value is cut off, so shorter values are padded with zeros.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+BLOCK = 1 << 15
+"""Rows that several steps are applied to at once, so that what they pass on stays in the cache of the core."""
+
+_WIDE = {pa.large_string().id, pa.large_binary().id}
+_ONES = 0x0101010101010101
+_KEEP = np.array([((1 << 8 * count) - 1) << (64 - 8 * count) for count in range(9)], np.uint64)
+"""By a number of bytes, the mask of so many, from the top."""
+
+_SAMPLES = 12
+"""Values that are looked at to guess what all of them begin with."""
+
+_PREFIX_BYTES_MAX = 1 << 16
+"""Bytes of a common prefix that are looked for, at most."""
+
+_FOLDS = (
+    (8, np.uint64(0x00FF00FF00FF00FF)),
+    (16, np.uint64(0x0000FFFF0000FFFF)),
+    (32, np.uint64(0x00000000FFFFFFFF)),
+)
+"""Lanes that are pushed together two by two: their width, and the mask of every second one."""
+
+
+class Text:
+    """A column of strings or binary, seen as bytes."""
+
+    WORDS_MAX: ClassVar[int] = 4
+    """Words of eight bytes that are read of one column in one go, at most."""
+
+    def __init__(self, column: pa.Array) -> None:
+        validity, offsets, data = column.buffers()
+        rows, offset = len(column), column.offset
+        kind = np.int64 if column.type.id in _WIDE else np.int32
+        ends = np.frombuffer(offsets, kind)[offset : offset + rows + 1]
+        self._column = column
+        self._starts = ends[:-1]
+        self._data = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+        self.lengths: NDArray[Any] = np.subtract(ends[1:], ends[:-1])
+        """Bytes of every value; none for a null."""
+        self.valid: NDArray[np.uint8] | None = None
+        """One where there is a value, zero at a null; None if there are no nulls."""
+        if column.null_count:
+            self.valid = bits(validity, offset, rows)
+            # What lies under a null is arbitrary: it must not make rows differ.
+            self.lengths *= self.valid
+        self.longest = int(self.lengths.max())
+        """Bytes of the longest value."""
+        self._shortest = 0 if column.null_count else int(self.lengths.min())
+
+    def common_prefix(self) -> int:
+        """Bytes that all values begin with."""
+        rows = len(self._starts)
+        places = range(rows) if rows <= _SAMPLES else [*range(0, rows, rows // (_SAMPLES - 2)), rows - 1]
+        if self.valid is not None:
+            places = [place for place in places if self.valid[place]]
+        shared = os.path.commonprefix([self._value(place) for place in places])
+        if not shared or rows <= _SAMPLES:
+            return len(shared)
+        if pc.all(pc.starts_with(self._column, shared)).as_py():
+            return len(shared)
+        ends = pc.min_max(self._column)
+        pair = [ends[each].as_buffer().to_pybytes()[:_PREFIX_BYTES_MAX] for each in ("min", "max")]
+        return len(os.path.commonprefix(pair))
+
+    def _value(self, place: int) -> bytes:
+        start = int(self._starts[place])
+        return self._data[start : start + min(int(self.lengths[place]), _PREFIX_BYTES_MAX)].tobytes()
+
+    def squeezed(self, at: int) -> tuple[Words, bool]:
+        """Eight bytes of every value from byte `at` on, in as few bits as their alphabet needs.
+
+        And whether they are unclear: whether the end of a value looks like a NUL byte. In a smaller
+        alphabet it does not: if values end inside of the word, zero is kept for that, and bytes count from one.
+        """
+        words = np.empty(len(self._starts), np.uint64)
+        places = min(self.longest - at, 8)
+        ends_inside = self._shortest < at + places
+        low, high = 255, 0
+        for block in blocks(len(words)):
+            mask = self._mask(at, block)
+            part = words[block]
+            self._read(at, block, part)
+            part &= mask
+            high = max(high, int(part.view(np.uint8).max()))
+            low = min(low, int((part | ~mask).view(np.uint8).min()))
+        width = (high - low + ends_inside).bit_length()
+        if width * places + 8 > 8 * places:
+            if places < 8:
+                words >>= np.uint64(64 - 8 * places)
+            return words, ends_inside and low == 0
+        # The mask is needed again only where bytes that are not there must stay zero.
+        lift = np.uint64((_ONES * (ends_inside - low)) & ((1 << 64) - 1))
+        for block in blocks(len(words)):
+            part = words[block]
+            if lift:
+                part += _lifts(self._mask(at, block), low - ends_inside)
+            part >>= np.uint64(64 - 8 * places)
+            _squeeze(part, width, places)
+        return words, False
+
+    def _mask(self, at: int, block: slice) -> Any:
+        """Ones for the bytes of a word that belong to the value: a number if it is the same for all, else an array."""
+        if self._shortest == self.longest or self._shortest >= at + 8:
+            return _KEEP[min(self._shortest - at, 8)]
+        left = self.lengths[block] - at
+        np.clip(left, 0, 8, out=left)
+        return _KEEP.take(left)
+
+    def _read(self, at: int, block: slice, words: Words) -> None:
+        """The next eight bytes of every value, whether they belong to it or not."""
+        size = self._data.size
+        starts = self._starts[block].astype(np.int64)
+        starts += at
+        # Offsets ascend, so it is the last values that could be read beyond the end of the data.
+        safe = len(starts)
+        if int(starts[-1]) > size - 8:
+            safe = int(np.searchsorted(starts, size - 8, "right")) if size >= 8 else 0
+            begin = max(size - 8, 0)
+            padded = np.zeros(24, np.uint8)
+            padded[: size - begin] = self._data[begin:]
+            tail: NDArray[Any] = np.ndarray((17,), "<u8", padded, 0, (1,))
+            words[safe:] = tail[np.clip(starts[safe:] - begin, 0, 16)]
+        if safe:
+            view: NDArray[Any] = np.ndarray((size - 7,), "<u8", self._data, 0, (1,))
+            words[:safe] = view[starts[:safe]]
+        words.byteswap(inplace=True)
+
+
+def _lifts(mask: Any, by: int) -> Any:
+    """What to add, modulo 2^64, to take `by` off every byte that there is."""
+    if by > 0:
+        return ~(mask & np.uint64(_ONES * by)) + np.uint64(1)
+    return mask & np.uint64(_ONES * -by)
+
+
+def _squeeze(words: Words, width: int, places: int) -> None:
+    """The lower bytes of each word, each smaller than 2^width, side by side in so many bits."""
+    for lane, keep in _FOLDS:
+        if places * 8 <= lane:
+            break
+        upper = words & ~keep
+        upper >>= np.uint64(lane - width * lane // 8)
+        words &= keep
+        words |= upper
+
+
+def blocks(rows: int) -> Iterator[slice]:
+    """All rows, in blocks."""
+    for start in range(0, rows, BLOCK):
+        yield slice(start, min(start + BLOCK, rows))
+
+
+def bits(bitmap: pa.Buffer, offset: int, rows: int) -> NDArray[np.uint8]:
+    """A bitmap as a zero or one per row."""
+    begin, skip = divmod(offset, 8)
+    packed = np.frombuffer(bitmap, np.uint8)[begin : begin + (skip + rows + 7) // 8]
+    return np.unpackbits(packed, count=skip + rows, bitorder="little")[skip:]

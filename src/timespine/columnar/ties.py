@@ -1,0 +1,156 @@
+"""Rows that their words cannot tell apart, put in order.
+
+A word holds 64 bits of a row. Rows with equal words form a group; most groups are
+the updates of one row, some are rows that differ further on. Only these rows are
+looked at again, word by word: the next word of a row counts from the smallest of
+its group, so that whatever a group has in common takes no bits, and (group, word,
+place in the group) is sorted as one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from timespine.columnar.order import WORD_BITS, Packed, Position, Words, pack
+
+Index = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+_DENSE = 4
+"""If at least one of so many rows is tied, the next words are made of all rows: reading in order beats picking."""
+
+_SAME_COLUMN_MAX = 3
+"""Words that may begin in one column of text. What is still tied then is compared whole."""
+
+
+class Groups:
+    """Rows that lie side by side in groups."""
+
+    def __init__(self, first: Flags) -> None:
+        self.starts: Index = np.flatnonzero(first)
+        """Where each group begins."""
+        self.sizes: Index = np.diff(self.starts, append=len(first))
+        """Rows of each group."""
+        self.bits = (len(self.starts) - 1).bit_length()
+        """Bits of the number of a group."""
+        self.place_bits = (int(self.sizes.max()) - 1).bit_length()
+        """Bits of a place inside of a group."""
+
+    def spread(self, values: NDArray[Any]) -> NDArray[Any]:
+        """One value per group, repeated for each of its rows."""
+        return np.repeat(values, self.sizes)
+
+
+def settle(columns: Sequence[pa.Array], packed: Packed, index: Index, first: Flags) -> None:
+    """Order the rows of equal words by the rest of the columns. Changes `index` and `first`.
+
+    `index` lists the rows in the order of the upper bits of their words, `first` says which begin a
+    group. Afterwards a group is rows that are equal in all columns.
+    """
+    where = _refine(packed.words, index, first, _tied(first))
+    rest, begun = packed.rest, 0
+    while rest is not None and where.size:
+        rows = index[where]
+        if pa.types.is_nested(columns[rest.column].type) or begun >= _SAME_COLUMN_MAX:
+            words = np.empty(len(index), np.uint64)
+            words[rows] = _ranks(columns[rest.column].take(pa.array(rows)), Groups(first[where]))
+            after: Position | None = Position(rest.column + 1) if rest.column + 1 < len(columns) else None
+        elif len(rows) * _DENSE > len(index):
+            more = pack(columns, len(index), rest)
+            words, after = more.words, more.rest
+        else:
+            more = pack([column.take(pa.array(rows)) for column in columns], len(rows), rest)
+            words, after = np.empty(len(index), np.uint64), more.rest
+            words[rows] = more.words
+        begun = begun + 1 if after is not None and after.column == rest.column else 0
+        where, rest = _refine(words, index, first, where), after
+
+
+def _tied(first: Flags) -> Index:
+    """The places of rows in groups of more than one."""
+    return np.flatnonzero(~_alone(first))
+
+
+def _refine(words: Words, index: Index, first: Flags, where: Index) -> Index:
+    """Order groups by the words of their rows, and split them. The places that are still tied."""
+    begin = where
+    while where.size:
+        rows, groups = index[where], Groups(first[where])
+        digits = words[rows]
+        digits -= groups.spread(np.minimum.reduceat(digits, groups.starts))
+        width = int(digits.max()).bit_length()
+        if width == 0:
+            break
+        room = WORD_BITS - groups.bits - groups.place_bits
+        wide: Flags | None = None
+        if width > room:
+            # A few groups need more bits than there are. They get their upper ones now, and come back.
+            excess = np.frexp(np.maximum.reduceat(digits, groups.starts).astype(np.float64))[1] - room
+            wide = groups.spread(excess > 0)
+            digits >>= groups.spread(np.maximum(excess, 0).astype(np.uint64))
+            width = room
+        fresh = _sort(rows, groups, digits, width)
+        index[where], first[where] = rows, fresh
+        if wide is None:
+            break
+        where = where[wide & ~_alone(fresh)]
+    return begin[~_alone(first[begin])]
+
+
+def _sort(rows: Index, groups: Groups, digits: Words, width: int) -> Flags:
+    """Put the rows of each group in the order of their digits, in place. Which of them begin a group now."""
+    digits |= groups.spread(np.arange(len(groups.starts), dtype=np.uint64) << np.uint64(width))
+    if not (digits[1:] >= digits[:-1]).all():
+        starts = groups.spread(groups.starts)
+        digits <<= np.uint64(groups.place_bits)
+        digits |= (np.arange(len(rows)) - starts).view(np.uint64)
+        digits.sort()
+        starts += (digits & np.uint64((1 << groups.place_bits) - 1)).view(np.int64)
+        rows[:] = rows[starts]
+        digits >>= np.uint64(groups.place_bits)
+    return beginnings(digits)
+
+
+def beginnings(words: Words) -> Flags:
+    """Which words differ from the one before."""
+    first = np.empty(len(words), np.bool_)
+    first[:1] = True
+    np.not_equal(words[1:], words[:-1], out=first[1:])
+    return first
+
+
+def _alone(first: Flags) -> Flags:
+    """Which rows are the only one of their group."""
+    alone = first.copy()
+    alone[:-1] &= first[1:]
+    return alone
+
+
+def _ranks(column: pa.Array, groups: Groups) -> Words:
+    """The rank of every value, whatever its type, comparable inside of its group.
+
+    Most groups are updates of one row, so those that are equal throughout are found first.
+    """
+    values = pl.Series(pl.from_arrow(column))
+    differs = np.zeros(len(column), np.bool_)
+    differs[1:] = values[1:].ne_missing(values[:-1]).to_numpy()
+    differs[groups.starts] = False
+    ranks = np.zeros(len(column), np.uint64)
+    mixed = np.logical_or.reduceat(differs, groups.starts)
+    if not mixed.any():
+        return ranks
+    where = np.flatnonzero(groups.spread(mixed))
+    number = groups.spread(np.arange(len(groups.starts), dtype=np.uint32))[where]
+    frame = pl.DataFrame({"group": number, "value": values.gather(where)})
+    order = frame.select(pl.arg_sort_by("group", "value")).to_series()
+    ordered = frame["value"].gather(order)
+    rises = np.zeros(len(where), np.uint64)
+    rises[1:] = ordered[1:].ne_missing(ordered[:-1]).to_numpy()
+    ranks[where[order.to_numpy()]] = np.cumsum(rises)
+    return ranks

@@ -1,0 +1,208 @@
+"""Parts on their way to storage: encoded and put beside whoever adds rows, a bounded number at once.
+
+What is counted, by name (seconds are those of the injected clock):
+
+    parts, rows, part bytes      put as parts
+    encode seconds, put seconds  spent on them, in whatever thread
+    runs spilled, run bytes      lists of parts put as hollow runs
+    put retries                  puts repeated because storage was unavailable
+    stalls, stall seconds        somebody who adds rows had to wait for an upload
+    bounds truncated             bounds of parts that were longer than `bound_bytes`
+    bounds omitted               bounds of parts that could not be kept at all
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from timespine.columnar.bounds import encode_row
+from timespine.columnar.consolidate import consolidate
+from timespine.columnar.part import encode_part
+from timespine.columnar.runs import Counters, count, hollow_part
+from timespine.columnar.schema import Schema
+from timespine.config import Config
+from timespine.core.codec import encode_run
+from timespine.core.hollow import Part
+from timespine.core.protocols.session import pause_ms
+from timespine.errors import Unavailable, UsageError
+from timespine.location.blob import Blob
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of one upload."""
+
+    part: Part | None
+    """The reference to it; None if no row was left after consolidation."""
+    first: bytes = b""
+    """The first row and its time, encoded whole: bytes compare as updates do."""
+    last: bytes = b""
+    """The last row and its time."""
+    counts: dict[str, float] = field(default_factory=dict)
+    """What to count, in the thread that owns the counters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the parts of a batch go, and what is the same for all of them. Its methods run in any thread."""
+
+    collection: str
+    """The collection that the blobs belong to."""
+    writer: str
+    """The registered writer that puts them."""
+    schema: Schema
+    """The schema of the rows."""
+    schema_id: int
+    """Its number in the collection."""
+    blob: Blob
+    """Where they go."""
+    config: Config
+    """Sizes and attempts."""
+    clock: Callable[[], float] = time.perf_counter
+    """Measures seconds."""
+    sleep: Callable[[float], None] = time.sleep
+    """Pauses between attempts, in seconds."""
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The columns that updates are ordered by: those of the row, then time."""
+        return (*self.schema.order_names, *self.schema.time_names)
+
+    def key(self, name: str) -> str:
+        """The key of a blob with this name."""
+        return f"{self.collection}/{self.writer}/{name}"
+
+    def send_part(self, name: str, held: list[pa.Table], *, is_consolidated: bool, is_sorted: bool = True) -> Sent:
+        """Encode rows and put them as a part.
+
+        The table is taken out of the list, so that nobody holds its memory while its bytes travel.
+        """
+        started = self.clock()
+        table = held.pop().combine_chunks()
+        if not is_consolidated:
+            table = consolidate(table, self.order)
+        if table.num_rows == 0:
+            return Sent(None)
+        wanted = self.schema.update_arrow
+        table = pa.Table.from_arrays([table.column(name) for name in wanted.names], schema=wanted)
+        config = self.config
+        encoded = encode_part(table, self.schema, self.schema_id, self.collection, name, config, is_sorted=is_sorted)
+        first, last, bounds = self._ends(table) if is_sorted else (b"", b"", ())
+        kept = (encoded.meta.lower, encoded.meta.upper)
+        counts: dict[str, float] = {
+            "parts": 1,
+            "rows": encoded.rows,
+            "part bytes": len(encoded.data),
+            "bounds truncated": sum(len(bound) > config.bound_bytes for bound in bounds),
+            "bounds omitted": sum(bound is None for bound in kept),
+        }
+        del table
+        encoded_at = self.clock()
+        counts["put retries"] = self.put(self.key(name), encoded.data)
+        counts["encode seconds"] = encoded_at - started
+        counts["put seconds"] = self.clock() - encoded_at
+        part = Part(self.key(name), encoded.rows, len(encoded.data), encoded.diff_sum, meta=encoded.meta.encode())
+        return Sent(part, first, last, counts)
+
+    def send_run(self, name: str, children: Sequence[Part]) -> Sent:
+        """Put a list of parts as a hollow run."""
+        data = encode_run(tuple(children))
+        retries = self.put(self.key(name), data)
+        counts = {"runs spilled": 1.0, "run bytes": float(len(data)), "put retries": float(retries)}
+        return Sent(hollow_part(self.key(name), children, len(data)), counts=counts)
+
+    def _ends(self, table: pa.Table) -> tuple[bytes, bytes, tuple[bytes, ...]]:
+        """The first and the last update, and the bounds of the row, encoded whole."""
+        rows = [encode_row(table, index, self.schema.order_names) for index in (0, table.num_rows - 1)]
+        times = [encode_row(table, index, self.schema.time_names) for index in (0, table.num_rows - 1)]
+        return rows[0] + times[0], rows[1] + times[1], tuple(rows)
+
+    def put(self, key: str, data: bytes) -> int:
+        """Make bytes durable; how often it had to be tried again. Keys are write-once, so trying again is safe."""
+        for attempt in range(self.config.storage_attempts - 1):
+            try:
+                self.blob.put(key, data)
+            except Unavailable:
+                self.sleep(pause_ms(self.config, attempt) / 1000)
+            else:
+                return attempt
+        self.blob.put(key, data)
+        return self.config.storage_attempts - 1
+
+
+class Uploads:
+    """Work under way for one builder, in the order in which it was started. Not for several threads at once."""
+
+    def __init__(self, limit: int, pool: Executor | None, counters: Counters, clock: Callable[[], float]) -> None:
+        self.failure: BaseException | None = None
+        """The first failure: from then on nothing is started."""
+        self._limit = limit
+        self._pool = pool
+        self._counters = counters
+        self._clock = clock
+        self._under_way: list[Future[Sent]] = []
+
+    def check(self) -> None:
+        """Take note of what is done; raise the first failure, every time."""
+        for future in [each for each in self._under_way if each.done()]:
+            self._take(future)
+        if self.failure is not None:
+            raise self.failure
+
+    def start(self, work: Callable[[], Sent]) -> Future[Sent]:
+        """Begin some work, once fewer than the limit are under way: that is how rows are held back."""
+        self.check()
+        while len(self._under_way) >= self._limit:
+            self.wait(self._under_way[0])
+        if self._pool is not None:
+            future = self._pool.submit(work)
+        else:
+            future = Future()
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+        self._under_way.append(future)
+        return future
+
+    def wait(self, future: Future[Sent]) -> Sent:
+        """The outcome of some work; a stall if it is not there yet."""
+        if not future.done():
+            began = self._clock()
+            wait_for([future])
+            count(self._counters, "stalls")
+            count(self._counters, "stall seconds", self._clock() - began)
+        self._take(future)
+        self.check()
+        return future.result()
+
+    def drain(self) -> None:
+        """Wait for everything; the end of a batch is no stall."""
+        wait_for(self._under_way)
+        self.check()
+
+    def cancel(self) -> None:
+        """Start nothing more, and wait until nothing is under way, whatever comes of it."""
+        for future in self._under_way:
+            future.cancel()
+        wait_for(self._under_way)
+        self._under_way = []
+
+    def _take(self, future: Future[Sent]) -> None:
+        """Take note of one outcome, once."""
+        if future not in self._under_way:
+            return
+        self._under_way.remove(future)
+        error = UsageError("the pool dropped an upload") if future.cancelled() else future.exception()
+        if error is not None:
+            self.failure = self.failure or error
+            return
+        for what, by in future.result().counts.items():
+            if by:
+                count(self._counters, what, by)
