@@ -24,7 +24,7 @@ from bench.peers.install import install_ducklake
 from bench.works import WORKS
 from bench.works.work import Case, Work
 
-QUICK_REPEAT = 2
+QUICK_REPEAT = 1
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="say which works there are")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="SYSTEM")
     parser.add_argument(
-        "--repeat", type=int, metavar="N", help="repetitions; by default 3 for most works, 2 when quick"
+        "--repeat", type=int, metavar="N", help="repetitions; by default 3 for most works, 1 when quick"
     )
     parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="seconds that one process may take")
     parser.add_argument("--dir", type=Path, help="where the temporary folder goes: the disk that is measured")

@@ -24,6 +24,7 @@ from bench.works.work import Case, Size, Work
 
 ROOT = Path(__file__).parent.parent
 PROBE_S = 60
+MANY_FILES = 200
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,7 @@ class Kept:
             live.rename(keep)
         if isinstance(self._done[key], dict):
             shutil.copytree(keep, live)
-            # Otherwise the first fsync that is measured would wait for these bytes.
-            os.sync()
+            _flush(live)
         return live, self._done[key]
 
     def forget_all_but(self, keys: set[str]) -> None:
@@ -122,6 +122,17 @@ class Kept:
             if "state" in line:
                 return dict(line["state"])
         return f"setup: {reason}"
+
+
+def _flush(folder: Path) -> None:
+    """Write the copies to the disk, or the first fsync that is measured would wait for them."""
+    files = [each for each in folder.rglob("*") if each.is_file()]
+    if len(files) > MANY_FILES:
+        os.sync()
+        return
+    for each in files:
+        with each.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def _once(work: Work, size: Size, name: str, result: Measured, repetition: int, plan: Plan, kept: Kept) -> None:

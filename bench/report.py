@@ -26,7 +26,7 @@ def machine() -> dict[str, str]:
 
 def text(report: Report, entry: Entry) -> Iterator[str]:
     """One case of one work, losses like wins."""
-    yield f"{figures.name(entry)}: {entry['title']} ({entry['repetitions']} repetitions)"
+    yield f"{figures.name(entry)}: {entry['title']} (repetitions: {entry['repetitions']})"
     for metric in figures.metrics(entry):
         yield f"  {metric}"
         for system in entry["results"]:
@@ -34,8 +34,9 @@ def text(report: Report, entry: Entry) -> Iterator[str]:
             if found is None:
                 continue
             middle, least, most = (shown(each, found.unit) for each in (found.median, found.least, found.most))
+            between = f"{least} - {most}" if entry["repetitions"] > 1 else ""
             note = f"  {found.note}" if found.note else ""
-            yield f"    {system:<10}{middle:>10}  {least + ' - ' + most:<21}{found.peak_mb:>7,.0f} MB{note}"
+            yield f"    {system:<10}{middle:>10}  {between:<21}{found.peak_mb:>7,.0f} MB{note}"
         for kind, label in ((None, "peer"), (TABLE_FORMAT, TABLE_FORMAT)):
             best = figures.ratio(report, entry, metric, kind)
             if best is not None:
@@ -98,7 +99,7 @@ def _section(report: Report, entry: Entry) -> str:
     lines = [
         f"### {figures.name(entry)}",
         "",
-        f"{entry['title']} ({entry['repetitions']} repetitions)".capitalize(),
+        f"{entry['title']} (repetitions: {entry['repetitions']})".capitalize(),
         "",
     ]
     lines += [f"| | {' | '.join(systems)} |", f"| --- |{' --- |' * len(systems)}"]

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
 
-from bench.peers.system import System, Version
+from bench.peers.system import NOBODY, System, Version
 from bench.rows import COLUMNS, SCHEMA
 
 RETRIES = 1_000
@@ -71,7 +71,7 @@ class Delta(System):
         self._table.update_incremental()
         latest = self._table.version()
         if latest == after:
-            return after, np.empty(0, dtype=np.int64)
+            return after, NOBODY
         feed = pa.table(self._table.load_cdf(after + 1, latest, columns=["id"]).read_all())
         return latest, feed.column("id").to_numpy()
 

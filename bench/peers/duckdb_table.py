@@ -6,6 +6,7 @@ rows, the log serves changes and undoes them for an older version. One process.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 
@@ -92,12 +93,14 @@ class DuckTable(System):
     def index(self) -> None:
         self._db.execute("CREATE INDEX by_id ON orders (id); CHECKPOINT")
 
-    def feed(self, stop: threading.Event) -> Iterator[np.ndarray]:
-        self._reader = self._db.cursor()
-        return super().feed(stop)
+    def reader(self) -> System:
+        """Another cursor: the file is open already, and may be open once only."""
+        another = copy.copy(self)
+        another._db = self._db.cursor()
+        return another
 
     def poll(self, after: Version) -> tuple[Version, np.ndarray]:
-        found = self._reader.sql(f"SELECT _time, id FROM log WHERE _time > {after}").to_arrow_table()
+        found = self._db.sql(f"SELECT _time, id FROM log WHERE _time > {after}").to_arrow_table()
         latest = max(found.column(0).to_pylist(), default=after)
         return latest, found.column(1).to_numpy()
 

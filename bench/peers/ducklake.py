@@ -6,8 +6,8 @@ so it has an environment of its own: `python -m bench --install-ducklake`.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -15,7 +15,7 @@ import duckdb_extension_ducklake
 import numpy as np
 import pyarrow as pa
 
-from bench.peers.system import System, Version
+from bench.peers.system import NOBODY, System, Version
 from bench.rows import COLUMNS
 
 ROWS = ", ".join(COLUMNS)
@@ -88,16 +88,18 @@ class DuckLake(System):
     def range(self, low: int, high: int) -> pa.Table:
         return self._db.execute(f"SELECT {ROWS} FROM orders WHERE id >= {low} AND id < {high}").to_arrow_table()
 
-    def feed(self, stop: threading.Event) -> Iterator[np.ndarray]:
-        self._reader = self._db.cursor()
-        return super().feed(stop)
+    def reader(self) -> System:
+        """Another cursor: the catalog is open already, and may be open once only."""
+        another = copy.copy(self)
+        another._db = self._db.cursor()
+        return another
 
     def poll(self, after: Version) -> tuple[Version, np.ndarray]:
-        latest = _latest(self._reader)
+        latest = _latest(self._db)
         if latest == after:
-            return after, np.empty(0, dtype=np.int64)
+            return after, NOBODY
         feed = f"SELECT id FROM ducklake_table_insertions('lake', 'main', 'orders', {after + 1}, {latest})"
-        return latest, self._reader.execute(feed).to_arrow_table().column("id").to_numpy()
+        return latest, self._db.execute(feed).to_arrow_table().column("id").to_numpy()
 
     def compact(self) -> None:
         self._db.execute("CALL ducklake_flush_inlined_data('lake')")

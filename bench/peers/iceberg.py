@@ -11,7 +11,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
-from bench.peers.system import System, Version
+from bench.peers.system import NOBODY, System, Version
 from bench.rows import SCHEMA
 
 NAME = "bench.orders"
@@ -71,7 +71,7 @@ class Iceberg(System):
         self._table.refresh()
         latest = self.version()
         if latest == after:
-            return after, np.empty(0, dtype=np.int64)
+            return after, NOBODY
         scan = self._table.incremental_append_scan(from_snapshot_id_exclusive=after, selected_fields=("id",))
         return latest, scan.to_arrow().column("id").to_numpy()
 

@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from bench.peers.runs import row_count, write_runs
-from bench.peers.system import System, Version
+from bench.peers.system import NOBODY, System, Version
 from bench.rows import COLUMNS, SCHEMA
 
 Entry = dict[str, list[str]]
@@ -86,7 +86,7 @@ class PolarsFiles(System):
         latest = len(self._entries)
         new = [each for entry in self._entries[after:] for each in entry["add"]]
         if not new:
-            return latest, np.empty(0, dtype=np.int64)
+            return latest, NOBODY
         return latest, self._scan(new).select("id").collect().get_column("id").to_numpy()
 
     def compact(self) -> None:

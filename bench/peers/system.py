@@ -18,6 +18,7 @@ import pyarrow as pa
 
 Version = Any
 POLL_S = 0.001
+NOBODY = np.empty(0, dtype=np.int64)
 
 
 class Cannot(Exception):
@@ -122,11 +123,22 @@ class System:
         """The latest version, and the ids that were added after the one given."""
         raise self._refuse("poll")
 
+    def reader(self) -> System:
+        """A second handle on the same table, for a thread that follows it."""
+        another = type(self)(self.folder)
+        another.open()
+        return another
+
     def feed(self, stop: threading.Event) -> Iterator[np.ndarray]:
-        """The ids of rows as they are committed, from now on; a system without a push is asked every millisecond."""
-        after = self.version()
+        """The ids of rows as they are committed, after an empty answer that says from now on.
+
+        A system that pushes nothing is asked every millisecond.
+        """
+        reader = self.reader()
+        after = reader.version()
+        yield NOBODY
         while not stop.is_set():
-            latest, ids = self.poll(after)
+            latest, ids = reader.poll(after)
             if latest == after:
                 time.sleep(POLL_S)
                 continue

@@ -21,7 +21,7 @@ class Lookup(Loaded):
     cases = (
         Case(
             quick={"base": 500_000, "points": 20, "ranges": 5, "commits": 20},
-            full={"base": 10_000_000, "points": 100, "ranges": 20, "commits": 100},
+            full={"base": 10_000_000, "points": 50, "ranges": 10, "commits": 100},
         ),
     )
 

@@ -20,8 +20,8 @@ class Open(Work):
     title = "open a table that was made by {commits:,} commits of one row"
     needs = ("append", "lookup")
     cases = (
-        Case("after fewer commits", {"commits": 50}, {"commits": 1_000}),
-        Case("after many commits", {"commits": 200}, {"commits": 10_000}),
+        Case("after fewer commits", {"commits": 20}, {"commits": 1_000}),
+        Case("after many commits", {"commits": 100}, {"commits": 10_000}),
     )
 
     def setup(self, system: System, size: Size, out: Out) -> State:

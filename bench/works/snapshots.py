@@ -46,8 +46,8 @@ class ManyCommits(Work):
     needs = ("append", "snapshot")
     repeat = 1
     cases = (
-        Case("with maintenance", {"rows": 10, "commits": 200, "on": 1}, {"rows": 10, "commits": 10_000, "on": 1}),
-        Case("without maintenance", {"rows": 10, "commits": 200, "on": 0}, {"rows": 10, "commits": 10_000, "on": 0}),
+        Case("with maintenance", {"rows": 10, "commits": 120, "on": 1}, {"rows": 10, "commits": 10_000, "on": 1}),
+        Case("without maintenance", {"rows": 10, "commits": 120, "on": 0}, {"rows": 10, "commits": 10_000, "on": 0}),
     )
 
     def run(self, system: System, size: Size, state: State, out: Out) -> None:

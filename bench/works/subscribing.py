@@ -15,7 +15,7 @@ from bench.rows import rows
 from bench.works.work import Case, Out, Size, State, Work, median, opened, spread
 
 PAUSE_S = 0.01
-START_S = 0.3
+START_S = 30
 
 
 class Subscribe(Work):
@@ -25,8 +25,8 @@ class Subscribe(Work):
     title = "from the call that commits one row to the subscriber that has it, {writes} times"
     needs = ("append", "poll")
     cases = (
-        Case("same process", {"writes": 20, "apart": 0}, {"writes": 200, "apart": 0}),
-        Case("another process", {"writes": 20, "apart": 1}, {"writes": 200, "apart": 1}),
+        Case("same process", {"writes": 20, "apart": 0}, {"writes": 100, "apart": 0}),
+        Case("another process", {"writes": 20, "apart": 1}, {"writes": 100, "apart": 1}),
     )
 
     def setup_key(self, size: Size) -> str:
@@ -74,12 +74,13 @@ def _write_apart(system: System, count: int) -> list[int]:
 
 def _follow(system: System, count: int, write: Callable[[System, int], list[int]]) -> list[float]:
     seen: dict[int, int] = {}
-    stop, failures = threading.Event(), list[BaseException]()
+    ready, stop, failures = threading.Event(), threading.Event(), list[BaseException]()
 
     def follow() -> None:
         try:
             for ids in system.feed(stop):
                 now = time.monotonic_ns()
+                ready.set()
                 for each in ids.tolist():
                     seen.setdefault(each, now)
                 if len(seen.keys() & set(range(1, count + 1))) == count:
@@ -89,7 +90,7 @@ def _follow(system: System, count: int, write: Callable[[System, int], list[int]
 
     follower = threading.Thread(target=follow, daemon=True)
     follower.start()
-    time.sleep(START_S)
+    ready.wait(START_S)
     began = write(system, count)
     follower.join(timeout=10)
     stop.set()

@@ -113,8 +113,8 @@ def attempt(out: Out, metric: str, call: Callable[[], float | None]) -> None:
 def spread(times: list[float]) -> str:
     """The unlucky ones, in words."""
     ordered = sorted(times)
-    p99 = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
-    return f"of {len(ordered)}: p99 {p99 * 1e3:.1f} ms, max {ordered[-1] * 1e3:.1f} ms"
+    p99 = f"p99 {ordered[len(ordered) * 99 // 100] * 1e3:.1f} ms, " if len(ordered) >= 100 else ""
+    return f"of {len(ordered)}: {p99}max {ordered[-1] * 1e3:.1f} ms"
 
 
 def median(times: Sequence[float]) -> float:

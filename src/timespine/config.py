@@ -26,7 +26,7 @@ class Config:
     inline_part_bytes: int = 4096
     """Data up to this size may live in the state itself. One fsync instead of two for small commits."""
 
-    inline_total_bytes: int = 256 * 1024
+    inline_total_bytes: int = 1 << 20
     """Inline data in the whole state of a collection: it is part of every rollup."""
 
     history_entries: int = 1024

@@ -31,8 +31,9 @@ US = datetime.timedelta(microseconds=1)
 
 # ---------------------------------------------------------------- tables and predicates at random
 
-moments = st.sampled_from([0, 1, -1, 1577836800000000, 1577836800000001, 1577833200000000, 2**62, -(2**62)])
+MOMENTS = [0, 1, -1, 1577836800000000, 1577836800000001, 1577833200000000, 2**62, -(2**62)]
 words = st.text(st.sampled_from("a%_\\b\x00\né'"), max_size=3)
+WORDS = ["", "a", "ab", "b", "a%", "a_b", "\\", "\x00", "a\nb", "é", "'", "aa", "%"]
 NUMBERS = [0, 1, -1, 5, 127, -128, 2**63 - 1, -(2**63), 2**64 - 1, D("0.1"), D("5.25"), D("-5.005"), D(10) ** 40]
 NUMBERS += [
     0.1,
@@ -56,21 +57,26 @@ AWARE = [
 ]
 numbers = st.sampled_from(NUMBERS) | st.integers(-130, 130)
 
+SMALL = [-2, -1, 0, 1, 2, 3, 4, 5, 6]
+FLOATS = [0.0, 0.5, math.inf, -math.inf, math.nan]
+
 COLUMNS = {
-    "i8": (pa.int8(), st.integers(-2, 6) | st.sampled_from([-128, 127]), numbers),
-    "i64": (pa.int64(), st.integers(-2, 6) | st.sampled_from([-(2**63), 2**63 - 1]), numbers),
-    "u64": (pa.uint64(), st.integers(0, 6) | st.just(2**64 - 1), numbers),
-    "f32": (pa.float32(), st.sampled_from([0.0, 0.5, np.float32(0.1).item(), math.inf, -math.inf, math.nan]), numbers),
-    "f64": (pa.float64(), st.sampled_from([0.0, 0.1, 5.5, -1e300, 1e-320, math.inf, -math.inf, math.nan]), numbers),
-    "dec": (pa.decimal128(5, 2), st.sampled_from([D("0.10"), D("5.25"), D("-5.01"), D("999.99"), D("0.00")]), numbers),
-    "s": (pa.string(), words, words),
-    "b": (pa.binary(), st.binary(max_size=2), st.binary(max_size=2)),
-    "t": (pa.bool_(), st.booleans(), st.booleans()),
-    "d": (pa.date32(), st.sampled_from(DATES[:3]), st.sampled_from(DATES + NAIVE)),
-    "ts": (pa.timestamp("us"), moments, st.sampled_from(DATES + NAIVE)),
-    "tz": (pa.timestamp("us", tz=BERLIN), moments, st.sampled_from(DATES[:3] + NAIVE[:1] + AWARE)),
-    "in": (pa.list_(pa.int8()), st.lists(st.integers(0, 1), max_size=2), None),
+    "i8": (pa.int8(), [*SMALL, -128, 127], numbers),
+    "i64": (pa.int64(), [*SMALL, -(2**63), 2**63 - 1], numbers),
+    "u64": (pa.uint64(), [*SMALL[2:], 2**64 - 1], numbers),
+    "f32": (pa.float32(), [*FLOATS, np.float32(0.1).item()], numbers),
+    "f64": (pa.float64(), [*FLOATS, 0.1, 5.5, -1e300, 1e-320], numbers),
+    "dec": (pa.decimal128(5, 2), [D("0.10"), D("5.25"), D("-5.01"), D("999.99"), D("0.00")], numbers),
+    "s": (pa.string(), WORDS, st.sampled_from(WORDS) | words),
+    "b": (pa.binary(), [word.encode() for word in WORDS], st.binary(max_size=2)),
+    "t": (pa.bool_(), [False, True], st.booleans()),
+    "d": (pa.date32(), DATES[:3], st.sampled_from(DATES + NAIVE)),
+    "ts": (pa.timestamp("us"), MOMENTS, st.sampled_from(DATES + NAIVE)),
+    "tz": (pa.timestamp("us", tz=BERLIN), MOMENTS, st.sampled_from(DATES[:3] + NAIVE[:1] + AWARE)),
+    "in": (pa.list_(pa.int8()), [[], [0], [1, 0]], None),
 }
+"""Types, values of rows, and constants to compare them with."""
+
 TYPES = {name: type for name, (type, _, _) in COLUMNS.items()}
 FLAT = [name for name in COLUMNS if name != "in"]
 PAIRS = [(a, b) for a in FLAT for b in FLAT if a == b or {a, b} <= {"i8", "i64", "u64", "f32", "f64"}]
@@ -79,11 +85,14 @@ OPS = {"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
 
 @st.composite
 def tables(draw):
-    rows = draw(st.integers(0, 8))
+    """Few rows, and in each column few values that lie together, so that statistics say something."""
+    rows = draw(st.integers(0, 6))
+    choices = iter(draw(st.binary(min_size=(rows + 2) * len(COLUMNS), max_size=(rows + 2) * len(COLUMNS))))
     arrays = {}
     for name, (type, values, _) in COLUMNS.items():
-        pool = draw(st.lists(st.none() | values, min_size=1, max_size=3))
-        arrays[name] = pa.array(draw(st.lists(st.sampled_from(pool), min_size=rows, max_size=rows)), type)
+        first, width = next(choices) % len(values), next(choices) % 4
+        pool = [*values[first : first + width], None] if width else [*values, None]
+        arrays[name] = pa.array([pool[next(choices) % len(pool)] for _ in range(rows)], type)
     return pa.table(arrays)
 
 
@@ -387,38 +396,14 @@ def test_messages_do_not_repeat_constants():
         assert "secret" not in str(caught.value)
 
 
+TOKENS = ["(", ")", "AND", "OR", "NOT", "IN", "LIKE", "BETWEEN", "IS", "NULL", "TRUE", "DATE", "'2020-01-01'"]
+TOKENS += ["a", "1", "-1.5", "'x'", ",", "=", "<", "`", '"', "'", "\\"]
+
+
 @settings(max_examples=300)
 @given(
     st.lists(
-        st.sampled_from(
-            [
-                "(",
-                ")",
-                "AND",
-                "OR",
-                "NOT",
-                "IN",
-                "LIKE",
-                "BETWEEN",
-                "IS",
-                "NULL",
-                "TRUE",
-                "a",
-                "1",
-                "-1.5",
-                "'x'",
-                ",",
-                "=",
-                "<",
-                "DATE",
-                "'2020-01-01'",
-                "`",
-                '"',
-                "'",
-                "\\",
-            ]
-        )
-        | st.text(max_size=2),
+        st.sampled_from(TOKENS) | st.text(max_size=2),
         max_size=12,
     ).map(" ".join)
 )
@@ -459,22 +444,16 @@ def test_what_is_just_within_the_limits_works():
     assert sum(deep.mask(table).to_pylist()) == 1
     long = col("a").is_in(range(2, VALUES_MAX + 2))
     assert long.mask(table).to_pylist() == [False, True, False]
-    for pattern in ("_" * PATTERN_MAX, "%y" * (PATTERN_MAX // 2), "%_" * (PATTERN_MAX // 2)):
-        assert col("s").like(pattern).mask(table).to_pylist() == [
-            False,
-            pattern[0] == "_" or "y" in pattern,
-            False,
-        ] or (pattern.startswith("%_"))
+    for pattern in ("_" * PATTERN_MAX, "%y" * (PATTERN_MAX // 2), "y%_" * (PATTERN_MAX // 3)):
+        assert col("s").like(pattern).mask(table).to_pylist() == [False, True, False]
 
 
 def test_built_predicates_have_the_same_limits():
     nested = col("a") == 1
     for at in range(DEPTH_MAX - 1):
         nested = (nested | (col("b") == at)) if at % 2 else (nested & (col("b") == at))
-    for deeper in (operator.and_, operator.or_)[(DEPTH_MAX - 1) % 2 :]:
-        with pytest.raises(UsageError, match="deep"):
-            deeper(nested, col("c") == 1)
-        break
+    with pytest.raises(UsageError, match="deep"):
+        nested | (col("c") == 1)
     with pytest.raises(UsageError, match="comparisons"):
         any_of([col("a") == at for at in range(TERMS_MAX + 1)])
     flat = functools.reduce(operator.or_, [col("a") == at for at in range(200)])
@@ -549,7 +528,7 @@ def test_a_wrong_call_is_a_usage_error(wrong):
 
 def test_constants_of_numpy_and_pandas_are_taken_as_what_they_are():
     pandas = pytest.importorskip("pandas")
-    assert col("a") > np.int64(5) == (col("a") > 5) or str(col("a") > np.int64(5)) == "a > 5"
+    assert str(col("a") > np.int64(5)) == "a > 5"
     assert str(col("a") > np.float32(0.5)) == "a > 0.5e0"
     assert str(col("a") > pandas.Timestamp("2020-01-01")) == "a > TIMESTAMP '2020-01-01 00:00:00'"
     for wrong in (pandas.NaT, pandas.Timestamp("2020-01-01 00:00:00.000000001")):

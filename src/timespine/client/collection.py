@@ -238,12 +238,18 @@ class Collection:
         return holds.take_hold(self._access, time, to_ms(ttl) if ttl is not None else None)
 
     def expire(self, before: Moment) -> Expired:
-        """Let history before a time go: reads before it fail from now on, unless somebody holds it."""
-        asked = Frontier((to_time(before, self._access.known().arity),))
+        """Let history before a time go: reads before it fail from now on, unless somebody holds it.
+
+        The newest complete time stays readable, whatever is asked.
+        """
+        state = self._access.state()
+        asked = to_time(before, state.arity)
+        moved = asked
+        if state.arity == 1 and state.upper.elements:
+            moved = (max(min(asked[0], state.upper.elements[0][0] - 1), 0),)
         given_back = [(self.id, command) for command in self._access.shared.leases.idle(self.id)]
-        *_, reply = self._access.committer.commit(*given_back, (self.id, Retain(asked)))
-        assert isinstance(reply, Expired)
-        return reply
+        *_, reply = self._access.committer.commit(*given_back, (self.id, Retain(Frontier((moved,)))))
+        return Expired(Frontier((asked,)), reply.since, reply.held_by)
 
     def retain(self, duration: str | float | datetime.timedelta | None) -> None:
         """Keep history for so long, as a standing policy that maintenance carries out; None: for ever."""

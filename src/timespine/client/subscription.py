@@ -78,8 +78,7 @@ class Subscription(Iterator[Event]):
 
     def poll(self) -> list[Event]:
         """All events that are there now, without waiting."""
-        if not self._pending:
-            self._look(self._access.state())
+        self._look(self._access.state())
         events, self._pending = self._pending, []
         if events:
             self._taken = events[-1].through

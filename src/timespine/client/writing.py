@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -60,7 +60,20 @@ def append(
     return _append_next(access, table, tentative, upper, operation)
 
 
-def _updates(access: Access, rows: Any, at: Time | None) -> tuple[int, Schema, pa.Table]:
+class Made(NamedTuple):
+    """Rows as updates, in order."""
+
+    id: int
+    """The schema that they are written with."""
+    schema: Schema
+    table: pa.Table
+    earliest: Time | None
+    """A time at or before all that were given, those included that cancelled out."""
+    latest: Time | None
+    """A time at or after them."""
+
+
+def _updates(access: Access, rows: Any, at: Time | None) -> Made:
     """Rows as updates in order. If they do not fit the schema that is known, a newer one is looked for."""
     known = access.known()
     id, schema = access.schema(known)
@@ -72,14 +85,15 @@ def _updates(access: Access, rows: Any, at: Time | None) -> tuple[int, Schema, p
             raise
         id, schema = access.schema(state)
         table = updates(rows, schema, at)
-    return id, schema, consolidate(table, (*schema.order_names, *schema.time_names))
+    earliest, latest = _extent(table, schema)
+    return Made(id, schema, consolidate(table, (*schema.order_names, *schema.time_names)), earliest, latest)
 
 
 def _append_next(
-    access: Access, made: tuple[int, Schema, pa.Table], at: int, upper: Moment | None, operation: str
+    access: Access, made: Made, at: int, upper: Moment | None, operation: str
 ) -> Committed:
     """Append rows that stand at one time, at that time or the next free one."""
-    id, schema, table = made
+    id, schema, table, *_ = made
     limit = access.config.inline_total_bytes
     complete = to_time(upper, 1)[0] if upper is not None else None
 
@@ -93,14 +107,13 @@ def _append_next(
 
 def _append_at(
     access: Access,
-    made: tuple[int, Schema, pa.Table],
+    made: Made,
     upper: Moment | None,
     expected_upper: Moment | None,
     operation: str,
 ) -> Committed:
     """Append rows whose times are fixed, for as long as those are not sealed."""
-    id, schema, table = made
-    earliest, latest = _extent(table, schema)
+    id, schema, table, earliest, latest = made
     if upper is not None:
         new_upper = Frontier((to_time(upper, schema.arity),))
     elif latest is None:
@@ -190,7 +203,9 @@ def make_runs(
     config = access.config
     if inline and table.nbytes <= 16 * config.inline_part_bytes:
         data = encode_inline(table)
-        if len(data) <= config.inline_part_bytes:
+        # Full by what is known already: the commit would only say so.
+        fits = access.known().inline_bytes + len(data) <= config.inline_total_bytes
+        if fits and len(data) <= config.inline_part_bytes:
             return (Run((inline_part(table, data),), Order.SORTED, id),), None
     writer = access.committer.writer(access.id)
     shared = access.shared

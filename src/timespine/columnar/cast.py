@@ -30,6 +30,12 @@ CHUNK_ROWS_MIN = 1024
 
 _INT32_MAX = (1 << 31) - 1
 _UNREADABLE = (pa.ArrowInvalid, pa.ArrowCapacityError)
+_OFFSETS = (
+    (pa.types.is_list, pa.list_, 2),
+    (pa.types.is_large_list, pa.large_list, 2),
+    (pa.types.is_list_view, pa.list_view, 3),
+    (pa.types.is_large_list_view, pa.large_list_view, 3),
+)
 _ACCEPTED = {
     "bool": {"bool"},
     "integer": {"integer", "float"},
@@ -172,9 +178,43 @@ def _check_buffers(name: str, column: pa.ChunkedArray) -> None:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
+        if (is_list_like(column.type) or pa.types.is_struct(column.type)) and all(map(_is_sound, column.chunks)):
+            return
         # What Arrow says may repeat a value, so only the kind of trouble is passed on.
         what = "text that is not valid UTF-8" if "UTF8" in str(error) else f"values that no {column.type} can have"
         raise UsageError(f"column {shown(name)} holds {what}: correct the data before it is written") from None
+
+
+def _is_sound(array: pa.Array) -> bool:
+    """Whether everything in it that some row can see is valid.
+
+    Arrow also looks below nulls, and finds indices into the empty dictionary of a struct that is null,
+    which it made itself. Here nulls are passed down first.
+    """
+    try:
+        if pa.types.is_struct(array.type):
+            array.validate()
+        elif is_list_like(array.type):
+            # SUBTLE: offsets lead to elements, so they are checked first, as if there were only nulls to find.
+            _bare(array).validate(full=True)
+        else:
+            array.validate(full=True)
+            return True
+    except pa.ArrowInvalid:
+        return False
+    inside = array.flatten()
+    return all(map(_is_sound, inside if isinstance(inside, list) else [inside]))
+
+
+def _bare(array: pa.Array) -> pa.Array:
+    """The same lists of nothing but nulls; nothing of lists of a fixed size, which have no offsets."""
+    for is_kind, kind, buffers in _OFFSETS:
+        if is_kind(array.type):
+            nulls = [pa.nulls(len(array.values))]
+            bare = array.buffers()[:buffers]
+            return pa.Array.from_buffers(kind(pa.null()), len(array), bare, offset=array.offset, children=nulls)
+    array.validate()
+    return pa.nulls(len(array))
 
 
 def _coalesced(column: pa.ChunkedArray) -> pa.ChunkedArray:

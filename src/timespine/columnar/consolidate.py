@@ -18,10 +18,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from timespine.columnar.order import WORD_BITS, Packed, Words, pack, single
-from timespine.columnar.schema import DIFF, TIME
+from timespine.columnar.schema import DIFF, TIME, time_names
 from timespine.columnar.ties import Flags, Index, beginnings, settle
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
-from timespine.model.frontier import Frontier
+from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import INT64_MAX
 
 _HALF_BITS = 32
@@ -122,10 +122,26 @@ def _check_sums(diffs: NDArray[np.int64], starts: Index) -> None:
 
 
 def advance(table: pa.Table, since: Frontier) -> pa.Table:
-    """The same updates for whoever reads at or after `since`: times are advanced to it.
+    """The same collection for whoever reads at or after `since`: times are advanced to it.
 
-    Coordinate by coordinate that is the larger of the time and of the least that the elements
-    of `since` have there. With several coordinates the order of rows may have to be restored.
+    Coordinate by coordinate: meet over s in since of join(t, s) is the larger of t and of the least
+    s. Rows stay where they are: with several coordinates their order may have to be restored.
     """
-    names = [name for name in table.column_names if name == TIME or name.startswith(f"{TIME}_")]
+    arity = sum(name == TIME or name.startswith(f"{TIME}_") for name in table.column_names)
+    if arity == 0:
+        raise UsageError("there are no times in the table to advance")
+    if check_arity_of(since, arity, "since").is_closed:
+        raise UsageError("nobody reads from a closed since on, so times cannot be advanced to it")
+    for name, *least in zip(time_names(arity), *since, strict=True):
+        column = table.column(name)
+        chunks = [_at_least(chunk, min(least)) for chunk in column.chunks]
+        if any(new is not old for new, old in zip(chunks, column.chunks, strict=True)):
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, table.schema.field(place), pa.chunked_array(chunks, pa.int64()))
     return table
+
+
+def _at_least(times: pa.Array, least: int) -> pa.Array:
+    """The times, the earlier ones replaced by `least`; the array itself if there are none."""
+    values = times.to_numpy()
+    return times if len(values) == 0 or values.min() >= least else pa.array(np.maximum(values, least))

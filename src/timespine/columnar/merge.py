@@ -1,20 +1,227 @@
-"""Sorted runs merged into one, within a bound of memory."""
+"""Sorted runs merged into one, within a bound of memory.
+
+A little of every run is loaded. Whatever is at or before the smallest of the last
+rows that are loaded is complete, except for rows equal to that one: nothing that is
+still to come can be before it. So everything up to there is cut off, consolidated at
+once by the vectorised kernel, and given out, and the runs are loaded again.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 
-from timespine.columnar.consolidate import consolidate
+from timespine.columnar.bounds import encode_row
+from timespine.columnar.consolidate import consolidate_runs
+from timespine.errors import CorruptionError, DiffOverflow, UsageError
+
+_SHARE = 4
+"""Of the memory, the share that is loaded: the rest is for the rows as they are put together, sorted and taken."""
+
+_ALONE_ROWS = 1 << 13
+"""Rows of a table that are worth a round of their own."""
 
 
 def merge(
     runs: Sequence[Iterator[pa.Table]], order: Sequence[str], cut: Sequence[str] | None = None, *, chunk_bytes: int
 ) -> Iterator[pa.Table]:
-    """Stand-in, until the real one is done: everything at once."""
-    tables = [table for run in runs for table in run]
-    if tables:
-        table = consolidate(pa.concat_tables(tables), order)
-        if table.num_rows:
-            yield table
+    """The rows of all runs ascending in `order`, each once, with the sum of its diffs; zeros are dropped.
+
+    Every run must be ascending in `cut`, the leading columns of `order` (all of them, if not given);
+    neighbours may be equal. Rows that are equal in `cut` come in one table. About `chunk_bytes` of memory
+    are used, and what the rows of the largest such group take once they are consolidated.
+
+    A run that is seen not to be ascending is a CorruptionError.
+    """
+    leading = tuple(order) if cut is None else tuple(cut)
+    if leading != tuple(order)[: len(leading)]:
+        raise UsageError("runs are cut by leading columns of the order that they are merged in")
+    if chunk_bytes < 1:
+        raise UsageError(f"{chunk_bytes} bytes are too few to merge in")
+    return _Merge(runs, tuple(order), leading, chunk_bytes).tables()
+
+
+class _Run:
+    """What is loaded of one run."""
+
+    def __init__(self, tables: Iterator[pa.Table], cut: tuple[str, ...]) -> None:
+        self._tables = tables
+        self._cut = cut
+        self._loaded: deque[tuple[pa.Table, bytes]] = deque()
+        self._bytes = 0
+        self._first: bytes | None = None
+        self.last = b""
+        """The last row that is loaded, or was. Rows here are encoded by the columns of the cut."""
+        self.ended = False
+        """Whether there is nothing more to load."""
+
+    def load(self, target_bytes: int) -> None:
+        """Load tables until there are so many bytes, and one at least."""
+        while not self.ended and (not self._loaded or self._bytes < target_bytes):
+            table = next(self._tables, None)
+            if table is None:
+                self.ended = True
+            elif table.num_rows:
+                first = encode_row(table, 0, self._cut)
+                if first < self.last:
+                    raise CorruptionError("a run is not in order from one chunk to the next: it cannot be merged")
+                self.last = encode_row(table, table.num_rows - 1, self._cut)
+                self._loaded.append((table, self.last))
+                self._bytes += table.nbytes
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._loaded
+
+    @property
+    def first(self) -> bytes:
+        """The first row that is loaded."""
+        if self._first is None:
+            self._first = encode_row(self._loaded[0][0], 0, self._cut)
+        return self._first
+
+    @property
+    def first_last(self) -> bytes:
+        """The last row of the first table that is loaded."""
+        return self._loaded[0][1]
+
+    @property
+    def first_rows(self) -> int:
+        """Rows of the first table that is loaded."""
+        return int(self._loaded[0][0].num_rows)
+
+    def take(self, cut: bytes | None) -> list[pa.Table]:
+        """Everything up to and including a row; everything if there is none."""
+        taken: list[pa.Table] = []
+        while self._loaded:
+            table, last = self._loaded[0]
+            if cut is None or last <= cut:
+                taken.append(table)
+                self._loaded.popleft()
+                self._bytes -= table.nbytes
+                continue
+            stop = bisect_right(range(table.num_rows), cut, key=lambda row: encode_row(table, row, self._cut))
+            if stop:
+                left = table.slice(stop)
+                self._loaded[0] = (left, last)
+                self._bytes -= table.nbytes - left.nbytes
+                taken.append(table.slice(0, stop))
+            break
+        if taken:
+            self._first = None
+        return taken
+
+
+class _Merge:
+    """One merge under way."""
+
+    def __init__(
+        self, runs: Sequence[Iterator[pa.Table]], order: tuple[str, ...], cut: tuple[str, ...], chunk_bytes: int
+    ) -> None:
+        self._runs = [_Run(tables, cut) for tables in runs]
+        self._order = order
+        self._cut = cut
+        self._bytes = max(chunk_bytes // _SHARE, 1)
+        self._open: list[pa.Table] = []
+        """Rows that are equal to each other in the columns of the cut, and perhaps to some that are not loaded yet."""
+        self._open_row = b""
+        """What they are equal to."""
+        self._open_bytes = 0
+        """Bytes of them at which it is time to consolidate them."""
+        self._given: bytes | None = None
+        """The last row that was given out."""
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Merge, round by round."""
+        merged: pa.Table | None = None
+        while True:
+            self._load()
+            # Only now, with the next rows at hand, is it known whether the last rows of a round were the last of their kind.
+            if merged is not None and merged.num_rows:
+                yield from self._complete(merged)
+            if not self._runs:
+                break
+            merged = self._round(self._next_cut())
+        if self._open:
+            yield from self._given_out(self._consolidated([[table] for table in self._open]))
+
+    def _load(self) -> None:
+        for run in self._runs:
+            run.load(self._bytes // len(self._runs))
+        self._runs = [run for run in self._runs if not run.is_empty]
+
+    def _next_cut(self) -> bytes | None:
+        """Up to which row everything is loaded; None if there is no more to load."""
+        cut = min((run.last for run in self._runs if not run.ended), default=None)
+        reaching = [run for run in self._runs if cut is None or run.first <= cut]
+        if len(reaching) == 1 and reaching[0].first_rows >= _ALONE_ROWS:
+            # Nobody else has rows there: a table by itself needs no copy to be merged.
+            return reaching[0].first_last
+        return cut
+
+    def _round(self, cut: bytes | None) -> pa.Table | None:
+        """Everything up to a row, consolidated; None if all of it is kept open."""
+        taken = [tables for run in self._runs if (tables := run.take(cut))]
+        if self._open and cut == self._open_row:
+            self._keep_open([table for tables in taken for table in tables])
+            return None
+        inputs = [*([table] for table in self._open), *taken]
+        try:
+            merged = self._consolidated(inputs)
+            self._open = []
+        except DiffOverflow:
+            if cut is None:
+                raise
+            # SUBTLE: the sum of the row at the cut may fit again once the rest of it is loaded.
+            below = [[self._before(table, cut) for table in tables] for tables in inputs]
+            merged = self._consolidated(below)
+            pairs = zip(inputs, below, strict=True)
+            rest = [table.slice(part.num_rows) for old, new in pairs for table, part in zip(old, new, strict=True)]
+            self._open, self._open_row, self._open_bytes = rest, cut, self._bytes
+        return merged
+
+    def _keep_open(self, tables: list[pa.Table]) -> None:
+        """More rows for the group that is open. They are consolidated whenever they have doubled."""
+        self._open.extend(tables)
+        if sum(table.nbytes for table in self._open) < self._open_bytes:
+            return
+        with suppress(DiffOverflow):  # what is still to come may bring the sum back
+            self._open = [self._consolidated([[table] for table in self._open])]
+        self._open_bytes = max(self._bytes, 2 * sum(table.nbytes for table in self._open))
+
+    def _complete(self, merged: pa.Table) -> Iterator[pa.Table]:
+        """What is complete of the rows of a round. The rest is kept open."""
+        last = encode_row(merged, merged.num_rows - 1, self._cut)
+        if any(run.first == last for run in self._runs):
+            complete = self._before(merged, last)
+            self._open.insert(0, merged.slice(complete.num_rows))
+            self._open_row, self._open_bytes = last, max(self._bytes, 2 * self._open[0].nbytes)
+            merged = complete
+        yield from self._given_out(merged)
+
+    def _before(self, table: pa.Table, row: bytes) -> pa.Table:
+        """The rows of an ascending table that are before a row."""
+        return table.slice(0, bisect_left(range(table.num_rows), row, key=lambda at: encode_row(table, at, self._cut)))
+
+    def _consolidated(self, inputs: list[list[pa.Table]]) -> pa.Table:
+        """Tables of several ascending runs, consolidated."""
+        starts, rows = [], 0
+        for tables in inputs:
+            starts.append(rows)
+            rows += sum(table.num_rows for table in tables)
+        tables = [table for each in inputs for table in each]
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        return consolidate_runs(table, self._order, starts, len(self._cut))
+
+    def _given_out(self, table: pa.Table) -> Iterator[pa.Table]:
+        """The table, if there are rows in it and they come after all those before."""
+        if table.num_rows == 0:
+            return
+        if self._given is not None and encode_row(table, 0, self._cut) <= self._given:
+            raise CorruptionError("a run is not in order: what it has cannot be merged")
+        self._given = encode_row(table, table.num_rows - 1, self._cut)
+        yield table

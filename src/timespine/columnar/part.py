@@ -18,8 +18,10 @@ length, and so nothing moves.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -44,6 +46,7 @@ from timespine.columnar.part_footer import (
 )
 from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.stats import BOUND_BYTES_MAX, PartMeta, describe
+from timespine.columnar.types import is_nested
 from timespine.config import Config
 from timespine.core.hollow import wrap_int64
 from timespine.errors import UsageError
@@ -51,7 +54,7 @@ from timespine.errors import UsageError
 __all__ = ["Encoded", "MissingBlob", "encode_part"]
 
 BLOOM_ROWS_MIN = 1024
-"""A row group with fewer rows is decoded as fast as its filter is asked."""
+"""A part with fewer rows is decoded as fast as its filter is asked."""
 
 BLOOM_COLUMNS_MAX = 4
 """Key columns that get a filter, at most, in the order of the key."""
@@ -102,10 +105,9 @@ def encode_part(
         raise UsageError(f"part {name} would have {table.num_rows} rows, more than {config.part_rows_max}")
     if table.nbytes > config.part_decoded_bytes_max:
         raise UsageError(f"part {name} would have {table.nbytes} bytes of rows, over {config.part_decoded_bytes_max}")
-    groups = list(_groups(table, config.row_group_rows))
-    leaves = sum(leaf_counts(schema.update_arrow))
-    blooms = _bloom_columns(schema, groups)
-    bound_bytes = min(config.bound_bytes, BOUND_BYTES_MAX)
+    groups = [table.slice(start, config.row_group_rows) for start in range(0, table.num_rows, config.row_group_rows)]
+    meta = _described(table, schema, name, config, is_sorted=is_sorted)
+    blooms = _BLOOMS_SUPPORTED and bool(_layout(schema).blooms) and table.num_rows >= BLOOM_ROWS_MIN
     footer = Footer(
         version=FORMAT_VERSION,
         collection=collection,
@@ -114,38 +116,43 @@ def encode_part(
         rows=table.num_rows,
         sorted=is_sorted,
         decoded=tuple(group.nbytes for group in groups),
-        pieces=bytes((SIZE_BYTES + HASH_BYTES) * piece_count(len(groups), leaves, blooms=bool(blooms))),
-        blooms=bool(blooms),
+        pieces=bytes((SIZE_BYTES + HASH_BYTES) * piece_count(len(groups), _layout(schema).leaves, blooms=blooms)),
+        blooms=blooms,
         nans=tuple(_with_nans(table, schema)),
-        lowers=tuple(truncate_lower(encode_row(each, 0, schema.order_names), bound_bytes) for each in groups)
-        if is_sorted
-        else (),
+        lowers=_lowers(groups, schema, config) if is_sorted else (),
     )
-    written, metadata = _write(groups, schema, footer, blooms)
+    written, metadata = _write(groups, schema, footer)
     data, tail = _seal(written, metadata, footer)
     if len(data) > config.object_bytes_max:
         raise UsageError(f"part {name} would have {len(data)} bytes, more than {config.object_bytes_max}")
-    meta = describe(table, schema, sorted=is_sorted, budget=config.stats_bytes, bound_bytes=config.bound_bytes)
     meta = msgspec.structs.replace(meta, tail=len(tail), tail_hash=hash_of(tail))
     return Encoded(data, meta, table.num_rows, _diff_sum(table))
 
 
-def _groups(table: pa.Table, rows: int) -> Iterator[pa.Table]:
-    for start in range(0, table.num_rows, rows):
-        yield table.slice(start, rows)
+def _described(table: pa.Table, schema: Schema, name: str, config: Config, *, is_sorted: bool) -> PartMeta:
+    """What the state will know of the rows, if they are updates."""
+    if any(table.column(each).null_count for each in schema.system_names):
+        raise UsageError(f"part {name} would have a row without a time or a diff")
+    meta = describe(table, schema, sorted=is_sorted, budget=config.stats_bytes, bound_bytes=config.bound_bytes)
+    if min(meta.min_time) < 0:
+        raise UsageError(f"part {name} would have a time before 0")
+    return meta
 
 
-def _write(
-    groups: Sequence[pa.Table], schema: Schema, footer: Footer, blooms: Sequence[str]
-) -> tuple[pa.Buffer, pq.FileMetaData]:
+def _lowers(groups: Sequence[pa.Table], schema: Schema, config: Config) -> tuple[bytes, ...]:
+    bound_bytes = min(config.bound_bytes, BOUND_BYTES_MAX)
+    return tuple(truncate_lower(encode_row(group, 0, schema.order_names), bound_bytes) for group in groups)
+
+
+def _write(groups: Sequence[pa.Table], schema: Schema, footer: Footer) -> tuple[pa.Buffer, pq.FileMetaData]:
     """The Parquet file, with zeros where lengths and hashes will be, and what it says of itself."""
-    encodings = _encodings(groups, schema)
+    layout = _layout(schema)
     options: dict[str, Any] = {}
-    if blooms:
-        rows = groups[0].num_rows
-        options["bloom_filter_options"] = {name: {"ndv": rows, "fpp": BLOOM_FALSE} for name in blooms}
+    if footer.blooms:
+        sizes = {"ndv": groups[0].num_rows, "fpp": BLOOM_FALSE}  # Arrow folds a filter that turns out emptier
+        options["bloom_filter_options"] = dict.fromkeys(layout.blooms, sizes)
     if footer.sorted:
-        options["sorting_columns"] = _sorting_columns(schema)
+        options["sorting_columns"] = layout.sorting
     sink = pa.BufferOutputStream()
     collected: list[pq.FileMetaData] = []
     writer = pq.ParquetWriter(
@@ -153,8 +160,8 @@ def _write(
         schema.update_arrow,
         compression="zstd",
         compression_level=LEVEL,
-        use_dictionary=[path for path, encoding in encodings.items() if encoding == _DICTIONARY],
-        column_encoding={path: encoding for path, encoding in encodings.items() if encoding != _DICTIONARY},
+        use_dictionary=[name for name in layout.texts if groups and _repeats(groups[0].column(name))],
+        column_encoding=dict.fromkeys(layout.deltas, "DELTA_BINARY_PACKED"),
         data_page_version="1.0",  # whose checksums every reader knows
         store_schema=False,  # a reader takes the types from the state; the file is as any other to everybody else
         write_page_index=True,
@@ -201,68 +208,61 @@ def _piece_sizes(metadata: pq.FileMetaData, blooms: bool, end: int) -> Iterator[
     yield end - place - sum(sizes)
 
 
-# What is written how.
-
-_DELTA, _DICTIONARY = "DELTA_BINARY_PACKED", "dictionary"
+# What is written how. Spark's vectorised reader, DuckDB and Polars read all of it.
 
 
-def _encodings(groups: Sequence[pa.Table], schema: Schema) -> dict[str, str]:
-    """By path: integers, and what is kept as one, as differences; strings with a dictionary if there are few.
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What is the same for all parts of a schema."""
 
-    Everything else is plain. Spark's vectorised reader, DuckDB and Polars read all three.
-    """
-    found: dict[str, str] = {}
-    paths = [leaf for field in schema.update_arrow for leaf in leaf_columns(field.type, field.name)]
+    leaves: int
+    """Column chunks per row group."""
+    deltas: tuple[str, ...]
+    """The paths of what is written as differences: integers, and what is kept as one."""
+    texts: tuple[str, ...]
+    """The columns that may be written with a dictionary."""
+    blooms: tuple[str, ...]
+    """The columns that may get a filter."""
+    sorting: tuple[pq.SortingColumn, ...]
+    """The order of rows as Parquet can say it: as far as the first nested column."""
+
+
+@lru_cache(maxsize=64)
+def _layout(schema: Schema) -> _Layout:
+    columns = schema.update_arrow
+    types = {field.name: field.type for field in columns}
+    starts = dict(zip(types, np.cumsum((0, *leaf_counts(columns))).tolist(), strict=False))
+    flat = itertools.takewhile(lambda name: not is_nested(types[name]), (*schema.order_names, *schema.time_names))
+    sorting = tuple(pq.SortingColumn(starts[name], descending=False, nulls_first=True) for name in flat)
+    paths = [leaf for name, type in types.items() for leaf in leaf_columns(type, name)]
     if len({path for path, _ in paths}) < len(paths):
-        return {}  # the name of a column can look like the path into another one
-    for path, type in paths:
-        if pa.types.is_integer(type) or pa.types.is_date(type) or pa.types.is_timestamp(type):
-            found[path] = _DELTA
-    if groups and groups[0].num_rows >= DICTIONARY_ROWS_MIN:
-        for field in schema.update_arrow:
-            if (pa.types.is_string(field.type) or pa.types.is_binary(field.type)) and _repeats(groups[0][field.name]):
-                found[field.name] = _DICTIONARY
-    return found
+        # The name of a column looks like the path into another one: what is meant for one would hit both.
+        return _Layout(len(paths), (), (), (), sorting)
+    return _Layout(
+        leaves=len(paths),
+        deltas=tuple(path for path, type in paths if _is_kept_as_integer(type)),
+        texts=tuple(name for name, type in types.items() if pa.types.is_string(type) or pa.types.is_binary(type)),
+        blooms=tuple(name for name in schema.key_names if schema.key and _has_bloom(types[name]))[:BLOOM_COLUMNS_MAX],
+        sorting=sorting,
+    )
 
 
-def _repeats(column: pa.ChunkedArray) -> bool:
-    """Whether most values come several times, by a sample."""
-    sample = column.slice(len(column) // 2 - DICTIONARY_SAMPLE // 2 if len(column) > DICTIONARY_SAMPLE else 0)
-    sample = sample.slice(0, DICTIONARY_SAMPLE)
-    return bool(pc.count_distinct(sample, mode="all").as_py() * 4 <= len(sample))
-
-
-def _bloom_columns(schema: Schema, groups: Sequence[pa.Table]) -> list[str]:
-    """The columns that get a filter: those of a key, if the writer can and it pays."""
-    if not _BLOOMS_SUPPORTED or not schema.key or not groups or groups[0].num_rows < BLOOM_ROWS_MIN:
-        return []
-    types = {name: schema.update_arrow.field(name).type for name in schema.key_names}
-    return [name for name in schema.key_names if _has_bloom(types[name])][:BLOOM_COLUMNS_MAX]
+def _is_kept_as_integer(type: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(type) or pa.types.is_date(type) or pa.types.is_timestamp(type))
 
 
 def _has_bloom(type: pa.DataType) -> bool:
     """Whether values of a type can be asked for in a filter: equal ones have equal bytes, and there are many."""
-    return bool(
-        pa.types.is_integer(type)
-        or pa.types.is_string(type)
-        or pa.types.is_binary(type)
-        or pa.types.is_date(type)
-        or pa.types.is_timestamp(type)
-        or pa.types.is_decimal(type)
-    )
+    is_text = pa.types.is_string(type) or pa.types.is_binary(type)
+    return bool(is_text or _is_kept_as_integer(type) or pa.types.is_decimal(type))
 
 
-def _sorting_columns(schema: Schema) -> list[pq.SortingColumn]:
-    """The order of rows as Parquet can say it: as far as the first nested column."""
-    names = schema.update_arrow.names
-    places = np.cumsum((0, *leaf_counts(schema.update_arrow)))
-    found = []
-    for name in (*schema.order_names, *schema.time_names):
-        index = names.index(name)
-        if pa.types.is_nested(schema.update_arrow.field(index).type):
-            break
-        found.append(pq.SortingColumn(int(places[index]), descending=False, nulls_first=True))
-    return found
+def _repeats(column: pa.ChunkedArray) -> bool:
+    """Whether most values come several times, by a sample."""
+    if len(column) < DICTIONARY_ROWS_MIN:
+        return False
+    sample = column.slice(max(0, len(column) - DICTIONARY_SAMPLE) // 2, DICTIONARY_SAMPLE)
+    return bool(pc.count_distinct(sample, mode="all").as_py() * 4 <= len(sample))
 
 
 def _with_nans(table: pa.Table, schema: Schema) -> Iterator[int]:

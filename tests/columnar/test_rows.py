@@ -1,0 +1,624 @@
+"""Rows in and out: whatever a caller gives becomes exact updates, or an error that names the column."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import math
+import zoneinfo
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from timespine.columnar.rows import conform, project, sources, to_arrow, updates
+from timespine.columnar.schema import define, infer
+from timespine.errors import UsageError
+
+D = decimal.Decimal
+UTC = datetime.UTC
+BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
+
+ORDERS = define({"id": "int64"}, {"customer": "string", "total": "double", "n": "int16"})
+ROWS = [
+    {"id": 1, "customer": "ann", "total": 1.5, "n": 7},
+    {"id": 2, "customer": None, "total": -0.0, "n": None},
+]
+TABLE = pa.table(
+    {
+        "id": pa.array([1, 2]),
+        "customer": pa.array(["ann", None]),
+        "total": pa.array([1.5, 0.0]),
+        "n": pa.array([7, None], pa.int16()),
+    }
+)
+
+
+def one(type_, value, **more):
+    """A single value through the door and out again."""
+    schema = define(None, {"x": type_})
+    table = updates([{"x": value}], schema, (0,), **more)
+    assert table.schema.equals(schema.update_arrow, check_metadata=True)
+    return table.column("x").to_pylist()[0]
+
+
+# --- what can be rows ---
+
+
+class Exports:
+    """Somebody else's table, of which only the Arrow interface is known."""
+
+    def __init__(self, table):
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+class ExportsBatch:
+    def __init__(self, batch):
+        self._batch = batch
+
+    def __arrow_c_array__(self, requested_schema=None):
+        return self._batch.__arrow_c_array__(requested_schema)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        TABLE,
+        TABLE.to_batches()[0],
+        pa.RecordBatchReader.from_batches(TABLE.schema, TABLE.to_batches()),
+        pl.DataFrame(ROWS),
+        pl.LazyFrame(ROWS),
+        pd.DataFrame(ROWS),
+        pd.DataFrame(ROWS).set_index("id"),
+        pd.DataFrame(ROWS).set_index(["id", "customer"]),
+        pd.DataFrame(ROWS, index=[5, 3]),
+        pd.DataFrame(ROWS).convert_dtypes(),
+        pd.DataFrame(ROWS).astype(object),
+        ROWS,
+        tuple(ROWS),
+        {name: [row[name] for row in ROWS] for name in ROWS[0]},
+        {
+            "id": np.array([1, 2]),
+            "customer": np.array(["ann", None], object),
+            "total": pd.Series([1.5, -0.0]),
+            "n": pl.Series([7, None]),
+        },
+        {
+            "id": range(1, 3),
+            "customer": pa.chunked_array([["ann"], [None]]),
+            "total": (1.5, -0.0),
+            "n": pa.array([7, None]),
+        },
+        {**{name: TABLE[name] for name in ("customer", "total", "n")}, "id": ExportsBatch(pa.array([1, 2]))},
+        Exports(TABLE),
+        ExportsBatch(TABLE.to_batches()[0]),
+        TABLE.select(["n", "total", "customer", "id"]),
+        pa.concat_tables([TABLE.slice(0, 1), TABLE.slice(2), TABLE.slice(1)]),
+    ],
+    ids=lambda rows: type(rows).__name__,
+)
+def test_rows_may_come_in_many_forms(rows):
+    table = updates(rows, ORDERS, (7,))
+    assert table.schema.equals(ORDERS.update_arrow, check_metadata=True)
+    table.validate(full=True)
+    expected = [{**row, "_time": 7, "_diff": 1} for row in TABLE.to_pylist()]
+    assert table.to_pylist() == expected
+    assert math.copysign(1, table["total"][1].as_py()) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (None, "NoneType cannot be read as rows: give an Arrow table"),
+        ("text", "str cannot be read"),
+        (3, "int cannot be read"),
+        (iter(ROWS), "cannot be read"),
+        ({"id": 1, "customer": "ann"}, r"column 'id' is a int, not many values: a single row is \[row\]"),
+        ({"customer": "ann"}, "column 'customer' is a str"),
+        ({"id": [1, 2], "n": [1]}, "column 'n' has 1 values where the others have 2"),
+        ({1: [1]}, "1 is not the name of a column"),
+        ([{1: 1}], "1 is not the name of a column"),
+        ([{"id": 1}, None], "a row is a NoneType, not a dict"),
+        ([{"id": 1}, (1, 2)], "a row is a tuple, not a dict"),
+        ([1], "a row is a int"),
+        ({"id": np.zeros((2, 2))}, "column 'id': ndarray cannot be read"),
+        ({"id": np.zeros(2, "i4,i4")}, "column 'id'"),
+        (pa.chunked_array([[1]]), "does not export a table"),
+        (pl.Series([1]), "does not export a table"),
+        (pd.Series([1]), "as rows|export"),
+        (pd.DataFrame([[1, 2]], columns=["id", "id"]), "two columns named 'id'"),
+        (pd.DataFrame([[1]], columns=[0]), "0 is not the name"),
+        (pa.table([[1], [2]], names=["id", "id"]), "two columns named 'id'"),
+        ({"id": pl.Series([object()], dtype=pl.Object)}, "column 'id'"),
+        (pl.DataFrame({"id": pl.Series([1], dtype=pl.Int128)}), "column 'id': Int128 has no Arrow type"),
+        (pl.DataFrame({"id": [datetime.timedelta(1)]}), "column 'id' holds 'duration"),
+        (pd.DataFrame({"id": pd.period_range("2020", periods=1, freq="D")}), "column 'id' holds 'extension"),
+        (pd.DataFrame({"n": [1, "x"]}), "column 'n': it holds a str"),
+        (pd.DataFrame({"id": [2**70]}), "column 'id': row 0"),
+    ],
+)
+def test_what_cannot_be_rows_is_refused(rows, why):
+    with pytest.raises(UsageError, match=why):
+        updates(rows, ORDERS, (7,))
+
+
+def test_rows_of_no_columns_are_still_rows():
+    schema = define(None, {"a": "int8"}).add("b", "string", "x")
+    empty = pa.table({"z": [1, 2, 3]}).select([])
+    expected = [{"a": None, "b": "x", "_time": 1, "_diff": 1}] * 3
+    for rows in (empty, [{}, {}, {}], pd.DataFrame(index=range(3)), empty.to_batches()[0]):
+        assert updates(rows, schema, (1,)).to_pylist() == expected
+    assert to_arrow([{}, {}]).shape == (2, 0)
+
+
+@pytest.mark.parametrize("rows", [[], (), {}, pa.table({}), pl.DataFrame(), pd.DataFrame(), ORDERS.arrow.empty_table()])
+def test_no_rows_are_an_empty_update_table(rows):
+    table = updates(rows, ORDERS, (7,))
+    assert table.num_rows == 0
+    assert table.schema.equals(ORDERS.update_arrow, check_metadata=True)
+
+
+def test_empty_columns_must_still_be_of_the_right_type():
+    with pytest.raises(UsageError, match="holds 'string'"):
+        updates(pa.table({"id": pa.array([], pa.string())}), ORDERS, (7,))
+    assert updates({"id": []}, ORDERS, (7,)).num_rows == 0
+    assert updates(pd.DataFrame(columns=["id"]), ORDERS, (7,)).num_rows == 0
+
+
+def test_keys_of_all_dicts_count_not_only_those_of_the_first():
+    table = updates([{"id": 1}, {"n": 2}], ORDERS, (0,))
+    assert table.select(["id", "n"]).to_pylist() == [{"id": 1, "n": None}, {"id": None, "n": 2}]
+    assert to_arrow([{"a": 1}, {"b": 2}]).column_names == ["a", "b"]
+    with pytest.raises(UsageError, match="a column 'x' that the collection does not have"):
+        updates([{"id": 1}, {"x": object()}], ORDERS, (0,))
+
+
+def test_a_dict_that_lacks_a_key_holds_the_default_whatever_its_neighbours_do():
+    schema = ORDERS.add("when", "timestamp[UTC]", datetime.datetime(2020, 1, 1, tzinfo=UTC)).add("b", "binary", b"\x00")
+    rows = [{"id": 1}, {"id": 2, "when": None, "b": b"x"}]
+    together = updates(rows, schema, (0,)).to_pylist()
+    alone = [updates([row], schema, (0,)).to_pylist()[0] for row in rows]
+    assert together == alone
+    assert together[0]["when"] == datetime.datetime(2020, 1, 1, tzinfo=UTC)
+    assert together[0]["b"] == b"\x00"
+    assert together[1]["when"] is None
+
+
+def test_pandas_says_missing_in_many_ways_and_all_are_null():
+    schema = define(
+        None, {"s": "string", "n": "int64", "f": "double", "t": "timestamp", "c": "string", "l": "list<int8>"}
+    )
+    frame = pd.DataFrame(
+        {
+            "s": ["a", np.nan, None],
+            "n": [1, np.nan, np.nan],
+            "f": [1.5, np.nan, -0.0],
+            "t": [pd.Timestamp(2020, 1, 1), pd.NaT, None],
+            "c": pd.Categorical(["x", None, "x"]),
+            "l": [[1, 2], None, []],
+        }
+    )
+    assert conform(to_arrow(frame, schema), schema).to_pylist() == [
+        {"s": "a", "n": 1, "f": 1.5, "t": datetime.datetime(2020, 1, 1), "c": "x", "l": [1, 2]},
+        {"s": None, "n": None, "f": None, "t": None, "c": None, "l": None},
+        {"s": None, "n": None, "f": 0.0, "t": None, "c": "x", "l": []},
+    ]
+    objects = pd.DataFrame({"n": [1, pd.NA, None], "f": [1, 2.5, np.nan]}, dtype=object)
+    assert updates(objects, schema, (0,)).select(["n", "f"]).to_pylist() == [
+        {"n": 1, "f": 1.0},
+        {"n": None, "f": 2.5},
+        {"n": None, "f": None},
+    ]
+
+
+def test_an_index_without_a_name_is_no_column_and_one_with_a_name_is():
+    frame = pd.DataFrame({"n": [1]}, index=pd.MultiIndex.from_tuples([(7, "x")], names=["id", None]))
+    assert to_arrow(frame).column_names == ["id", "n"]
+    both = pd.DataFrame({"id": [1]}).set_index("id", drop=False)
+    assert to_arrow(both).to_pydict() == {"id": [1]}
+
+
+def test_frames_are_not_changed():
+    frame = pd.DataFrame({"customer": ["a", np.nan]}, index=pd.Index([1, 2], name="id"))
+    updates(frame, ORDERS, (0,))
+    assert frame.columns.tolist() == ["customer"]
+    assert isinstance(frame["customer"].iloc[1], float)
+
+
+def test_without_a_schema_python_values_get_the_type_they_seem_to_have():
+    rows = [
+        {
+            "i": 1,
+            "f": 1,
+            "s": "a",
+            "t": datetime.datetime(2020, 1, 1, tzinfo=BERLIN),
+            "d": D("1.5"),
+            "l": [1],
+            "z": None,
+        },
+        {"i": None, "f": 2.5, "s": None, "t": None, "d": D("10"), "l": None, "z": None},
+    ]
+    table = to_arrow(rows)
+    assert [str(field.type) for field in table.schema] == [
+        *(
+            "int64",
+            "double",
+            "string",
+            "timestamp[us, tz=Europe/Berlin]",
+            "decimal128(3, 1)",
+            "list<item: int64>",
+            "null",
+        ),
+    ]
+    assert infer(table.drop_columns(["z"]).schema, key=["i"]).update_arrow.names[-1] == "_diff"
+    for wrong in ([1, "a"], [1, True], [datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1)], [object()], [2**64]):
+        with pytest.raises(UsageError, match="column 'x'"):
+            to_arrow([{"x": value} for value in wrong])
+
+
+# --- Python values ---
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "expected"),
+    [
+        ("bool", True, True),
+        ("bool", np.bool_(False), False),
+        ("int8", -128, -128),
+        ("uint64", 2**64 - 1, 2**64 - 1),
+        ("int64", np.int16(5), 5),
+        ("int64", 5.0, 5),
+        ("int64", Colour.RED, 1),
+        ("float64", 5, 5.0),
+        ("float64", np.float32(1.5), 1.5),
+        ("float32", 0.1, float(np.float32(0.1))),
+        ("float32", 2**24, 2.0**24),
+        ("decimal(4,2)", D("1.5"), D("1.50")),
+        ("decimal(4,2)", 3, D("3.00")),
+        ("string", "größe \U0001f600\x00", "größe \U0001f600\x00"),
+        ("string", np.str_("x"), "x"),
+        ("binary", b"\xff", b"\xff"),
+        ("binary", bytearray(b"x"), b"x"),
+        ("binary", memoryview(b"x"), b"x"),
+        ("date", datetime.date.max, datetime.date.max),
+        ("timestamp", datetime.datetime.max, datetime.datetime.max),
+        ("timestamp", pd.Timestamp("2020-01-01T00:00:00.000001"), datetime.datetime(2020, 1, 1, 0, 0, 0, 1)),
+        ("timestamp", np.datetime64("2020-01-01T00:00:00", "ns"), datetime.datetime(2020, 1, 1)),
+        ("timestamp[UTC]", datetime.datetime(2020, 7, 1, 2, tzinfo=BERLIN), datetime.datetime(2020, 7, 1, tzinfo=UTC)),
+        (
+            "timestamp[UTC]",
+            datetime.datetime(2020, 10, 25, 2, 30, tzinfo=BERLIN, fold=1),
+            datetime.datetime(2020, 10, 25, 1, 30, tzinfo=UTC),
+        ),
+        ("list<int8>", [1, None], [1, None]),
+        ("list<int8>", (1, 2.0), [1, 2]),
+        ("list<float64>", np.array([1.5, 2]), [1.5, 2.0]),
+        ("list<list<string>>", [["a"], None, []], [["a"], None, []]),
+        ("struct<a:int8,b:string>", {"b": "x"}, {"a": None, "b": "x"}),
+        ("list<struct<t:timestamp[UTC]>>", [{"t": datetime.datetime(2020, 1, 1, tzinfo=UTC)}, None, {}], None),
+        ("list<int8>", [], []),
+        ("struct<a:list<date>>", {"a": [datetime.date(2020, 1, 1)]}, {"a": [datetime.date(2020, 1, 1)]}),
+    ],
+)
+def test_python_values_are_read_exactly(type_, value, expected):
+    if expected is None:
+        moment = datetime.datetime(2020, 1, 1, tzinfo=UTC)
+        expected = [{"t": moment}, None, {"t": None}]
+    result = one(type_, value)
+    assert result == expected
+    assert type(result) is type(expected)
+    assert one(type_, None) is None
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "why"),
+    [
+        ("bool", 1, "it holds a int where bool is needed"),
+        ("int64", True, "it holds a bool where int64 is needed"),
+        ("int64", "1", "it holds a str"),
+        ("int64", 1.5, "row 0 does not fit int64"),
+        ("int64", math.nan, "row 0 does not fit int64"),
+        ("int64", D(1), "it holds a Decimal"),
+        ("int8", 128, "row 0 does not fit int8"),
+        ("uint8", -1, "row 0 does not fit uint8"),
+        ("uint64", 2**64, "row 0 does not fit uint64"),
+        ("int64", pd.NA, "it holds a NAType.*use None"),
+        ("float64", True, "it holds a bool"),
+        ("float64", "1.5", "it holds a str"),
+        ("float64", 2**53 + 1, "row 0 does not fit float64"),
+        ("float32", 1e300, "row 0 does not fit float32"),
+        ("float32", 2**24 + 1, "row 0 does not fit float32"),
+        ("decimal(4,2)", 1.5, "it holds a float"),
+        ("decimal(4,2)", True, "it holds a bool"),
+        ("decimal(4,2)", D("1.555"), "row 0 does not fit decimal"),
+        ("decimal(4,2)", 100, "row 0 does not fit decimal"),
+        ("decimal(4,2)", D("NaN"), "row 0 does not fit decimal"),
+        ("string", b"x", "it holds a bytes"),
+        ("string", 1, "it holds a int"),
+        ("string", math.nan, "it holds a float"),
+        ("string", "\ud800", "row 0 does not fit string"),
+        ("binary", "x", "it holds a str"),
+        ("date", datetime.datetime(2020, 1, 1, 5), "it holds a datetime"),
+        ("date", 5, "it holds a int"),
+        ("timestamp", datetime.date(2020, 1, 1), "it holds a date"),
+        ("timestamp", 5, "it holds a int"),
+        ("timestamp", datetime.datetime(2020, 1, 1, tzinfo=UTC), "has a zone"),
+        ("timestamp[UTC]", datetime.datetime(2020, 1, 1), "has no zone"),
+        ("timestamp", pd.Timestamp("2020-01-01T00:00:00.000000001"), "finer than microseconds"),
+        ("timestamp", pd.NaT, "it holds a NaTType.*use None"),
+        ("timestamp", np.datetime64("2020-01-01T00:00:00.000000001"), "row 0 does not fit timestamp"),
+        ("timestamp[UTC]", np.datetime64("2020-01-01T00:00:00"), "without a zone"),
+        ("list<int8>", "abc", "it holds a str"),
+        ("list<int8>", {1, 2}, "it holds a set"),
+        ("list<int8>", b"ab", "it holds a bytes"),
+        ("list<int8>", [1.5], "row 0 does not fit list<int8>"),
+        ("list<int8>", [True], "it holds a bool where int8"),
+        ("list<timestamp>", [datetime.datetime(2020, 1, 1), datetime.datetime(2020, 1, 1, tzinfo=UTC)], "has a zone"),
+        ("list<date>", [datetime.datetime(2020, 1, 1)], "it holds a datetime"),
+        ("struct<a:int8>", {"a": 1, "b": 2}, "a key 'b' that struct<a:int8> does not have"),
+        ("struct<a:int8>", [("a", 1)], "it holds a list"),
+        ("struct<a:string>", {"a": b"x"}, "it holds a bytes where string"),
+        ("list<struct<a:int8>>", [{"a": 1}, {1: 1}], "a key 1"),
+    ],
+)
+def test_python_values_that_would_change_are_refused(type_, value, why):
+    with pytest.raises(UsageError, match=f"column 'x'.*{why}"):
+        one(type_, value)
+
+
+def test_the_first_python_value_that_does_not_fit_is_named():
+    rows = [{"n": 1}] * 500 + [{"n": 40_000}] + [{"n": 1}] * 200
+    with pytest.raises(UsageError, match="column 'n': row 500 does not fit int16") as caught:
+        updates(rows, ORDERS, (0,))
+    assert "40000" not in str(caught.value)
+
+
+def test_mixed_zones_are_one_instant_each_but_mixed_with_none_they_are_refused():
+    schema = define(None, {"x": "timestamp[UTC]"})
+    moments = [datetime.datetime(2020, 1, 1, 1, tzinfo=BERLIN), datetime.datetime(2020, 1, 1, tzinfo=UTC)]
+    assert updates([{"x": m} for m in moments], schema, (0,)).column("x").to_pylist() == [moments[1]] * 2
+    for wrong in ([*moments, datetime.datetime(2020, 1, 1)], [datetime.datetime(2020, 1, 1), *moments]):
+        for wanted in (schema, define(None, {"x": "timestamp"})):
+            with pytest.raises(UsageError, match="zone"):
+                updates([{"x": m} for m in wrong], wanted, (0,))
+
+
+# --- conform ---
+
+
+def test_conform_gives_exactly_the_users_columns():
+    table = conform(TABLE.select(["total", "id"]), ORDERS)
+    assert table.schema.equals(ORDERS.arrow, check_metadata=True)
+    assert table.column("n").null_count == 2
+    with pytest.raises(UsageError, match="column '_diff' that the collection does not have"):
+        conform(TABLE.append_column("_diff", [[1, 1]]), ORDERS)
+    with pytest.raises(UsageError, match="use `to_arrow`"):
+        conform(ROWS, ORDERS)
+
+
+def test_what_already_fits_is_not_copied():
+    table = conform(TABLE, ORDERS)
+    for name in TABLE.column_names:
+        assert table[name].chunk(0).buffers()[-1].address == TABLE[name].chunk(0).buffers()[-1].address
+
+
+def test_unknown_columns_are_refused_with_a_guess():
+    with pytest.raises(UsageError, match=r"a column 'Total' that .* did you mean 'total'"):
+        conform(pa.table({"Total": [1.0]}), ORDERS)
+    with pytest.raises(UsageError, match="there are 'id', 'customer', 'total', 'n'"):
+        conform(pa.table({"x": [1.0]}), ORDERS)
+    with pytest.raises(UsageError, match="'_time', '_diff'"):
+        updates(pa.table({"_time_0": [1]}), ORDERS, (0,))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 70_000, 200_000])
+def test_missing_columns_are_filled_with_their_defaults(rows):
+    schema = ORDERS.add("s", "string", "x" * 100).add("d", "decimal(4,2)", D("1.5")).add("f", "float", math.nan)
+    schema = schema.add("nothing", "struct<a:list<int8>>")
+    table = conform(pa.table({"id": np.arange(rows)}), schema)
+    table.validate(full=True)
+    assert table.num_rows == rows
+    assert table["s"].unique().to_pylist() == ["x" * 100][:rows]
+    assert table["d"].unique().to_pylist() == [D("1.50")][:rows]
+    assert table["nothing"].null_count == rows
+    assert table["s"].null_count == table["f"].null_count == 0
+    assert table["f"].to_numpy().view(np.uint32).tolist() == [0x7FC00000] * rows
+
+
+# --- updates ---
+
+
+def test_rows_may_bring_their_own_times_and_diffs():
+    rows = pa.table(
+        {"id": [1, 2], "_diff": pa.array([-1, 0], pa.int8()), "_time": pa.array([3, 2**63 - 1], pa.uint64())}
+    )
+    table = updates(rows, ORDERS, None)
+    assert table.select(["id", "_time", "_diff"]).to_pylist() == [
+        {"id": 1, "_time": 3, "_diff": -1},
+        {"id": 2, "_time": 2**63 - 1, "_diff": 0},
+    ]
+    assert table.schema.equals(ORDERS.update_arrow, check_metadata=True)
+    assert updates([{"id": 1, "_time": 5, "_diff": -(2**63)}], ORDERS, None, diff=None)["_diff"].to_pylist() == [
+        -(2**63)
+    ]
+    assert updates([{"id": 1, "_diff": 2}], ORDERS, (5,))["_time"].to_pylist() == [5]
+    assert updates([{"id": 1, "_time": 2}], ORDERS, None, diff=-1)["_diff"].to_pylist() == [-1]
+
+
+def test_times_of_several_coordinates_have_several_columns():
+    schema = define(None, {"a": "int8"}, arity=2)
+    assert updates([{"a": 1}], schema, (3, 4)).to_pylist() == [{"a": 1, "_time_0": 3, "_time_1": 4, "_diff": 1}]
+    own = updates([{"a": 1, "_time_1": 4, "_time_0": 3}], schema, None)
+    assert own.column_names == ["a", "_time_0", "_time_1", "_diff"]
+    assert own.to_pylist() == [{"a": 1, "_time_0": 3, "_time_1": 4, "_diff": 1}]
+    with pytest.raises(UsageError, match="give the columns '_time_1'"):
+        updates([{"a": 1, "_time_0": 3}], schema, None)
+    with pytest.raises(UsageError, match="leave out `at`"):
+        updates([{"a": 1, "_time_0": 3}], schema, (1, 2))
+    with pytest.raises(UsageError, match="column '_time' that"):
+        updates([{"a": 1, "_time": 3}], schema, (1, 2))
+    with pytest.raises(UsageError, match="2 are needed"):
+        updates([{"a": 1}], schema, (1,))
+
+
+@pytest.mark.parametrize(
+    ("rows", "at", "diff", "why"),
+    [
+        ({"id": [1]}, None, 1, "give `at` or the columns '_time'"),
+        ({"id": [1]}, 7, 1, "not a time"),
+        ({"id": [1]}, (-1,), 1, "not a coordinate"),
+        ({"id": [1]}, (1, 2), 1, "1 are needed"),
+        ({"id": [1]}, (True,), 1, "not a coordinate"),
+        ({"id": [1]}, (1,), None, "the rows have no diffs"),
+        ({"id": [1]}, (1,), 1.0, "is not a diff"),
+        ({"id": [1]}, (1,), True, "is not a diff"),
+        ({"id": [1]}, (1,), 2**63, "is not a diff"),
+        ({"id": [1], "_time": [1]}, (1,), 1, "leave out `at`"),
+        ({"id": [1], "_diff": [1]}, (1,), -1, "leave out `diff`"),
+        ({"id": [1], "_time": [-1]}, None, 1, "times below zero"),
+        ({"id": [1, 1], "_time": [1, None]}, None, 1, "column '_time' has 1 nulls"),
+        ({"id": [1], "_diff": [None]}, (1,), 1, "column '_diff' has 1 nulls"),
+        ({"id": [1], "_diff": pa.array([1.0])}, (1,), 1, "column '_diff' holds 'double' where integers"),
+        ({"id": [1], "_diff": [1.0]}, (1,), 1, "column '_diff' holds 'double' where integers"),
+        ({"id": [1], "_diff": [True]}, (1,), 1, "it holds a bool"),
+        ({"id": [1], "_diff": pa.array([True])}, (1,), 1, "holds 'bool' where integers"),
+        ({"id": [1], "_diff": pa.array([2**63], pa.uint64())}, (1,), 1, "column '_diff': row 0 does not fit int64"),
+        ({"id": [1], "_time": pa.array([2**64 - 1], pa.uint64())}, None, 1, "column '_time': row 0"),
+        ({"id": [1], "_time": [datetime.datetime(2020, 1, 1)]}, None, 1, "it holds a datetime"),
+        ({"id": [1], "_time": pa.array([1], pa.timestamp("us"))}, None, 1, "holds 'timestamp"),
+        ({"id": [1], "_Diff": [1]}, (1,), 1, "did you mean '_diff'"),
+    ],
+)
+def test_times_and_diffs_are_checked(rows, at, diff, why):
+    with pytest.raises(UsageError, match=why):
+        updates(rows, ORDERS, at, diff)
+
+
+# --- project ---
+
+EVOLVED = (
+    ORDERS.rename("total", "sum")
+    .drop("customer")
+    .add("customer", "string", "new")
+    .widen("n", "int64")
+    .add("tags", "list<struct<a:float64>>")
+)
+
+
+def test_old_rows_are_seen_under_a_new_schema():
+    table = project(updates(ROWS, ORDERS, (7,), diff=-2), ORDERS, EVOLVED)
+    assert table.schema.equals(EVOLVED.update_arrow, check_metadata=True)
+    table.validate(full=True)
+    assert table.to_pylist() == [
+        {"id": 1, "sum": 1.5, "n": 7, "customer": "new", "tags": None, "_time": 7, "_diff": -2},
+        {"id": 2, "sum": 0.0, "n": None, "customer": "new", "tags": None, "_time": 7, "_diff": -2},
+    ]
+
+
+def test_a_column_that_was_added_again_is_not_the_old_one():
+    again = ORDERS.drop("customer").add("customer", "string")
+    old = updates(ROWS, ORDERS, (7,))
+    assert project(old, ORDERS, again)["customer"].to_pylist() == [None, None]
+    swapped = ORDERS.rename("customer", "x").rename("n", "customer").rename("x", "n")
+    assert project(old, ORDERS, swapped).select(["customer", "n"]).to_pylist() == [
+        {"customer": 7, "n": "ann"},
+        {"customer": None, "n": None},
+    ]
+
+
+def test_the_same_schema_gives_the_same_table():
+    table = updates(ROWS, ORDERS, (7,))
+    assert project(table, ORDERS, ORDERS) is table
+    plain = table.replace_schema_metadata(None).cast(pa.schema([f.remove_metadata() for f in table.schema]))
+    assert project(plain, ORDERS, ORDERS).schema.equals(ORDERS.update_arrow, check_metadata=True)
+
+
+def test_some_columns_need_only_their_sources():
+    table = updates(ROWS, ORDERS, (7,))
+    assert sources(ORDERS, EVOLVED) == ("id", "total", "n")
+    assert sources(ORDERS, EVOLVED, ["customer", "sum"]) == ("total",)
+    some = project(table.select(["total", "_diff"]), ORDERS, EVOLVED, columns=["customer", "sum"])
+    assert some.to_pylist() == [
+        {"customer": "new", "sum": 1.5, "_diff": 1},
+        {"customer": "new", "sum": 0.0, "_diff": 1},
+    ]
+    assert some.schema.field("sum").metadata == {b"PARQUET:field_id": b"3"}
+    without = project(table.select(["n"]), ORDERS, EVOLVED, columns=["n"])
+    assert without.schema.equals(pa.schema([EVOLVED.update_arrow.field("n")]), check_metadata=True)
+    only_filled = project(table.select([]), ORDERS, EVOLVED, columns=["customer"])
+    assert only_filled["customer"].to_pylist() == ["new", "new"]
+    assert project(table.select([]), ORDERS, EVOLVED, columns=[]).num_rows == 2
+
+
+def test_projection_refuses_what_it_cannot_see():
+    table = updates(ROWS, ORDERS, (7,))
+    with pytest.raises(UsageError, match="cannot be seen as int16: use the newest schema"):
+        project(updates([{"id": 1}], EVOLVED, (7,)), EVOLVED, ORDERS, columns=["id", "n"])
+    with pytest.raises(UsageError, match="no column 'total'"):
+        project(table.drop_columns(["total"]), ORDERS, EVOLVED)
+    with pytest.raises(UsageError, match="there is no column 'total'"):
+        project(table, ORDERS, EVOLVED, columns=["total"])
+    with pytest.raises(UsageError, match="coordinates"):
+        project(table, ORDERS, define({"id": "int64"}, None, arity=2))
+    with pytest.raises(UsageError, match="column 'n' was written as int16, the table has int64"):
+        project(table.set_column(3, "n", table["n"].cast("int64")), ORDERS, EVOLVED)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("int8", "int64", -128),
+        ("uint32", "int64", 2**32 - 1),
+        ("int32", "float64", -(2**31)),
+        ("float32", "float64", float(np.float32(0.1))),
+        ("decimal(4,2)", "decimal(38,2)", D("99.99")),
+        ("struct<a:list<float64>>", "struct<a:list<float64>>", {"a": [1.5, None]}),
+    ],
+)
+def test_widened_values_are_exact(old, new, value):
+    written = define(None, {"x": old})
+    table = project(updates([{"x": value}, {"x": None}], written, (0,)), written, written.widen("x", new))
+    assert table["x"].to_pylist() == [value, None]
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["add", "drop", "rename", "widen"]), st.sampled_from("abc"), st.sampled_from("abc")),
+    max_size=12,
+)
+
+
+@settings(max_examples=120)
+@given(steps, st.integers(0, 12))
+def test_a_projection_by_any_path_gives_what_the_ids_say(steps, cut):
+    """Against a model that keeps rows as dicts from id to value."""
+    schemas = [define({"k": "int8"}, {"a": "int8"})]
+    for what, name, other in steps:
+        newest = schemas[-1]
+        try:
+            schemas.append(
+                {
+                    "add": lambda n=name, s=newest: s.add(n, "int8", s.next_id),
+                    "drop": lambda n=name, s=newest: s.drop(n),
+                    "rename": lambda n=name, o=other, s=newest: s.rename(n, o),
+                    "widen": lambda n=name, s=newest: s.widen(n, "int64"),
+                }[what]()
+            )
+        except UsageError:
+            continue
+    written, wanted = schemas[min(cut, len(schemas) - 1)], schemas[-1]
+    by_id = {field.id: 50 + field.id for field in written.fields}
+    table = updates([{written.by_id(each).name: value for each, value in by_id.items()}], written, (3,))
+    model = {field.name: by_id.get(field.id, field.default) for field in wanted.fields}
+    assert project(table, written, wanted).to_pylist() == [{**model, "_time": 3, "_diff": 1}]
