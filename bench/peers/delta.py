@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
 
-from bench.peers.system import NOBODY, System, Version
+from bench.peers.system import NOBODY, Polled, Version
 from bench.rows import COLUMNS, SCHEMA
 
 RETRIES = 1_000
 
 
-class Delta(System):
+class Delta(Polled):
     """The change data feed is on, or there would be no changes to read; it costs the merge some writing."""
 
     name = "deltalake"
@@ -61,8 +62,8 @@ class Delta(System):
         retracted = np.isin(feed.column("_change_type").to_numpy(), ["delete", "update_preimage"])
         return feed.select(COLUMNS).append_column("_diff", pa.array(np.where(retracted, -1, 1)))
 
-    def lookup(self, key: int) -> pa.Table:
-        return _query(self._table, f"SELECT * FROM t WHERE id = {key}")
+    def lookup(self, key: int) -> list[dict[str, Any]]:
+        return _query(self._table, f"SELECT * FROM t WHERE id = {key}").to_pylist()
 
     def range(self, low: int, high: int) -> pa.Table:
         return _query(self._table, f"SELECT * FROM t WHERE id >= {low} AND id < {high}")

@@ -9,20 +9,21 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 
 from bench.peers.runs import row_count, write_runs
-from bench.peers.system import System, Version
+from bench.peers.system import Polled, Version
 from bench.rows import COLUMNS
 
 ROWS = ", ".join(COLUMNS)
 TYPES = "id BIGINT, customer VARCHAR, total DOUBLE, created TIMESTAMP, note VARCHAR"
 
 
-class DuckTable(System):
+class DuckTable(Polled):
     """No index unless a work asks for one: it would make the upserts slower."""
 
     name = "duckdb"
@@ -84,8 +85,8 @@ class DuckTable(System):
             f"SELECT {ROWS}, _diff FROM log WHERE _time > {after} AND _time <= {until}"
         ).to_arrow_table()
 
-    def lookup(self, key: int) -> pa.Table:
-        return self._db.sql(f"SELECT {ROWS} FROM orders WHERE id = {key}").to_arrow_table()
+    def lookup(self, key: int) -> list[dict[str, Any]]:
+        return self._db.sql(f"SELECT {ROWS} FROM orders WHERE id = {key}").to_arrow_table().to_pylist()
 
     def range(self, low: int, high: int) -> pa.Table:
         return self._db.sql(f"SELECT {ROWS} FROM orders WHERE id >= {low} AND id < {high}").to_arrow_table()
@@ -93,7 +94,7 @@ class DuckTable(System):
     def index(self) -> None:
         self._db.execute("CREATE INDEX by_id ON orders (id); CHECKPOINT")
 
-    def reader(self) -> System:
+    def reader(self) -> Polled:
         """Another cursor: the file is open already, and may be open once only."""
         another = copy.copy(self)
         another._db = self._db.cursor()

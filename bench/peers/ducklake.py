@@ -9,19 +9,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import duckdb_extension_ducklake
 import numpy as np
 import pyarrow as pa
 
-from bench.peers.system import NOBODY, System, Version
+from bench.peers.system import NOBODY, Polled, Version
 from bench.rows import COLUMNS
 
 ROWS = ", ".join(COLUMNS)
 
 
-class DuckLake(System):
+class DuckLake(Polled):
     """As it is by default: very small inserts are kept in the catalog."""
 
     name = "ducklake"
@@ -82,13 +83,13 @@ class DuckLake(System):
             FROM ducklake_table_changes('lake', 'main', 'orders', {after + 1}, {until})"""
         ).to_arrow_table()
 
-    def lookup(self, key: int) -> pa.Table:
-        return self._db.execute(f"SELECT {ROWS} FROM orders WHERE id = {key}").to_arrow_table()
+    def lookup(self, key: int) -> list[dict[str, Any]]:
+        return self._db.execute(f"SELECT {ROWS} FROM orders WHERE id = {key}").to_arrow_table().to_pylist()
 
     def range(self, low: int, high: int) -> pa.Table:
         return self._db.execute(f"SELECT {ROWS} FROM orders WHERE id >= {low} AND id < {high}").to_arrow_table()
 
-    def reader(self) -> System:
+    def reader(self) -> Polled:
         """Another cursor: the catalog is open already, and may be open once only."""
         another = copy.copy(self)
         another._db = self._db.cursor()

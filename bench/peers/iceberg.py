@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,14 +12,14 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
-from bench.peers.system import NOBODY, System, Version
+from bench.peers.system import NOBODY, Polled, Version
 from bench.rows import SCHEMA
 
 NAME = "bench.orders"
 ATTEMPTS = 200
 
 
-class Iceberg(System):
+class Iceberg(Polled):
     """Copy on write, as pyiceberg does it. A commit that lost to another is tried again here, as its manual says."""
 
     name = "pyiceberg"
@@ -61,8 +62,8 @@ class Iceberg(System):
     def snapshot(self, version: Version = None) -> pa.Table:
         return self._table.scan(snapshot_id=version).to_arrow()
 
-    def lookup(self, key: int) -> pa.Table:
-        return self._table.scan(row_filter=f"id = {key}").to_arrow()
+    def lookup(self, key: int) -> list[dict[str, Any]]:
+        return self._table.scan(row_filter=f"id = {key}").to_arrow().to_pylist()
 
     def range(self, low: int, high: int) -> pa.Table:
         return self._table.scan(row_filter=f"id >= {low} and id < {high}").to_arrow()

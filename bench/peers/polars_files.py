@@ -13,20 +13,21 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from bench.peers.runs import row_count, write_runs
-from bench.peers.system import NOBODY, System, Version
+from bench.peers.system import NOBODY, Polled, Version
 from bench.rows import COLUMNS, SCHEMA
 
 Entry = dict[str, list[str]]
 UPDATES = [*COLUMNS, "_time"]
 
 
-class PolarsFiles(System):
+class PolarsFiles(Polled):
     """Copy on write, by hand."""
 
     name = "polars"
@@ -75,8 +76,8 @@ class PolarsFiles(System):
         came = new.join(old, on=COLUMNS, how="anti", nulls_equal=True).with_columns(_diff=pl.lit(1, pl.Int64))
         return pl.concat([gone, came]).collect().to_arrow()
 
-    def lookup(self, key: int) -> pa.Table:
-        return self._scan(self._live).filter(pl.col("id") == key).collect().to_arrow()
+    def lookup(self, key: int) -> list[dict[str, Any]]:
+        return self._scan(self._live).filter(pl.col("id") == key).collect().to_arrow().to_pylist()
 
     def range(self, low: int, high: int) -> pa.Table:
         return self._scan(self._live).filter(pl.col("id") >= low, pl.col("id") < high).collect().to_arrow()

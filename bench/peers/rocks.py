@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from bench.peers.system import Cannot, System, Version
 from bench.rows import COLUMNS, SCHEMA
 
 SLICE = 100_000
+EPOCH = datetime.datetime(1970, 1, 1)
 
 
 class Rocks(System):
@@ -26,7 +28,7 @@ class Rocks(System):
     cannot = {
         "changes": "keeps only the latest rows",
         "expire": "keeps only the latest rows",
-        "poll": "has no feed",
+        "feed": "has no feed",
         "consolidate": "a table, not a kernel",
         "merge_runs": "keeps one value per key, counts nothing",
         "write_runs": "keeps one value per key, counts nothing",
@@ -65,9 +67,13 @@ class Rocks(System):
             raise Cannot("keeps only the latest rows")
         return _table(self._db.items())
 
-    def lookup(self, key: int) -> pa.Table:
-        name = key.to_bytes(8, "big")
-        return _table([(name, self._db[name])])
+    def lookup(self, key: int) -> list[dict[str, Any]]:
+        found = self._db.get(key.to_bytes(8, "big"))
+        if found is None:
+            return []
+        row = dict(zip(COLUMNS, [key, *msgspec.msgpack.decode(found)], strict=True))
+        row["created"] = EPOCH + datetime.timedelta(microseconds=row["created"])
+        return [row]
 
     def range(self, low: int, high: int) -> pa.Table:
         options = ReadOptions()

@@ -108,8 +108,8 @@ class System:
         """The change feed between two versions as it comes, plus a signed `_diff`."""
         raise self._refuse("changes")
 
-    def lookup(self, key: int) -> pa.Table:
-        """The row of one id."""
+    def lookup(self, key: int) -> list[dict[str, Any]]:
+        """The rows of one id: one, or none."""
         raise self._refuse("lookup")
 
     def range(self, low: int, high: int) -> pa.Table:
@@ -119,31 +119,9 @@ class System:
     def index(self) -> None:
         """Whatever this system offers to make lookups fast, after a load."""
 
-    def poll(self, after: Version) -> tuple[Version, np.ndarray]:
-        """The latest version, and the ids that were added after the one given."""
-        raise self._refuse("poll")
-
-    def reader(self) -> System:
-        """A second handle on the same table, for a thread that follows it."""
-        another = type(self)(self.folder)
-        another.open()
-        return another
-
     def feed(self, stop: threading.Event) -> Iterator[np.ndarray]:
-        """The ids of rows as they are committed, after an empty answer that says from now on.
-
-        A system that pushes nothing is asked every millisecond.
-        """
-        reader = self.reader()
-        after = reader.version()
-        yield NOBODY
-        while not stop.is_set():
-            latest, ids = reader.poll(after)
-            if latest == after:
-                time.sleep(POLL_S)
-                continue
-            after = latest
-            yield ids
+        """The ids of rows as they are committed, after an empty answer that says: from now on."""
+        raise self._refuse("feed")
 
     # Upkeep.
 
@@ -175,3 +153,29 @@ class System:
     def merge_runs(self, memory_mb: int) -> int:
         """All runs merged into one, netted over time and sorted by id; gives the number of rows."""
         raise self._refuse("merge_runs")
+
+
+class Polled(System):
+    """A system that pushes nothing: whoever follows it asks every millisecond."""
+
+    def reader(self) -> Polled:
+        """A second handle on the same table, for a thread that follows it."""
+        another = type(self)(self.folder)
+        another.open()
+        return another
+
+    def poll(self, after: Version) -> tuple[Version, np.ndarray]:
+        """The latest version, and the ids that were added after the one given."""
+        raise NotImplementedError
+
+    def feed(self, stop: threading.Event) -> Iterator[np.ndarray]:
+        reader = self.reader()
+        after = reader.version()
+        yield NOBODY
+        while not stop.is_set():
+            latest, ids = reader.poll(after)
+            if latest == after:
+                time.sleep(POLL_S)
+                continue
+            after = latest
+            yield ids

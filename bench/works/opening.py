@@ -47,4 +47,4 @@ class Open(Work):
         out.figure("open", opening)
         out.figure("open and first row", opening + reading)
         system.close()
-        check("rows found", [found[0].num_rows], [1])
+        check("rows found", [len(found[0])], [1])

@@ -23,7 +23,7 @@ class Subscribe(Work):
 
     name = "subscribe"
     title = "from the call that commits one row to the subscriber that has it, {writes} times"
-    needs = ("append", "poll")
+    needs = ("append", "feed")
     cases = (
         Case("same process", {"writes": 20, "apart": 0}, {"writes": 100, "apart": 0}),
         Case("another process", {"writes": 20, "apart": 1}, {"writes": 100, "apart": 1}),

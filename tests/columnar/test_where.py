@@ -229,7 +229,52 @@ def rows_of(table):
     return pa.table(plain).to_pylist()
 
 
-@settings(max_examples=500)
+def known(type, low, high, nulls=0):
+    return Range(encode_scalar(low, type), encode_scalar(high, type), nulls)
+
+
+def constants_of(name):
+    """Constants to compare a column with: its own values, and what lies beside them."""
+    type, values, _ = COLUMNS[name]
+    if pa.types.is_timestamp(type):
+        return [*DATES[:3], *(AWARE + NAIVE[:1] if type.tz else NAIVE)]
+    if pa.types.is_date(type):
+        return DATES + NAIVE
+    number = pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_decimal(type)
+    return [*values, *NUMBERS] if number else values
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_every_comparison_of_a_column_with_a_constant_is_exact(name):
+    type, values, _ = COLUMNS[name]
+    table = pa.table({name: pa.array([*values, None], type)})
+    rows = [{name: value} for value in [*values, None]]
+    tests = [getattr(operator, op.__name__)(col(name), value) for op in OPS.values() for value in constants_of(name)]
+    tests += [col(name).is_in([value]) for value in constants_of(name)]
+    for test in [*tests, *(~test for test in tests)]:
+        assert test.mask(table).to_pylist() == [naive(test, row) is True for row in rows], str(test)
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_every_comparison_skips_exactly_what_the_two_bounds_allow(name):
+    type, values, _ = COLUMNS[name]
+    ordered = sorted(values, key=lambda value: value_key(value, type))
+    spans = [(low, high) for at, low in enumerate(ordered) for high in ordered[at:]]
+    ranges = [{name: known(type, low, high)} for low, high in spans]
+    for comparison, constant in ((comparison, constant) for comparison in OPS for constant in constants_of(name)):
+        test = OPS[comparison](col(name), constant)
+        for (low, high), its in zip(spans, ranges, strict=True):
+            found = [naive(test, {name: value}) for value in (low, high)]
+            # What lies between the bounds may be equal to a constant, but no more extreme than they are.
+            may = test.may_match(its, TYPES, 2)
+            assert may or True not in found, (str(test), low, high)
+            assert may == (True in found) or comparison == "=", (str(test), low, high)
+            negated = (~test).may_match(its, TYPES, 2)
+            assert negated or False not in found, (str(test), low, high)
+            assert negated == (False in found) or comparison == "!=", (str(test), low, high)
+
+
+@settings(max_examples=300)
 @given(tables(), predicates)
 def test_rows_are_kept_exactly_where_sql_says_true(table, predicate):
     mask = predicate.mask(table)
@@ -238,7 +283,7 @@ def test_rows_are_kept_exactly_where_sql_says_true(table, predicate):
     assert mask.to_pylist() == [naive(predicate, row) is True for row in rows_of(table)]
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(tables(), predicates, st.integers(1, 24), st.data())
 def test_nothing_is_skipped_that_has_a_matching_row(table, predicate, bound_bytes, data):
     ranges = {}
@@ -557,10 +602,6 @@ def test_a_predicate_of_constants_answers_for_every_row():
 
 
 # ---------------------------------------------------------------- skipping
-
-
-def known(type, low, high, nulls=0):
-    return Range(encode_scalar(low, type), encode_scalar(high, type), nulls)
 
 
 @pytest.mark.parametrize(

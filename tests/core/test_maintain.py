@@ -451,6 +451,20 @@ def test_merge_is_applied_once_whichever_of_its_commits_fails(nth: int, fault: F
     stage.agree()
 
 
+def test_merge_of_a_named_request_leaves_all_others_as_they_are() -> None:
+    stage = Stage()
+    session = stage.session()
+    for when in range(12):
+        stage.append(session, when + 1, up(f"r{when}", when))
+    named = max(stage.head().trace.requests(), key=lambda request: request.rope.len)
+    others = [request.id for request in stage.head().trace.requests() if request.id != named.id]
+    assert others
+    assert stage.run(merge_once(session, "c", named.id)) is Applied.EXACT
+    assert [request.id for request in stage.head().trace.requests()] == others
+    assert stage.run(merge_once(session, "c", named.id)) is None
+    stage.agree()
+
+
 def test_merge_is_in_nobodys_way() -> None:
     stage, session, other = asked_for_a_merge()
     stage.before(CompareAndSet, lambda: stage.append(other, 5, up("r4", 4)), nth=2)

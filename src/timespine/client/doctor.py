@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 """Called with the bytes looked at so far, and the bytes that there are as far as is known."""
 
 
-class Kind(str, enum.Enum):
+class Kind(enum.StrEnum):
     """What is wrong, by what to do about it."""
 
     MISSING = "missing"

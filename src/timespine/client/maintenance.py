@@ -174,8 +174,10 @@ class Maintenance:
                 upkeep.expired = float("-inf")
                 if sweep:
                     upkeep.swept = float("-inf")
-                while self._step(upkeep, idle=True):
-                    pass
+                # As much as there was when it began, about: others may add more than one can keep up with.
+                for _ in range(64 + 4 * access.state().trace.hollow_count):
+                    if not self._step(upkeep, idle=True):
+                        break
                 self._collect(upkeep, force=True)
         after = Report()
         after.add(self.report)

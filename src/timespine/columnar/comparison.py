@@ -279,7 +279,7 @@ class CompareColumns(Predicate):
         one, other = type_of(self.left, types), type_of(self.right, types)
         left, right = _operand(self.left, one), _operand(self.right, other)
         if one != other:
-            # SUBTLE: of int64 and uint64 polars makes doubles, which are not exact.
+            # SUBTLE: of int64 and uint64 some versions of polars make doubles, which are not exact.
             if pa.types.is_integer(one) and pa.types.is_integer(other):
                 left, right = left.cast(pl.Int128), right.cast(pl.Int128)
             elif _is_number(one) and _is_number(other):

@@ -11,15 +11,17 @@ input, once (`gather`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from timespine.columnar.order import WORD_BITS, Packed, Words, pack, single
+from timespine.columnar.gather import narrow, read_back, take
+from timespine.columnar.order import WORD_BITS, Index, Packed, pack, single
 from timespine.columnar.schema import DIFF, TIME, time_names
-from timespine.columnar.ties import Flags, Index, beginnings, settle
+from timespine.columnar.text import Words
+from timespine.columnar.ties import Flags, beginnings, settle
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import INT64_MAX
@@ -46,48 +48,90 @@ def consolidate_runs(table: pa.Table, order: Sequence[str], starts: Sequence[int
     if rows == 0:
         return table
     columns = [single(table.column(name)) for name in order]
-    diffs = single(table.column(DIFF)).to_numpy()
     packed = pack(columns, rows)
     if starts:
         _check_ascending(packed, starts, cut)
-    index, first = _sorted(columns, packed)
-    if index is None and first is None and diffs.all():
+    arranged = _arranged(columns, packed)
+    diffs = single(table.column(DIFF)).to_numpy()
+    if arranged.index is None and arranged.first is None and diffs.all():
         return table
-    places: Index | slice = slice(None) if first is None else np.flatnonzero(first)
-    moved = diffs if index is None else diffs[index]
-    sums = moved if first is None else _sums(moved, np.flatnonzero(first))
-    if not sums.all():
-        kept = sums != 0
-        sums = sums[kept]
-        places = np.flatnonzero(kept) if isinstance(places, slice) else places[kept]
-    if index is not None:
-        places = index[places]
-    by_name = {name: column.take(pa.array(places)) for name, column in zip(order, columns, strict=True)}
+    places, sums = _netted(arranged, diffs)
+    kinds = [table.schema.field(name).type for name in order]
+    chosen = _chosen(columns, kinds, packed, arranged, places)
+    by_name = dict(zip(order, chosen, strict=True))
     by_name[DIFF] = pa.array(sums)
     return pa.Table.from_arrays([by_name[name] for name in table.column_names], schema=table.schema)
 
 
-def _sorted(columns: Sequence[pa.Array], packed: Packed) -> tuple[Index | None, Flags | None]:
-    """The order of the rows, None if they are in order; and which of them begin a group, None if all do."""
+class _Arranged(NamedTuple):
+    """The order of the rows of a table."""
+
+    index: Index | None
+    """The rows in order; None if they are in order as they are."""
+    first: Flags | None
+    """Of the rows in order, which begin a group of equal ones; None if all do."""
+    words: Words
+    """The words of the rows in order, without their lowest bits."""
+    dropped: int
+    """How many bits they are without."""
+
+
+def _arranged(columns: Sequence[pa.Array], packed: Packed) -> _Arranged:
     words, rows = packed.words, len(packed.words)
-    exact = packed.rest is None
+    exact, dropped = packed.rest is None, 0
+    index: Index | None = None
     if (words[1:] > words[:-1]).all():
-        return None, None
-    if (words[1:] >= words[:-1]).all():
-        index, first = np.arange(rows), beginnings(words)
-    else:
+        return _Arranged(None, None, words, 0)
+    if not (words[1:] >= words[:-1]).all():
         row_bits = (rows - 1).bit_length()
-        excess = packed.used + row_bits - WORD_BITS
-        exact &= excess <= 0
-        keys = (words >> np.uint64(excess) if excess > 0 else words) << np.uint64(row_bits)
+        dropped = max(packed.used + row_bits - WORD_BITS, 0)
+        keys = (words >> np.uint64(dropped) if dropped else words) << np.uint64(row_bits)
         keys |= np.arange(rows, dtype=np.uint64)
         keys.sort()
         index = (keys & np.uint64((1 << row_bits) - 1)).view(np.int64)
         keys >>= np.uint64(row_bits)
-        first = beginnings(keys)
-    if not exact and not first.all():
+        words = keys
+    first = beginnings(words)
+    if (dropped or not exact) and not first.all():
+        index = np.arange(rows) if index is None else index
         settle(columns, packed, index, first)
-    return index, None if first.all() else first
+    return _Arranged(index, None if first.all() else first, words, dropped)
+
+
+def _netted(arranged: _Arranged, diffs: NDArray[np.int64]) -> tuple[Index | None, NDArray[np.int64]]:
+    """The places, in order, of the rows that remain, None if all do; and their sums."""
+    sums = diffs if arranged.index is None else diffs[arranged.index]
+    places: Index | None = None
+    if arranged.first is not None:
+        places = np.flatnonzero(arranged.first)
+        sums = _sums(sums, places)
+    if not sums.all():
+        kept = np.flatnonzero(sums)
+        sums = sums[kept]
+        places = kept if places is None else places[kept]
+    return places, sums
+
+
+def _chosen(
+    columns: Sequence[pa.Array], kinds: Sequence[pa.DataType], packed: Packed, arranged: _Arranged, places: Index | None
+) -> list[pa.Array | pa.ChunkedArray]:
+    """The rows at some places of the order, column by column."""
+    index, words = arranged.index, arranged.words
+    if places is not None:
+        index, words = (places if index is None else index[places]), words[places]
+    assert index is not None
+    chosen: dict[int, pa.Array | pa.ChunkedArray] = {}
+    for slot in packed.slots:
+        shift = packed.used - slot.end - arranged.dropped
+        if shift >= 0:
+            column = columns[slot.column]
+            chosen[slot.column] = read_back(words, slot, shift, column.type, column.null_count > 0)
+    for number, kind in enumerate(kinds):
+        if columns[number].type != kind:
+            chosen[number] = narrow(columns[number], index, kind)
+    left = [number for number in range(len(columns)) if number not in chosen]
+    chosen.update(zip(left, take([columns[number] for number in left], index), strict=True))
+    return [chosen[number] for number in range(len(columns))]
 
 
 def _check_ascending(packed: Packed, starts: Sequence[int], cut: int) -> None:

@@ -1,45 +1,77 @@
 """Rows picked from columns, once it is known which ones and in what order.
 
-Columns that lie wholly in the sorted words are read back from them, in order,
-instead of being picked all over memory. Everything else is taken by its index,
-in two threads when it pays.
+Columns that lie wholly in the sorted words are read back from them, from the
+first to the last, instead of being picked from all over memory. Everything else
+is taken by its index, by two threads if it is much.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from timespine.columnar.order import INTEGERS, WORD_BITS, Slot
+from timespine.columnar.order import INTEGERS, OFFSET_MAX, WRAP, Index, Slot
 from timespine.columnar.text import Words, blocks
 
-Index = NDArray[np.int64]
-
-OFFSET_MAX = (1 << 31) - 1
-"""Bytes, or elements, that one array of the usual types can address."""
-
-_THREADED_ROWS = 1 << 17
-"""Fewer rows are taken faster than a thread is started."""
+THREADED_ROWS = 1 << 16
+"""From so many rows on a second thread pays."""
 
 
-def take(column: pa.Array, index: Index, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    """The rows of a column that the index names, in its order, as an array of type `kind`.
+def take(columns: Sequence[pa.Array], index: Index) -> list[pa.Array]:
+    """The rows of some columns that the index names, in its order."""
+    rows = len(index)
+    if rows < THREADED_ROWS or not columns:
+        named = pa.array(index)
+        return [column.take(named) for column in columns]
+    middle = rows // 2
+    early = pa.array(index[:middle])
+    halves: list[pa.Array] = []
+    failures: list[BaseException] = []
 
-    A column that was too large for one array of its type comes in a wide type; it goes back in pieces.
-    """
-    if column.type == kind:
-        return column.take(pa.array(index))
-    return pa.chunked_array(_narrow(column, index, kind), kind)
+    def take_early() -> None:
+        try:
+            halves.extend(column.take(early) for column in columns)
+        except BaseException as error:
+            failures.append(error)
+
+    # A thread of its own, not of a pool: a pool does not survive a fork.
+    thread = threading.Thread(target=take_early, daemon=True)
+    thread.start()
+    try:
+        late = pa.array(index[middle:])
+        others = [column.take(late) for column in columns]
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return [pa.concat_arrays(pair) for pair in zip(halves, others, strict=True)]
 
 
-def _narrow(column: pa.Array, index: Index, kind: pa.DataType) -> list[pa.Array]:
+def narrow(column: pa.Array, index: Index, kind: pa.DataType) -> pa.ChunkedArray:
+    """The same for a column in a wide type, back in its own: in as many chunks as that needs."""
     taken = column.take(pa.array(index))
     if taken.nbytes <= OFFSET_MAX or len(index) == 1:
-        return [taken.cast(kind)]
+        return pa.chunked_array([taken.cast(kind)])
     middle = len(index) // 2
-    return [*_narrow(column, index[:middle], kind), *_narrow(column, index[middle:], kind)]
+    pieces = (narrow(column, index[:middle], kind), narrow(column, index[middle:], kind))
+    return pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], kind)
+
+
+def read_back(words: Words, slot: Slot, shift: int, kind: pa.DataType, nullable: bool) -> pa.Array:
+    """The values of a column that lies `shift` bits above the low end of the words."""
+    rows = len(words)
+    values = np.empty(rows, INTEGERS[kind.id])
+    mask, low = np.uint64((1 << slot.width) - 1), np.uint64(slot.low & WRAP)
+    for block in blocks(rows):
+        part = words[block] >> np.uint64(shift)
+        part &= mask
+        part += low
+        values[block] = part.astype(values.dtype)
+    validity = None
+    if nullable:
+        present = (words >> np.uint64(shift + slot.width)) & np.uint64(1)
+        validity = pa.py_buffer(np.packbits(present.astype(np.uint8), bitorder="little"))
+    return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(values)])

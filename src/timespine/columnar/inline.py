@@ -16,6 +16,7 @@ are checked before anything is allocated, and what is decoded is validated in fu
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,7 +38,7 @@ _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
 _HEADER_TYPE, _HEADER = 1, 2
 _RECORD_BATCH = 3
-_BATCH_LENGTH, _BATCH_COMPRESSION = 0, 3
+_BATCH_LENGTH, _BATCH_NODES, _BATCH_BUFFERS, _BATCH_COMPRESSION = 0, 1, 2, 3
 
 
 def encode_inline(table: pa.Table) -> bytes:
@@ -58,8 +59,8 @@ def encode_inline(table: pa.Table) -> bytes:
 def decode_inline(data: bytes, schema: Schema, rows: int, config: Config) -> pa.Table:
     """The update table that was encoded under this schema, or a CorruptionError."""
     message = _message(data, config)
-    if _checked_length(message) != rows:
-        raise CorruptionError(f"inline data of {len(data)} bytes does not hold the {rows} rows that it should")
+    if _shape(message) != (rows, *_nodes_and_buffers(schema)):
+        raise CorruptionError(f"inline data of {len(data)} bytes does not hold {rows} rows of its schema")
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema.update_arrow)
         batch.validate(full=True)
@@ -102,11 +103,12 @@ def _message(data: bytes, config: Config) -> bytes:
     return message
 
 
-def _checked_length(message: bytes) -> int:
-    """The rows that a message says it has, if it is one of ours: a record batch, its buffers not compressed.
+def _shape(message: bytes) -> tuple[int, int, int]:
+    """Rows, nodes and buffers that a message says it has, if it is one of ours: a record batch, not compressed.
 
-    SUBTLE: Arrow would decompress buffers to whatever size they claim. So the
-    flatbuffer is looked at before Arrow gets it (test_compressed_buffers_are_refused).
+    SUBTLE: Arrow would decompress buffers to whatever size they claim, and ignore columns that
+    the schema does not have. So the flatbuffer is looked at before Arrow gets it
+    (test_compressed_buffers_are_refused, test_another_schema_or_number_of_rows_is_refused).
     """
     try:
         continuation, size = _PREFIX.unpack_from(message)
@@ -121,9 +123,15 @@ def _checked_length(message: bytes) -> int:
         if _place(flat, batch, _BATCH_COMPRESSION) is not None:
             raise ValueError("compressed")
         length = _place(flat, batch, _BATCH_LENGTH)
-        return 0 if length is None else int(_I64.unpack_from(flat, length)[0])
+        rows = 0 if length is None else int(_I64.unpack_from(flat, length)[0])
+        return rows, _vector_length(flat, batch, _BATCH_NODES), _vector_length(flat, batch, _BATCH_BUFFERS)
     except (struct.error, ValueError, IndexError) as error:
         raise CorruptionError(f"inline data is not a record batch of {len(message)} bytes as it is written") from error
+
+
+def _vector_length(flat: bytes, table: int, field: int) -> int:
+    place = _place(flat, table, field)
+    return 0 if place is None else int(_U32.unpack_from(flat, place + _U32.unpack_from(flat, place)[0])[0])
 
 
 def _place(flat: bytes, table: int, field: int) -> int | None:
@@ -136,3 +144,18 @@ def _place(flat: bytes, table: int, field: int) -> int | None:
         return None
     offset = _U16.unpack_from(flat, vtable + entry)[0]
     return table + offset if offset else None
+
+
+@lru_cache(maxsize=64)
+def _nodes_and_buffers(schema: Schema) -> tuple[int, int]:
+    """How many of each a batch of a schema has."""
+    counts = [_counted(field.type) for field in schema.update_arrow]
+    return sum(nodes for nodes, _ in counts), sum(buffers for _, buffers in counts)
+
+
+def _counted(type: pa.DataType) -> tuple[int, int]:
+    if pa.types.is_nested(type):
+        inside = [_counted(type.field(index).type) for index in range(type.num_fields)]
+        own = 1 if pa.types.is_struct(type) else 2
+        return 1 + sum(nodes for nodes, _ in inside), own + sum(buffers for _, buffers in inside)
+    return 1, 3 if pa.types.is_string(type) or pa.types.is_binary(type) else 2

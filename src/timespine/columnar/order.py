@@ -27,8 +27,13 @@ from numpy.typing import NDArray
 
 from timespine.columnar.text import Text, Words, bits, blocks
 
+Index = NDArray[np.int64]
+
 WORD_BITS = 64
 WRAP = (1 << WORD_BITS) - 1
+
+OFFSET_MAX = (1 << 31) - 1
+"""Bytes of text, or elements of lists, that one array can address with the offsets of the usual types."""
 
 INTEGERS: dict[int, Any] = {
     pa.int8().id: np.int8,
@@ -148,17 +153,38 @@ def packed_prefix(table: pa.Table, columns: Sequence[str]) -> tuple[Words, bool]
 
 
 def single(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    """A column in one piece; in a type with wider offsets if it needs them."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    kind = column.type
+    # An element of a list takes a bit at least.
+    if column.nbytes > (OFFSET_MAX >> 3 if pa.types.is_nested(kind) else OFFSET_MAX) and wide(kind) != kind:
+        column = pa.chunked_array([chunk.cast(wide(kind)) for chunk in column.chunks])
+    return column.combine_chunks()
 
 
-def pack(columns: Sequence[pa.Array], rows: int, start: Position = START) -> Packed:
-    """The words of all rows from a position on, as far into the columns as 64 bits go."""
+def wide(kind: pa.DataType) -> pa.DataType:
+    """The type with 64-bit offsets that has the same values; the type itself if it has no offsets."""
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind):
+        return pa.large_list(kind.value_field.with_type(wide(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([kind.field(place).with_type(wide(kind.field(place).type)) for place in range(kind.num_fields)])
+    return kind
+
+
+def pack(columns: Sequence[pa.Array], rows: int, start: Position = START, only: Index | None = None) -> Packed:
+    """The words of all rows, or only of some, from a position on, as far into the columns as 64 bits go."""
+    picked = None if only is None else pa.array(only)
+    rows = rows if only is None else len(only)
     packed = Packed(np.zeros(rows, np.uint64) if rows == 0 else np.empty(rows, np.uint64))
     if rows == 0:
         return packed
     for number in range(start.column, len(columns)):
-        column = columns[number]
+        column = columns[number] if picked is None else columns[number].take(picked)
         if column.type.id in _TEXTS:
             packed.rest = _push_text(packed, number, Text(column), start.byte if number == start.column else 0)
         elif is_fixed(column.type):

@@ -17,9 +17,9 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from timespine.columnar.order import WORD_BITS, Packed, Position, Words, pack
+from timespine.columnar.order import WORD_BITS, Index, Packed, Position, pack
+from timespine.columnar.text import Words
 
-Index = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _DENSE = 4
@@ -65,7 +65,7 @@ def settle(columns: Sequence[pa.Array], packed: Packed, index: Index, first: Fla
             more = pack(columns, len(index), rest)
             words, after = more.words, more.rest
         else:
-            more = pack([column.take(pa.array(rows)) for column in columns], len(rows), rest)
+            more = pack(columns, len(index), rest, rows)
             words, after = np.empty(len(index), np.uint64), more.rest
             words[rows] = more.words
         begun = begun + 1 if after is not None and after.column == rest.column else 0

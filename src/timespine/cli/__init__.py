@@ -1,0 +1,35 @@
+"""The command line: `timespine VERB STORE ...`.
+
+Exit codes, the same for every verb:
+
+    0    done
+    1    a mistake of ours: run it again with --debug and report what it says
+    2    fix the call: an argument, a name, a file is not right; nothing was changed
+    3    ask for something else: that time is gone or not complete yet, another writer was first
+    4    start again: the lease or the token is not valid any more
+    5    try again: storage did not answer as it should
+    6    stop: stored bytes are damaged, or written by a newer version; also when doctor finds damage
+    130  interrupted by Ctrl-C; 143 by a termination signal; 141 whoever reads our output went away
+
+Rows and documents go to standard output, everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+from timespine.cli.app import app
+from timespine.cli.failures import TERMINATED
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """The console entry."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)  # through every `with`, so that leases are given back
+
+    signal.signal(signal.SIGTERM, terminate)
+    app()

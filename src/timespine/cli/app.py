@@ -1,0 +1,68 @@
+"""All verbs, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import timespine as ts
+from timespine.cli import catalog, demo, holding, inspecting, reading, upkeep, writing
+from timespine.cli.verbs import Verbs
+
+app = typer.Typer(
+    name="timespine",
+    cls=Verbs,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+for module in (catalog, writing, reading, holding, upkeep, inspecting, demo):
+    module.register(app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"timespine {ts.__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="""\b
+Exit codes:
+  0  done
+  1  a mistake of ours: run it again with --debug and report what it says
+  2  fix the call; nothing was changed
+  3  ask for something else: that time is gone or not complete yet,
+     or another writer was first
+  4  start again: a lease or a token is not valid any more
+  5  try again: storage did not answer as it should
+  6  stop: stored bytes are damaged, or written by a newer version
+  130 interrupted, 141 output closed, 143 terminated
+""",
+)
+def timespine(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from. May stand anywhere.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Collections that change over time: read them as of any time, see what changed, follow them live.
+
+    Results go to standard output, everything else to standard error. Nothing is
+    changed unless the verb says so; reading rows takes a lease, which is a small
+    write into the store and is given back at the end.
+
+    \b
+    Example:
+      timespine init ./data
+      timespine create ./data orders --key id:int64 --value total:double
+      echo '{"id": 1, "total": 9.5}' | timespine append ./data orders - --format json
+      timespine snapshot ./data orders
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)

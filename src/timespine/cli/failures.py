@@ -1,0 +1,136 @@
+"""Errors as the command line tells them: one line that says what to do, and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from typing import Any
+
+import msgspec
+
+from timespine.cli.text import one_line
+from timespine.client.inspecting import plain
+from timespine.errors import (
+    AskElsewhere,
+    CorruptionError,
+    Indeterminate,
+    NotSealed,
+    Reopen,
+    SinceError,
+    TimespineError,
+    Unavailable,
+    UsageError,
+    VersionError,
+)
+from timespine.model.frontier import Frontier
+
+OUR_MISTAKE, USAGE, ASK_ELSEWHERE, REOPEN, UNAVAILABLE, CORRUPT = 1, 2, 3, 4, 5, 6
+INTERRUPTED, NO_READER, TERMINATED = 130, 141, 143
+
+_CODES: tuple[tuple[type[TimespineError], int], ...] = (
+    (UsageError, USAGE),
+    (AskElsewhere, ASK_ELSEWHERE),
+    (Reopen, REOPEN),
+    (Unavailable, UNAVAILABLE),
+    (CorruptionError, CORRUPT),
+    (VersionError, CORRUPT),
+)
+
+_WRONG_PATH = frozenset(
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM),
+        *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOTEMPTY),
+    }
+)
+"""What the operating system says when the path is the mistake, and not the disk."""
+
+
+def exit_code(error: Exception) -> int:
+    """What a command that fails like this exits with."""
+    if is_typers(error):
+        return int(getattr(error, "exit_code", USAGE))
+    if isinstance(error, TimespineError):
+        return next((code for kind, code in _CODES if isinstance(error, kind)), OUR_MISTAKE)
+    if isinstance(error, OSError) and error.errno is not None:
+        return USAGE if error.errno in _WRONG_PATH else UNAVAILABLE
+    return OUR_MISTAKE
+
+
+def is_typers(error: Exception) -> bool:
+    """Whether it comes from the parsing of arguments. Seen by what it can do: its class moved between versions."""
+    return callable(getattr(error, "format_message", None))
+
+
+def hint(error: Exception) -> str:
+    """What to do about it, where the message does not say so itself; or nothing."""
+    if is_typers(error):
+        context = getattr(error, "ctx", None)
+        return f"see {context.command_path} --help" if context is not None else ""
+    if isinstance(error, SinceError):
+        return f"ask for a time at or after {error.since}"
+    if isinstance(error, NotSealed):
+        return "ask for an earlier time, or wait for it with --wait SECONDS"
+    if isinstance(error, Indeterminate):
+        return "it may have happened all the same: look before you run it again"
+    if isinstance(error, Unavailable):
+        return "nothing was changed: run it again"
+    if isinstance(error, Reopen):
+        return "run it again; if it is a hold, with the token it has now"
+    if isinstance(error, CorruptionError):
+        return "stop writing, see `timespine doctor STORE`, and restore what is damaged from a copy"
+    if exit_code(error) == OUR_MISTAKE:
+        return "this is a mistake in Timespine: run it again with --debug and report what it says"
+    return ""
+
+
+def message(error: Exception) -> str:
+    """What happened, in one line."""
+    if is_typers(error):
+        return one_line(error.format_message())  # type: ignore[attr-defined]
+    if isinstance(error, TimespineError):
+        return one_line(str(error))
+    if isinstance(error, OSError) and error.strerror:
+        return one_line(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+    return one_line(f"{type(error).__name__}: {error}")
+
+
+def tell(error: Exception, *, as_json: bool, debug: bool) -> int:
+    """Say on standard error what went wrong; the exit code."""
+    code = exit_code(error)
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    advice = hint(error)
+    if as_json:
+        sys.stderr.write(msgspec.json.encode(_document(error, code, advice)).decode() + "\n")
+    else:
+        sys.stderr.write(f"error: {message(error)}{'; ' if advice else ''}{advice}\n")
+    return code
+
+
+def silence_stdout() -> None:
+    """Whoever read our output is gone: what is still buffered goes nowhere, and nobody complains about it."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):
+        return
+
+
+def _document(error: Exception, code: int, advice: str) -> dict[str, Any]:
+    kind = "UsageError" if is_typers(error) else type(error).__name__
+    known = {name: _value(value) for name, value in vars(error).items() if name in _FIELDS}
+    return {"error": kind, "message": message(error), "hint": advice, "exit_code": code, **known}
+
+
+_FIELDS = frozenset({"expected", "actual", "asked", "since", "upper", "in_doubt"})
+
+
+def _value(value: object) -> Any:
+    if isinstance(value, Frontier):
+        return plain(value)
+    if isinstance(value, tuple) and len(value) == 1:
+        return value[0]
+    return value if isinstance(value, int | str | bool | tuple) else str(value)

@@ -1,0 +1,150 @@
+"""Verbs about history: expire, hold."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from timespine.cli.options import AsOf, Name, Output, StorePath, To, opened, to_moment
+from timespine.cli.output import Destination, destination, write_document, write_table
+from timespine.client.collection import Collection
+from timespine.client.holds import CriticalHold
+from timespine.client.inspecting import plain
+from timespine.errors import UsageError, shown
+
+
+class Action(enum.StrEnum):
+    """What to do with holds."""
+
+    add = "add"
+    advance = "advance"
+    release = "release"
+    list = "list"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command("expire")(expire)
+    app.command("hold")(hold)
+
+
+def expire(
+    store: StorePath,
+    name: Name,
+    before: Annotated[
+        str, typer.Option("--before", metavar="TIME", help="Reads before this time end.", show_default=False)
+    ],
+    output: Output = None,
+) -> None:
+    """Forget history before a time: what the collection was then cannot be read any more. What it is now stays.
+
+    Who still holds older history is named; when they let go, it goes by itself.
+    Space is freed by `timespine maintain`.
+
+    \b
+    Example:
+      timespine expire ./data orders --before 5
+    """
+    where = destination(output, None)
+    moment = to_moment(before)
+    assert moment is not None
+    with opened(store) as open_store:
+        reply = open_store.collection(name).expire(moment)
+    result = {"asked": plain(reply.asked), "since": plain(reply.since), "held_by": list(reply.held_by)}
+    held = f"; held by {', '.join(reply.held_by)}" if reply.held_by else ""
+    write_document(where, result, lambda: f"readable from {reply.since} on{held}\n")
+
+
+def hold(
+    store: StorePath,
+    name: Name,
+    action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)],
+    title: Annotated[
+        str | None, typer.Argument(metavar="HOLD", help="The name of the hold.", show_default=False)
+    ] = None,
+    as_of: AsOf = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            metavar="TOKEN",
+            help="What moves and releases a hold. `add` makes one up and prints it.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Output = None,
+    to: To = None,
+) -> None:
+    """Keep history readable from a time on, under a name, until it is released. It never expires.
+
+    \b
+    add HOLD      keep history from --as-of on, or all there is
+    advance HOLD  let history before --as-of go; needs --token
+    release HOLD  let go; needs --token
+    list          who holds history, and from where on
+
+    \b
+    Example:
+      timespine hold ./data orders add nightly-report --as-of 5
+      timespine hold ./data orders release nightly-report --token t0123...
+    """
+    where = destination(output, to)
+    with opened(store) as open_store:
+        collection = open_store.collection(name)
+        if action is Action.list:
+            _list(collection, where)
+            return
+        if title is None:
+            raise UsageError(f"say which hold to {action.value}: timespine hold STORE NAME {action.value} HOLD")
+        if action is Action.add:
+            _add(collection, where, title, as_of, token)
+        else:
+            _change(collection, where, action, title, as_of, token)
+
+
+def _list(collection: Collection, where: Destination) -> None:
+    state = collection._access.state()
+    rows = [{"kind": "retention", "name": None, "since": plain(state.retention), "until_ms": None}]
+    rows += [
+        {"kind": "hold", "name": name, "since": plain(each.since), "until_ms": None}
+        for name, each in state.holds.items()
+    ]
+    rows += [
+        {"kind": "lease", "name": name, "since": plain(each.since), "until_ms": each.until_ms}
+        for name, each in state.readers.items()
+    ]
+    write_table(where, ("kind", "name", "since", "until_ms"), rows)
+
+
+def _add(collection: Collection, where: Destination, title: str, as_of: str | None, token: str | None) -> None:
+    made = collection.hold(to_moment(as_of), critical=title, token=token)
+    assert isinstance(made, CriticalHold)
+    result = {"hold": title, "token": made.token, "since": plain(made.since)}
+    write_document(
+        where, result, lambda: f"hold {title} keeps history from {made.since} on; its token is {made.token}\n"
+    )
+
+
+def _change(
+    collection: Collection, where: Destination, action: Action, title: str, as_of: str | None, token: str | None
+) -> None:
+    """Move or release a hold that is there."""
+    holds = collection._access.state().holds
+    if title not in holds:
+        raise UsageError(f"there is no hold {shown(title)}; there are: {', '.join(sorted(holds)) or 'none'}")
+    if token is None:
+        raise UsageError(f"--token is needed to {action.value} a hold: `add` printed it")
+    found = CriticalHold(collection._access, title, token, holds[title].since)
+    moment = to_moment(as_of)
+    if action is Action.release:
+        found.release()
+    elif moment is None:
+        raise UsageError("--as-of is needed: history before it is let go")
+    else:
+        found.advance(moment)
+    since = plain(collection.since)
+    done = "was released" if action is Action.release else f"keeps history from {found.since} on"
+    result = {"hold": title, "action": action.value, "since": since}
+    write_document(where, result, lambda: f"hold {title} {done}; readable from {since} on\n")

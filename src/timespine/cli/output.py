@@ -1,0 +1,299 @@
+"""What a verb gives: a stream of rows, a table, a document; as text, JSON, CSV or Parquet; to a pipe or a file."""
+
+from __future__ import annotations
+
+import enum
+import io
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.text import Text
+
+from timespine.cli.text import SAMPLE_ROWS, Columns
+from timespine.cli.values import to_flat, to_rows
+from timespine.errors import UsageError
+
+
+class Format(enum.StrEnum):
+    """How results are written."""
+
+    text = "text"
+    json = "json"
+    csv = "csv"
+    parquet = "parquet"
+
+
+_ENDINGS = {
+    ".json": Format.json,
+    ".jsonl": Format.json,
+    ".ndjson": Format.json,
+    ".csv": Format.csv,
+    ".parquet": Format.parquet,
+    ".pq": Format.parquet,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where results go, and as what."""
+
+    format: Format
+    path: Path | None = None
+    """A file; None: standard output."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person reads it as it comes."""
+        return self.path is None and sys.stdout.isatty()
+
+    @contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """The stream. A file appears when all is written, or not at all."""
+        if self.path is None:
+            sys.stdout.flush()
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+            return
+        if self.path.is_dir():
+            raise UsageError(f"{self.path} is a folder: give the name of a file")
+        unfinished = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        try:
+            with unfinished.open("xb") as stream:
+                yield stream
+            os.replace(unfinished, self.path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+
+def destination(output: Format | None, to: Path | None) -> Destination:
+    """Where to write and as what: as told, or as the name of the file says."""
+    chosen = output
+    if chosen is None:
+        chosen = _ENDINGS.get(to.suffix.lower(), Format.text) if to is not None else Format.text
+    found = Destination(chosen, to)
+    if chosen is Format.parquet and found.is_terminal:
+        raise UsageError("Parquet is not for a terminal: add --to FILE, or send it into a pipe")
+    return found
+
+
+# Rows.
+
+
+class Writer(Protocol):
+    """Takes rows, and writes them in one format."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Some rows."""
+
+    def close(self) -> None:
+        """That was all of them."""
+
+
+def write_rows(
+    where: Destination,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    limit: int | None = None,
+    told: Callable[[int], None] | None = None,
+) -> int:
+    """Write a stream of rows, in bounded memory; how many there were."""
+    rows = 0
+    with where.open() as stream:
+        writer = writer_for(where, stream, schema)
+        for batch in _limited(batches, limit):
+            writer.write(batch)
+            rows += batch.num_rows
+            if told is not None:
+                told(rows)
+        writer.close()
+    return rows
+
+
+def writer_for(where: Destination, stream: BinaryIO, schema: pa.Schema) -> Writer:
+    """The writer of a format."""
+    plain = pa.schema([field.remove_metadata() for field in schema])
+    if where.format is Format.json:
+        return JsonRows(stream)
+    if where.format is Format.csv:
+        return CsvRows(stream, plain)
+    if where.format is Format.parquet:
+        return ParquetRows(stream, plain)
+    return TextRows(stream, plain, where)
+
+
+def _limited(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    left = limit
+    if left == 0:
+        return
+    for batch in batches:
+        if left is None:
+            yield batch
+            continue
+        yield batch.slice(0, left)
+        left -= min(left, batch.num_rows)
+        if left == 0:
+            return
+
+
+class JsonRows:
+    """One JSON object per line."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._stream.write(_encoder.encode_lines(to_rows(batch)))
+
+    def close(self) -> None:
+        return None
+
+
+class CsvRows:
+    """Comma-separated values, with the names of the columns in the first line."""
+
+    def __init__(self, stream: BinaryIO, schema: pa.Schema) -> None:
+        self._stream = stream
+        self._put(pa.RecordBatch.from_pylist([], schema=schema), header=True)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._put(batch, header=False)
+
+    def close(self) -> None:
+        return None
+
+    def _put(self, batch: pa.RecordBatch, *, header: bool) -> None:
+        # Into memory first: Arrow would close the stream, which is not its own.
+        buffer = io.BytesIO()
+        csv.write_csv(to_flat(batch), buffer, csv.WriteOptions(include_header=header, quoting_style="needed"))
+        self._stream.write(buffer.getvalue())
+
+
+class ParquetRows:
+    """A Parquet file."""
+
+    def __init__(self, stream: BinaryIO, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._writer = pq.ParquetWriter(_Counting(stream), schema, compression="zstd")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class TextRows:
+    """Columns for people, lined up by the first rows that come."""
+
+    def __init__(self, stream: BinaryIO, schema: pa.Schema, where: Destination) -> None:
+        self._stream = stream
+        self._names = schema.names
+        self._where = where
+        self._columns: Columns | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        rows = [list(row.values()) for row in to_rows(batch)]
+        if self._columns is None:
+            self._begin(rows[:SAMPLE_ROWS])
+        assert self._columns is not None
+        self.line("\n".join(map(self._columns.row, rows)))
+
+    def line(self, text: str) -> None:
+        """Something else than a row."""
+        if text:
+            encoding = sys.stdout.encoding if self._where.path is None else "utf-8"
+            self._stream.write(f"{text}\n".encode(encoding, "backslashreplace"))
+
+    def close(self) -> None:
+        if self._columns is None:
+            self._begin([])
+
+    def _begin(self, sample: Sequence[Sequence[Any]]) -> None:
+        self._columns = Columns(self._names, sample, cut=self._where.is_terminal)
+        self.line(_bold(self._columns.head()) if self._where.is_terminal else self._columns.head())
+
+
+class _Counting:
+    """A stream that knows how much went into it: a pipe does not, and Parquet asks."""
+
+    closed = False
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._written = 0
+
+    def write(self, data: Any) -> int:
+        self._stream.write(data)
+        self._written += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._written
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        return None
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+
+# Tables and documents: small, and all there at once.
+
+
+def write_table(where: Destination, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Write a small table: as JSON it is one array."""
+    if where.format is Format.json:
+        write_document(where, rows, lambda: "")
+        return
+    flat = [{name: _cell(row.get(name)) for name in names} for row in rows]
+    table = pa.table({name: pa.array([row[name] for row in flat]) for name in names})
+    write_rows(where, table.schema, table.to_batches())
+
+
+def write_document(where: Destination, value: Any, text: Callable[[], str]) -> None:
+    """Write one thing: as a JSON document, or as the text of it."""
+    if where.format in (Format.csv, Format.parquet):
+        raise UsageError(f"this has no rows that could be {where.format}: use --output text or json")
+    if where.format is Format.json:
+        data = msgspec.json.format(_encoder.encode(value), indent=2) + b"\n"
+    else:
+        data = text().encode("utf-8" if where.path else sys.stdout.encoding, "backslashreplace")
+    with where.open() as stream:
+        stream.write(data)
+
+
+def _cell(value: Any) -> Any:
+    return msgspec.json.encode(value).decode() if isinstance(value, list | dict | tuple) else value
+
+
+def _bold(text: str) -> str:
+    """Text as a terminal shows it in bold, if it can."""
+    console = Console(highlight=False, soft_wrap=True)
+    with console.capture() as captured:
+        console.print(Text(text, style="bold"), end="")
+    return captured.get()
+
+
+_encoder = msgspec.json.Encoder()

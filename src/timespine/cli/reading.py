@@ -1,0 +1,266 @@
+"""Verbs that read rows: snapshot, changes, lookup, tail."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Annotated, BinaryIO
+
+import msgspec
+import pyarrow as pa
+import typer
+
+from timespine.cli.options import (
+    AsOf,
+    Columns,
+    Limit,
+    Name,
+    Output,
+    StorePath,
+    To,
+    Wait,
+    Where,
+    opened,
+    to_moment,
+    to_names,
+)
+from timespine.cli.output import Destination, Format, TextRows, destination, write_rows, writer_for
+from timespine.cli.progress import progress
+from timespine.cli.values import from_text
+from timespine.client.rows import Rows
+from timespine.client.subscription import Event
+from timespine.columnar.schema import DIFF, TIME, Schema
+from timespine.errors import UsageError, shown
+
+
+class Multiplicity(enum.StrEnum):
+    """How a row that counts more than once is given."""
+
+    rows = "rows"
+    column = "column"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command("snapshot")(snapshot)
+    app.command("changes")(changes)
+    app.command("lookup")(lookup)
+    app.command("tail")(tail)
+
+
+def snapshot(
+    store: StorePath,
+    name: Name,
+    as_of: AsOf = None,
+    columns: Columns = None,
+    where: Where = None,
+    limit: Limit = None,
+    multiplicity: Annotated[
+        Multiplicity,
+        typer.Option(
+            "--multiplicity",
+            help="Give each row as often as it counts, or once with its count in the column _diff.",
+        ),
+    ] = Multiplicity.rows,
+    wait: Wait = 0.0,
+    output: Output = None,
+    to: To = None,
+) -> None:
+    """Print the rows of a collection as of a time; of the newest complete one, if none is given.
+
+    Takes a lease while it reads, so that nothing it needs is merged away.
+
+    \b
+    Example:
+      timespine snapshot ./data orders --as-of 7 --where "total > 100" --limit 10
+      timespine snapshot ./data orders --as-of 2024-01-31T12:00:00Z --to orders.parquet
+    """
+    out = destination(output, to)
+    names = to_names(columns)
+    with opened(store) as open_store:
+        rows = open_store.collection(name).snapshot(
+            to_moment(as_of), columns=names, where=where, multiplicity=multiplicity.value, timeout=wait
+        )
+        # Distinct rows of some columns only can be told apart when all of them are there.
+        _write(out, rows, limit, whole=multiplicity is Multiplicity.column and names is not None)
+
+
+def changes(
+    store: StorePath,
+    name: Name,
+    after: Annotated[
+        str | None,
+        typer.Option(
+            "--after", metavar="TIME", help="Changes after this time; all there were, if not given.", show_default=False
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until", metavar="TIME", help="Up to and with this time; the newest complete one.", show_default=False
+        ),
+    ] = None,
+    images: Annotated[
+        bool,
+        typer.Option(
+            "--images",
+            help="Pair what went and what came by key, with _change_type: insert, delete, update_preimage, "
+            "update_postimage.",
+        ),
+    ] = False,
+    columns: Columns = None,
+    where: Where = None,
+    limit: Limit = None,
+    wait: Wait = 0.0,
+    output: Output = None,
+    to: To = None,
+) -> None:
+    """Print what changed after one time and up to another: exactly, and net of what came and went.
+
+    Every row has its change of count in _diff. Takes a lease while it reads.
+
+    \b
+    Example:
+      timespine changes ./data orders --after 3 --until 7
+    """
+    out = destination(output, to)
+    names = to_names(columns)
+    with opened(store) as open_store:
+        rows = open_store.collection(name).changes(
+            to_moment(after), to_moment(until), columns=names, where=where, images=images, timeout=wait
+        )
+        _write(out, rows, limit, whole=images or names is not None)
+
+
+def lookup(
+    store: StorePath,
+    name: Name,
+    key: Annotated[
+        list[str],
+        typer.Argument(metavar="COLUMN=VALUE...", help="A value for every key column.", show_default=False),
+    ],
+    as_of: AsOf = None,
+    columns: Columns = None,
+    output: Output = None,
+    to: To = None,
+) -> None:
+    """Print the rows of one key. There may be none, or several. Takes a lease while it reads.
+
+    \b
+    Example:
+      timespine lookup ./data orders id=17
+    """
+    out = destination(output, to)
+    with opened(store) as open_store:
+        collection = open_store.collection(name)
+        found = collection.lookup(_key(key, collection.schema), to_moment(as_of), columns=to_names(columns))
+        assert isinstance(found, pa.Table)
+    write_rows(out, found.schema, found.to_batches())
+
+
+def tail(
+    store: StorePath,
+    name: Name,
+    as_of: AsOf = None,
+    columns: Columns = None,
+    where: Where = None,
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot/--no-snapshot", help="Begin with the rows that are there already.")
+    ] = True,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=0,
+            help="End when nothing new came for so long; else only Ctrl-C ends it.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Follow a collection: its rows as of a time, then every update as it comes, until Ctrl-C.
+
+    Each row has its _time and _diff. With JSON, lines that say {"_progress": T}
+    mean that everything up to T has been told. Holds a lease that moves along, and
+    is given back at the end.
+
+    \b
+    Example:
+      timespine tail ./data orders --output json
+    """
+    out = destination(output, None)
+    if out.format is Format.parquet:
+        raise UsageError("a feed has no end, and a Parquet file needs one: use --output text, json or csv")
+    with opened(store) as open_store:
+        feed = open_store.collection(name).subscribe(
+            to_moment(as_of), columns=to_names(columns), where=where, snapshot=snapshot, timeout=timeout
+        )
+        with feed, out.open() as stream:
+            follower = _Follower(out, stream)
+            for event in feed:
+                follower.tell(event)
+
+
+class _Follower:
+    """Writes events as they come, each at once."""
+
+    def __init__(self, where: Destination, stream: BinaryIO) -> None:
+        self._where = where
+        self._stream = stream
+        self._writer = None if where.format is not Format.json else writer_for(where, stream, pa.schema([]))
+
+    def tell(self, event: Event) -> None:
+        """Write one event."""
+        if event.rows is not None:
+            table = _timed(event.rows, event.through)
+            if self._writer is None:
+                self._writer = writer_for(self._where, self._stream, table.schema)
+            for batch in table.to_batches():
+                self._writer.write(batch)
+        elif self._where.format is Format.json:
+            self._stream.write(msgspec.json.encode({"_progress": event.through}) + b"\n")
+        elif isinstance(self._writer, TextRows):
+            self._writer.line(f"-- complete through {event.through}")
+        self._stream.flush()
+
+
+def _timed(table: pa.Table, time: int) -> pa.Table:
+    """Rows with their times: those of a snapshot stand at the time that it is of."""
+    if TIME in table.column_names:
+        return table
+    times = pa.array([time] * table.num_rows, pa.int64())
+    return table.add_column(table.column_names.index(DIFF), TIME, times)
+
+
+def _write(out: Destination, rows: Rows, limit: int | None, *, whole: bool) -> None:
+    """Write rows as they are read, or all at once where they cannot be given piece by piece."""
+    with rows, progress("reading", shown=not out.is_terminal) as told:
+        if whole:
+            table = rows.to_arrow()
+            write_rows(out, table.schema, table.to_batches(), limit=limit)
+            return
+        batches: Iterator[pa.RecordBatch] = rows.batches()
+        with closing(batches):  # type: ignore[type-var]
+            write_rows(out, rows.schema, batches, limit=limit, told=lambda done: told(done, None))
+
+
+def _key(given: list[str], schema: Schema) -> pa.Table:
+    """The key that arguments such as id=17 name."""
+    values: dict[str, pa.Array] = {}
+    for each in given:
+        name, sign, text = each.partition("=")
+        if not sign:
+            raise UsageError(f"{shown(each)} is not a part of a key: give COLUMN=VALUE, such as id=17")
+        if not schema.key or name not in schema.key_names:
+            there = ", ".join(schema.key_names) if schema.key else "none"
+            raise UsageError(f"{shown(name)} is not a key column of this collection; key columns: {there}")
+        if name in values:
+            raise UsageError(f"{shown(name)} is given twice")
+        type = schema.types[name]
+        try:
+            values[name] = pa.array([from_text(text, type)], type)
+        except UsageError as error:
+            raise UsageError(f"column {shown(name)}: {error}") from None
+    return pa.table(values)

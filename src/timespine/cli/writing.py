@@ -1,0 +1,154 @@
+"""Verbs that write rows: append, load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+
+from timespine.cli.intake import FileFormat, read_rows
+from timespine.cli.options import (
+    Name,
+    Output,
+    Replace,
+    Retain,
+    StorePath,
+    Timeline,
+    TimelineOption,
+    opened,
+    to_moment,
+)
+from timespine.cli.output import destination, write_document
+from timespine.cli.progress import progress, waiting
+from timespine.cli.text import counted
+from timespine.client.inspecting import plain
+from timespine.errors import UsageError
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="A file, or - for standard input.", show_default=False)]
+FormatOption = Annotated[
+    FileFormat | None,
+    typer.Option("--format", help="What the file holds, if its name does not say so.", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command("append")(append)
+    app.command("load")(load)
+
+
+def append(
+    store: StorePath,
+    name: Name,
+    file: File,
+    format: FormatOption = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="TIME", help="The time of the rows; else the next free one.", show_default=False),
+    ] = None,
+    upper: Annotated[
+        str | None,
+        typer.Option(
+            "--upper", metavar="TIME", help="The collection is complete below this afterwards.", show_default=False
+        ),
+    ] = None,
+    expected_upper: Annotated[
+        str | None,
+        typer.Option(
+            "--expected-upper",
+            metavar="TIME",
+            help="Only if the collection is complete exactly below this: else exit code 3.",
+            show_default=False,
+        ),
+    ] = None,
+    upsert: Annotated[
+        bool, typer.Option("--upsert", help="Rows take the place of those with the same key, or are added.")
+    ] = False,
+    output: Output = None,
+) -> None:
+    """Add the rows of a CSV, JSON lines or Parquet file, all in one commit or none.
+
+    Columns are read as the types of the collection; the columns _time and _diff,
+    if there are any, say when and how often. Dates and times are ISO 8601, binary
+    values base64. In CSV, nothing is null and "" is an empty text. Merging is left
+    to `timespine maintain`.
+
+    \b
+    Example:
+      timespine append ./data orders orders.csv --at 7
+      cat changed.jsonl | timespine append ./data orders - --format json --upsert
+    """
+    where = destination(output, None)
+    if upsert and any(each is not None for each in (at, upper, expected_upper)):
+        raise UsageError("--upsert works out the time by itself: leave out --at, --upper and --expected-upper")
+    with opened(store) as open_store:
+        collection = open_store.collection(name)
+        rows = read_rows(file, format, collection.schema)
+        with waiting(f"appending {counted(rows.num_rows, 'row')}"):
+            if upsert:
+                done = collection.upsert(rows)
+            else:
+                done = collection.append(
+                    rows, at=to_moment(at), upper=to_moment(upper), expected_upper=to_moment(expected_upper)
+                )
+    result = {"rows": rows.num_rows, "updates": done.rows, "time": done.time, "upper": plain(done.upper)}
+    when = f" at {done.time}" if done.time is not None else ""
+    write_document(
+        where,
+        result,
+        lambda: f"{counted(rows.num_rows, 'row')}, {counted(done.rows, 'update')}{when}; complete below {done.upper}\n",
+    )
+
+
+def load(
+    store: StorePath,
+    name: Name,
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="A Parquet file, a folder of them, or a Delta table.", show_default=False),
+    ],
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="NAME", help="A key column. May be repeated.", show_default=False),
+    ] = None,
+    timeline: TimelineOption = Timeline.clock,
+    retain: Retain = None,
+    replace: Replace = False,
+    output: Output = None,
+) -> None:
+    """Make a new collection of an existing Parquet or Delta table, in one commit.
+
+    \b
+    Example:
+      timespine load ./data orders ./orders.parquet --key id
+    """
+    where = destination(output, None)
+    rows = 0
+    with opened(store) as open_store, progress(f"loading {name}") as told:
+        total = _rows_of(path)
+
+        def taken(done: int) -> None:
+            nonlocal rows
+            rows = done
+            told(done, total)
+
+        made = open_store.load(
+            name, path, key=key or (), progress=taken, timeline=timeline.value, retain=retain, replace=replace
+        )
+        upper = plain(made.upper)
+    result = {"name": name, "id": made.id, "rows": rows, "upper": upper}
+    write_document(where, result, lambda: f"{counted(rows, 'row')} loaded into {name}; complete below {upper}\n")
+
+
+def _rows_of(path: Path) -> int | None:
+    """How many rows Parquet files say that they have, for a bar; None if that is not easily known."""
+    if (path / "_delta_log").is_dir():
+        return None
+    try:
+        files = [path] if path.is_file() else path.rglob("*.parquet")
+        return sum(int(pq.read_metadata(file).num_rows) for file in files)
+    except (pa.ArrowException, OSError):
+        return None

@@ -1,0 +1,134 @@
+"""Words are in the order of the rows they stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_cases import LONG, MAX, TYPES, array, keys, order_of, small, tables
+
+from timespine.columnar.order import packed_prefix
+
+
+def check(table, names):
+    words, exact = packed_prefix(table, names)
+    assert words.dtype == np.uint64
+    rows = keys(table, names)
+    assert len(words) == len(rows)
+    by_row = sorted(range(len(rows)), key=rows.__getitem__)
+    for a, b in zip(by_row, by_row[1:], strict=False):
+        if rows[a] == rows[b]:
+            assert words[a] == words[b]
+        else:
+            assert words[a] < words[b] or (words[a] == words[b] and not exact)
+    return words, exact
+
+
+@given(tables(), st.booleans())
+def test_words_are_in_the_order_of_rows(table, is_small):
+    with small(is_small):
+        check(table, order_of(table))
+
+
+@given(st.data(), st.sampled_from(list(TYPES)))
+def test_words_of_one_column_are_in_the_order_of_its_values(data, kind):
+    check(data.draw(tables(kinds=[kind], arity=0, max_columns=1)), ["c0"])
+
+
+def one(values, kind):
+    return pa.table({"c": array(values, kind)})
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([None, -128, 0, 127], pa.int8()),
+        ([-MAX - 1, -MAX, -1, 0, 1, MAX], pa.int64()),
+        ([0, 1, 2 * MAX, 2 * MAX + 1], pa.uint64()),
+        ([None, False, True], pa.bool_()),
+        ([float("-inf"), -1.5, -5e-324, 0.0, 5e-324, 1.5, float("inf"), float("nan")], pa.float64()),
+        ([None, float("-inf"), -1.5, 0.0, 1.5, float("inf"), float("nan")], pa.float32()),
+        (["", "\0", "\0\0", "a", "a\0", "a\0b", "ab", "b"], pa.string()),
+        ([b"", b"\0", b"\x7f", b"\x80", b"\xff", b"\xff\0", b"\xff\xff"], pa.binary()),
+        ([LONG, LONG + "\0", LONG + "a", LONG + "a\0", LONG + "b"], pa.string()),
+        (["0", "00", "1", "10", "100", "2", "99999999"], pa.string()),
+    ],
+)
+def test_small_columns_are_exact_and_in_order(values, kind):
+    words, exact = check(one(values, kind), ["c"])
+    assert exact
+    assert (words[1:] > words[:-1]).all()
+
+
+def test_minus_zero_is_zero_and_every_nan_is_one():
+    odd = np.array([0x7FF8000000000001, 0xFFF8000000000000], np.uint64).view(np.float64)
+    table = pa.table({"c": pa.array([0.0, -0.0, float("nan"), *odd])})
+    words, _ = packed_prefix(table, ["c"])
+    assert words[0] == words[1]
+    assert words[2] == words[3] == words[4] > words[0]
+
+
+def test_a_column_with_nulls_over_the_whole_range_is_not_exact():
+    table = one([None, -MAX - 1, MAX - 1, MAX], pa.int64())
+    words, exact = check(table, ["c"])
+    assert not exact
+    assert words[0] < words[1] < words[2]
+
+
+def test_columns_of_few_values_leave_room_for_the_ones_after_them():
+    rows = 1000
+    table = pa.table(
+        {
+            "a": pa.array(np.arange(rows) % 2 + (1 << 40)),
+            "b": pa.array([f"country-{number % 7}" for number in range(rows)]),
+            "c": pa.array(np.arange(rows) % 100),
+            "d": pa.array(np.arange(rows)),
+        }
+    )
+    words, exact = check(table, ["a", "b", "c", "d"])
+    assert exact
+    assert int(words.max()).bit_length() <= 1 + 3 + 7 + 10
+
+
+def test_digits_take_four_bits_each_and_constant_columns_none():
+    table = pa.table({"a": pa.array(["same"] * 100), "b": pa.array([f"{number:014}" for number in range(0, 10**14, 10**12)])})
+    words, exact = check(table, ["a", "b"])
+    assert exact
+    assert int(words.max()).bit_length() <= 14 * 4
+
+
+def test_what_lies_under_a_null_does_not_count():
+    numbers = pa.Array.from_buffers(pa.int64(), 3, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([7, 1, -MAX - 1]))])
+    texts = pa.Array.from_buffers(
+        pa.string(), 3, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0, 3, 4, 9], np.int32)), pa.py_buffer(b"foobwhale")]
+    )
+    assert numbers.to_pylist() == [None, 1, None]
+    assert texts.to_pylist() == [None, "b", None]
+    for column in (numbers, texts):
+        words, exact = packed_prefix(pa.table({"c": column}), ["c"])
+        assert exact
+        assert words.tolist() == [0, 1, 0]
+
+
+def test_text_at_the_very_end_of_its_buffer_is_read_safely():
+    for count in range(20):
+        data = bytes(range(65, 65 + count))
+        offsets = np.arange(count + 1, dtype=np.int32)
+        column = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+        check(pa.table({"c": column}), ["c"])
+
+
+def test_no_columns_and_no_rows():
+    assert packed_prefix(pa.table({"c": pa.array([1, 2])}), [])[0].tolist() == [0, 0]
+    words, exact = packed_prefix(pa.table({"c": pa.array([], pa.string())}), ["c"])
+    assert len(words) == 0
+    assert exact
+
+
+def test_large_offsets_are_read_too():
+    values = [None, "", "a", "a\0", "b" * 40, "b" * 41]
+    small_words, _ = check(one(values, pa.string()), ["c"])
+    large_words, _ = check(one(values, pa.large_string()), ["c"])
+    assert small_words.tolist() == large_words.tolist()
