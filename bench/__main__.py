@@ -28,7 +28,11 @@ QUICK_REPEAT = 1
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    unknown = [each for each in options.works if each not in WORKS]
+    if unknown:
+        parser.error(f"no such work: {', '.join(unknown)} (see --list)")
     if options.list:
         _list()
     elif options.install_ducklake:
@@ -115,7 +119,7 @@ def _list() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("works", nargs="*", metavar="NAME", choices=[*WORKS, []], help="which works; all by default")
+    parser.add_argument("works", nargs="*", metavar="NAME", help="which works; all by default")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run, not how fast is it")
     parser.add_argument("--list", action="store_true", help="say which works there are")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="SYSTEM")

@@ -14,12 +14,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.peers import SYSTEMS, interpreter
+from bench.peers import interpreter
 from bench.works.work import Case, Size, Work
 
 ROOT = Path(__file__).parent.parent
@@ -69,7 +69,6 @@ class Plan:
     repeat: int | None
     limit_s: float
     folder: Path
-    say: Callable[[str], None] = print
 
 
 def probe(names: Sequence[str]) -> dict[str, About]:
@@ -179,7 +178,7 @@ def _child(what: str, name: str, folder: Path, spec: dict[str, Any], plan: Plan)
             over = _wait(process, plan.limit_s)
         lines = [json.loads(line) for line in _lines(result)]
         if over:
-            return lines, f"over {plan.limit_s:.0f} s"
+            return lines, f"over {plan.limit_s:g} s"
         ends = [line for line in lines if line.keys() & {"end", "refused", "failed"}]
         if not ends:
             said = errors.read_text(errors="replace").strip().splitlines()
@@ -228,6 +227,3 @@ def _why_not(work: Work, about: About) -> str:
     if about.missing:
         return about.missing
     return next((about.cannot[each] for each in work.needs if each in about.cannot), "")
-
-
-ALL = tuple(SYSTEMS)

@@ -19,6 +19,7 @@ def machine() -> dict[str, str]:
     return {
         "cores": str(usable),
         "memory": f"{memory:.0f} GiB",
+        "load at the start": " ".join(f"{each:.1f}" for each in os.getloadavg()),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 SEED = 20_240_229
+GOLDEN = 0x9E3779B97F4A7C15
 CUSTOMERS = 1 << 16
 NOTES = 1 << 12
 CREATED_US = 1_700_000_000_000_000
@@ -34,7 +35,7 @@ COLUMNS = SCHEMA.names
 def rows(ids: np.ndarray, version: int = 0) -> pa.Table:
     """The rows that these ids have at this version; two versions of an id differ in `total`, most also elsewhere."""
     ids = np.asarray(ids, dtype=np.int64)
-    mixed = _mix(ids.astype(np.uint64) + np.uint64(version) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(SEED))
+    mixed = _mix(ids.astype(np.uint64) + np.uint64((version * GOLDEN + SEED) % (1 << 64)))
     customers, notes = _pools()
     note_at = (mixed >> np.uint64(40)).astype(np.int64) % (NOTES * 10 // 3)
     # The cents carry the version, so that an update is never a row equal to the one before it.

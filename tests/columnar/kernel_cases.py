@@ -98,7 +98,7 @@ def tables(draw, max_rows=30, kinds=None, arity=None, diffs=None, max_columns=3)
     data = {f"c{number}": draw(columns(rows, kind)) for number, kind in enumerate(kinds)}
     for name in ["_time"] if arity == 1 else [f"_time_{number}" for number in range(arity)]:
         data[name] = pa.array(draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows)), pa.int64())
-    diffs = diffs or st.integers(-2, 2)
+    diffs = st.integers(-2, 2) if diffs is None else diffs
     data["_diff"] = pa.array(draw(st.lists(diffs, min_size=rows, max_size=rows)), pa.int64())
     return rechunked(draw, pa.table(data))
 

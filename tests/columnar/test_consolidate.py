@@ -219,7 +219,7 @@ def test_advanced_times_are_those_of_the_model(table, elements):
     assert result.drop_columns(["_time_0", "_time_1"]).equals(table.drop_columns(["_time_0", "_time_1"]))
 
 
-@given(tables(kinds=[pa.int8()], arity=1), st.integers(0, 4))
+@given(tables(kinds=[pa.int8()], arity=1, max_columns=1), st.integers(0, 4))
 def test_advanced_and_consolidated_is_what_the_model_compacts(table, since):
     result = consolidate(advance(table, Frontier.at(since)), order_of(table))
     rows = keys(table, ["c0"])

@@ -1,7 +1,9 @@
 """Parts: what is written is read back, whole or in pieces, by us and by others, and only what is needed is read."""
 
 import dataclasses
+import re
 import threading
+from pathlib import Path
 
 import duckdb
 import polars as pl
@@ -16,7 +18,7 @@ from test_stats import update_table, updates
 from timespine.columnar import part as parts
 from timespine.columnar.bounds import NULL, encode_row
 from timespine.columnar.consolidate import consolidate
-from timespine.columnar.part_footer import FOOTER_KEY, hash_of
+from timespine.columnar.part_footer import FOOTER_KEY, Footer, hash_of
 from timespine.columnar.part_reader import GAP_BYTES, MissingBlob
 from timespine.columnar.schema import define
 from timespine.config import DEFAULT
@@ -451,3 +453,8 @@ def test_every_byte_has_its_hash():
             opened(made, fetch=Bytes(bytes(broken))).verify()
     assert hash_of(made.data[-made.meta.tail :]) == made.meta.tail_hash
     assert part_of(made).size == len(made.data)
+
+
+def test_every_field_of_the_footer_is_described():
+    page = (Path(__file__).parents[2] / "docs" / "format" / "part.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(Footer.__struct_fields__)

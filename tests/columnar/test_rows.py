@@ -192,6 +192,48 @@ def test_a_dict_that_lacks_a_key_holds_the_default_whatever_its_neighbours_do():
     assert together[1]["when"] is None
 
 
+def test_polars_types_are_read_exactly():
+    moment = datetime.datetime(2020, 1, 1, 12, tzinfo=UTC)
+    frame = pl.DataFrame(
+        {
+            "c": pl.Series(["x", None, "y"], dtype=pl.Categorical),
+            "e": pl.Series(["a", "b", None], dtype=pl.Enum(["a", "b"])),
+            "d": pl.Series([D("1.5"), None, D("-99.99")], dtype=pl.Decimal(None, 2)),
+            "t": pl.Series([moment, None, moment], dtype=pl.Datetime("ns", "Europe/Berlin")),
+            "l": pl.Series([[1, 2], None, [3, None]], dtype=pl.Array(pl.Int64, 2)),
+            "s": [{"x": -0.0, "y": ["a"]}, None, {"x": None, "y": None}],
+            "b": [b"\xff", b"", None],
+            "z": [None, None, None],
+        }
+    )
+    schema = define(
+        None,
+        {
+            "c": "string",
+            "e": "string",
+            "d": "decimal(4,2)",
+            "t": "timestamp[UTC]",
+            "l": "list<int8>",
+            "s": "struct<x:double,y:list<string>>",
+            "b": "binary",
+            "z": "date",
+        },
+    )
+    table = updates(frame, schema, (0,)).select(schema.names)
+    expected = frame.to_dicts()
+    assert [{**row, "l": row["l"] and list(row["l"])} for row in expected] == table.to_pylist()
+    assert math.copysign(1, table["s"][0].as_py()["x"]) == 1
+    assert updates(frame.lazy().head(1), schema, (0,)).num_rows == 1
+
+
+def test_polars_objects_are_read_as_what_they_are():
+    schema = define(None, {"x": "binary"})
+    frame = pl.DataFrame({"x": pl.Series([b"a", None], dtype=pl.Object)})
+    assert updates(frame, schema, (0,))["x"].to_pylist() == [b"a", None]
+    with pytest.raises(UsageError, match="it holds a object"):
+        updates(pl.DataFrame({"x": pl.Series([object()], dtype=pl.Object)}), schema, (0,))
+
+
 def test_pandas_says_missing_in_many_ways_and_all_are_null():
     schema = define(
         None, {"s": "string", "n": "int64", "f": "double", "t": "timestamp", "c": "string", "l": "list<int8>"}
@@ -262,6 +304,14 @@ def test_without_a_schema_python_values_get_the_type_they_seem_to_have():
     for wrong in ([1, "a"], [1, True], [datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1)], [object()], [2**64]):
         with pytest.raises(UsageError, match="column 'x'"):
             to_arrow([{"x": value} for value in wrong])
+
+
+def test_without_a_schema_fixed_offsets_become_utc():
+    moment = datetime.datetime(2020, 1, 1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
+    table = to_arrow([{"x": moment, "y": [{"z": moment}]}])
+    assert table.schema.field("x").type == pa.timestamp("us", "UTC")
+    assert table.to_pylist() == [{"x": moment, "y": [{"z": moment}]}]
+    assert infer(table.schema).field("y").type == "list<struct<z:timestamp[UTC]>>"
 
 
 # --- Python values ---

@@ -445,6 +445,8 @@ def test_random_bytes_are_corruption(data):
         lambda: Schema(ORDERS.fields, [1], (), 1, 9),
         lambda: Schema(ORDERS.fields, ("1",), (), 1, 9),
         lambda: Schema(ORDERS.fields, (), (), 1, "9"),
+        lambda: Schema(ORDERS.fields, (), (), 1, 4),
+        lambda: Schema(ORDERS.fields, (), (), 1, SYSTEM_IDS + 1),
         lambda: Schema(ORDERS.fields, (), (), "1", 9),
     ],
 )

@@ -88,7 +88,7 @@ def hint(error: Exception) -> str:
 def message(error: Exception) -> str:
     """What happened, in one line."""
     if is_typers(error):
-        return one_line(error.format_message())  # type: ignore[attr-defined]
+        return one_line(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
     if isinstance(error, TimespineError):
         return one_line(str(error))
     if isinstance(error, OSError) and error.strerror:

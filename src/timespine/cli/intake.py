@@ -63,7 +63,8 @@ def _read_csv(stream: BinaryIO, schema: Schema) -> pa.Table:
     try:
         table = csv.read_csv(
             stream,
-            parse_options=csv.ParseOptions(newlines_in_values=True),
+            # Of a single column, an empty line is a null; of several, it is nothing.
+            parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(schema.names) > 1),
             convert_options=csv.ConvertOptions(
                 column_types={**types, **dict.fromkeys(odd, pa.string())},
                 null_values=[""],

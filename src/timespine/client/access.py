@@ -22,7 +22,7 @@ from timespine.location.blob import Blob
 
 POLL_MIN_S = 0.002
 POLL_MAX_S = 0.25
-"""How long a waiting reader sleeps between two looks at the log of a collection: the longer nothing comes, the longer."""
+"""How long a waiting reader sleeps between two looks at a log: the longer nothing comes, the longer."""
 
 
 @lru_cache(maxsize=4096)

@@ -22,8 +22,8 @@ from timespine.client.leases import Held
 from timespine.client.rows import Rows, Shape
 from timespine.client.writing import Committed, stored
 from timespine.columnar.consolidate import consolidate
-from timespine.columnar.keyset import KeySet
 from timespine.columnar.intake import to_arrow
+from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform
 from timespine.columnar.scan import Wanted
 from timespine.columnar.schema import DIFF, Schema

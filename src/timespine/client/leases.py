@@ -59,7 +59,7 @@ class Held:
         """LeaseExpired if the lease is gone: what it protected may be."""
         if self._leases.is_lost(self.lease):
             raise LeaseExpired(
-                f"the lease of reader {self.lease.reader} of {self.lease.collection} expired while it was reading: read again"
+                f"the lease of reader {self.lease.reader} of {self.lease.collection} expired: read again"
             )
 
     def close(self) -> None:

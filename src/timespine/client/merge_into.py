@@ -12,8 +12,8 @@ import pyarrow as pa
 from timespine.client.access import Access
 from timespine.client.changing import Difference, Present, change, restricted
 from timespine.client.writing import Committed
-from timespine.columnar.keyset import KeySet
 from timespine.columnar.intake import to_arrow
+from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform
 from timespine.columnar.schema import DIFF, Schema
 from timespine.errors import UsageError

@@ -49,7 +49,7 @@ def append(
 ) -> Committed:
     """Append rows at the time they name, at `at`, or at the next free time."""
     state = access.known()
-    id, schema = access.schema(state)
+    _, schema = access.schema(state)
     given = to_time(at, schema.arity) if at is not None else None
     free = given is None and expected_upper is None and schema.arity == 1 and not _has_times(rows, schema)
     if not free:
@@ -89,9 +89,7 @@ def _updates(access: Access, rows: Any, at: Time | None) -> Made:
     return Made(id, schema, consolidate(table, (*schema.order_names, *schema.time_names)), earliest, latest)
 
 
-def _append_next(
-    access: Access, made: Made, at: int, upper: Moment | None, operation: str
-) -> Committed:
+def _append_next(access: Access, made: Made, at: int, upper: Moment | None, operation: str) -> Committed:
     """Append rows that stand at one time, at that time or the next free one."""
     id, schema, table, *_ = made
     limit = access.config.inline_total_bytes

@@ -51,7 +51,8 @@ class Buffer:
             return []
         full = []
         rest = self.drain()
-        while rest.nbytes >= self._bytes_max:
+        # SUBTLE: no rows have some bytes too, those of the first offset of their strings.
+        while rest.num_rows and rest.nbytes >= self._bytes_max:
             rows = _rows_within(rest, self._bytes_max)
             full.append(rest.slice(0, rows))
             rest = rest.slice(rows)

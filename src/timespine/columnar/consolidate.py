@@ -93,8 +93,9 @@ def _arranged(columns: Sequence[pa.Array], packed: Packed) -> _Arranged:
         words = keys
     first = beginnings(words)
     if (dropped or not exact) and not first.all():
-        index = np.arange(rows) if index is None else index
-        settle(columns, packed, index, first)
+        settled = np.arange(rows) if index is None else index
+        settle(columns, packed, settled, first)
+        index = None if index is None and (settled[1:] > settled[:-1]).all() else settled
     return _Arranged(index, None if first.all() else first, words, dropped)
 
 
@@ -177,9 +178,9 @@ def advance(table: pa.Table, since: Frontier) -> pa.Table:
     if check_arity_of(since, arity, "since").is_closed:
         raise UsageError("nobody reads from a closed since on, so times cannot be advanced to it")
     for name, *least in zip(time_names(arity), *since, strict=True):
-        column = table.column(name)
-        chunks = [_at_least(chunk, min(least)) for chunk in column.chunks]
-        if any(new is not old for new, old in zip(chunks, column.chunks, strict=True)):
+        before = table.column(name).chunks
+        chunks = [_at_least(chunk, min(least)) for chunk in before]
+        if any(new is not old for new, old in zip(chunks, before, strict=True)):
             place = table.schema.get_field_index(name)
             table = table.set_column(place, table.schema.field(place), pa.chunked_array(chunks, pa.int64()))
     return table

@@ -94,7 +94,7 @@ def _is_stored(stored: object, type_: pa.DataType) -> bool:
     if types.is_floating(type_):
         return stored == NAN or (isinstance(stored, float) and _is_canonical(stored, type_))
     if types.is_decimal(type_):
-        return isinstance(stored, str) and stored.isascii() and _decimal_text(stored, type_) == stored
+        return isinstance(stored, str) and _decimal_text(stored, type_) == stored
     if types.is_string(type_):
         return isinstance(stored, str) and kind is str and _is_unicode(stored)
     if types.is_binary(type_):
@@ -127,8 +127,8 @@ def _is_canonical(stored: float, type_: pa.DataType) -> bool:
 
 def _microseconds(value: object, type: pa.DataType) -> int | None:
     """Microseconds since the epoch; a zone is needed if and only if the column has one."""
-    # pandas' NaT is a datetime that is not equal to itself, and its timestamps may have nanoseconds.
-    if not isinstance(value, datetime.datetime) or value != value or getattr(value, "nanosecond", False):
+    # Timestamps of pandas may have nanoseconds; those of its NaT, which is a datetime too, are NaN.
+    if not isinstance(value, datetime.datetime) or getattr(value, "nanosecond", False):
         return None
     if (value.utcoffset() is None) is not (type.tz is None):
         return None

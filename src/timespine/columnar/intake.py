@@ -121,7 +121,7 @@ def _column(name: str, values: object, schema: Schema | None) -> pa.ChunkedArray
     if isinstance(values, pa.Array):
         return pa.chunked_array([values])
     if isinstance(values, pl.Series):
-        return _from_polars(name, values)
+        return _from_polars(name, values, wanted)
     try:
         if _is_pandas(values, "Series"):
             return _from_series(name, values, wanted)
@@ -136,9 +136,9 @@ def _column(name: str, values: object, schema: Schema | None) -> pa.ChunkedArray
     raise UsageError(f"column {shown(name)} is a {type(values).__name__}, not many values: a single row is [row]")
 
 
-def _from_polars(name: str, values: pl.Series) -> pa.ChunkedArray:
+def _from_polars(name: str, values: pl.Series, wanted: pa.DataType | None) -> pa.ChunkedArray:
     if values.dtype == pl.Object:  # Polars would hand out the addresses of the objects
-        return column_of(name, values.to_list(), None)
+        return column_of(name, values.to_list(), wanted)
     try:
         return _chunked(values.to_arrow(compat_level=pl.CompatLevel.oldest()))
     except pa.ArrowException:

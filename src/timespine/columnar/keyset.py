@@ -30,11 +30,36 @@ class KeySet:
     def __init__(self, keys: pa.Table) -> None:
         self.names: tuple[str, ...] = tuple(keys.column_names)
         """The key columns."""
-        self._frame = pl.DataFrame(pl.from_arrow(keys)).unique(maintain_order=False)
         self._keys = keys
 
+    @cached_property
+    def _frame(self) -> pl.DataFrame:
+        """The keys, each once."""
+        return pl.DataFrame(pl.from_arrow(self._keys)).unique(maintain_order=False)
+
+    @cached_property
+    def _length(self) -> int:
+        if self._keys.num_rows <= 1:
+            return int(self._keys.num_rows)
+        return len(self._frame) if self._integers is None else len(self._integers)
+
     def __len__(self) -> int:
-        return len(self._frame)
+        return self._length
+
+    def first(self) -> dict[str, Any]:
+        """One of the keys, as values by column. There must be one."""
+        return {name: self._keys.column(name)[0].as_py() for name in self.names}
+
+    def encoded(self, names: tuple[str, ...]) -> list[bytes]:
+        """All keys, encoded by these columns in this order. For few."""
+        if self._all is None or self._all[0] != names:
+            keys = self._keys
+            if keys.num_rows > 1:
+                keys = self._frame.to_arrow().cast(self._keys.schema)
+            self._all = (names, [encode_row(keys, index, names) for index in range(keys.num_rows)])
+        return self._all[1]
+
+    _all: tuple[tuple[str, ...], list[bytes]] | None = None
 
     def mask(self, table: pa.Table) -> pa.Array:
         """Which rows of a table have one of these keys."""
@@ -67,12 +92,10 @@ class KeySet:
     @cached_property
     def _integers(self) -> np.ndarray[tuple[int], np.dtype[Any]] | None:
         """The keys in order, if they are one column of integers without nulls."""
-        if len(self.names) != 1:
+        if len(self.names) != 1 or not pa.types.is_integer(self._keys.schema.field(0).type):
             return None
-        column = self._frame[self.names[0]]
-        if not column.dtype.is_integer() or column.null_count():
-            return None
-        return column.sort().to_numpy()
+        column = self._keys.column(0)
+        return None if column.null_count else np.unique(column.to_numpy())
 
     @cached_property
     def _encoded(self) -> list[bytes]:

@@ -40,7 +40,7 @@ def column_of(name: str, values: Sequence[Any], wanted: pa.DataType | None) -> p
             wanted = pa.infer_type(values)
             if pa.types.is_null(wanted):
                 return pa.chunked_array([pa.nulls(len(values))])
-            wanted = parse_type(wanted)
+            wanted = parse_type(_in_named_zones(wanted))
         built = _build_type(values, wanted)
     except UsageError as error:
         raise UsageError(f"column {shown(name)}: {error}") from None
@@ -52,6 +52,17 @@ def column_of(name: str, values: Sequence[Any], wanted: pa.DataType | None) -> p
         row = _first_failing(values, built)
         raise UsageError(f"column {shown(name)}: row {row} does not fit {type_name(wanted)}") from None
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+
+
+def _in_named_zones(seeming: pa.DataType) -> pa.DataType:
+    """The same type with UTC for fixed offsets such as +02:00: the same instants in a zone that can be stored."""
+    if pa.types.is_timestamp(seeming) and (seeming.tz or "").startswith(("+", "-")):
+        return pa.timestamp(seeming.unit, "UTC")
+    if pa.types.is_list(seeming):
+        return pa.list_(_in_named_zones(seeming.value_type))
+    if pa.types.is_struct(seeming):
+        return pa.struct([(field.name, _in_named_zones(field.type)) for field in seeming])
+    return seeming
 
 
 def _build_type(values: Sequence[Any], wanted: pa.DataType) -> pa.DataType:

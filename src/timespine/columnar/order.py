@@ -206,7 +206,8 @@ def _push_fixed(packed: Packed, number: int, column: pa.Array) -> Position | Non
         low, high = int(values.min()), int(values.max())
         if not packed.push(values, low, high):
             return Position(number)
-    if column.type.id in INTEGERS:
+    # SUBTLE: if all values are null, the bit that says so is the same for all, and left out.
+    if column.type.id in INTEGERS and column.null_count < len(column):
         packed.slots.append(Slot(number, low, (high - low).bit_length(), packed.used))
     return None
 

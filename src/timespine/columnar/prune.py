@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from timespine.columnar.bounds import recode
+from timespine.columnar.keyset import FEW
 from timespine.columnar.part_reader import PartReader
 from timespine.columnar.schema import DIFF, Field, Schema, time_names
 from timespine.columnar.stats import PartMeta, Range
@@ -31,13 +32,16 @@ class Pruner:
         self._written = written
         self._by_id = {field.id: field for field in written.fields}
         self._filtered = _filtered_fields(wanted)
-        same_order = (
-            written.order_ids[: len(wanted.schema.key_ids)] == wanted.schema.order_ids[: len(wanted.schema.key_ids)]
-        )
-        self._ordered = same_order and all(
-            self._by_id[id].type == wanted.schema.by_id(id).type
-            for id in wanted.schema.order_ids[: len(wanted.schema.key_ids)]
-            if id in self._by_id
+        key = wanted.schema.key_ids
+        self._by_key = key == wanted.schema.order_ids[: len(key)] and self._has_same(key)
+        """Whether rows are ordered by the key first, and bounds compare with those of the wanted schema."""
+        self._by_first = self._has_same(wanted.schema.order_ids[:1])
+
+    def _has_same(self, ids: tuple[int, ...]) -> bool:
+        """Whether the order of the written schema begins with these columns, with the types they are wanted with."""
+        schema = self._wanted.schema
+        return self._written.order_ids[: len(ids)] == ids and all(
+            self._by_id[id].type == schema.by_id(id).type for id in ids
         )
 
     @property
@@ -55,10 +59,35 @@ class Pruner:
         meta = PartMeta.decode(part.meta)
         if not self._times_may_match(part, meta):
             return False
-        if self._ordered and not self._within(meta.lower, meta.upper):
+        if self._by_first and not self._within(meta.lower, meta.upper):
+            return False
+        keys = self._wanted.keys
+        if keys is not None and self._by_key and len(keys) <= FEW and not self._has_key(meta.lower, meta.upper):
             return False
         known = {field.name: self._known(field, meta.columns.get(field.id)) for field in self._filtered}
         return self._rows_may_match(known, part.rows)
+
+    def groups(self, reader: PartReader) -> list[int]:
+        """The row groups of a part that may have a row that is asked for, in order."""
+        if not self._filtered:
+            return list(range(reader.groups))
+        keys = self._wanted.keys
+        if keys is None or len(keys) > FEW or reader.key_index is None or not self._by_key:
+            return [group for group in range(reader.groups) if self.group_may_match(reader, group)]
+        found: set[int] = set()
+        for key in keys.encoded(self._wanted.schema.key_names):
+            found.update(reader.key_index.find(key, key))
+        # One key is worth a look at the Bloom filter: it is small, and kept.
+        return [group for group in sorted(found) if len(keys) > 1 or self._bloom_may_match(reader, group)]
+
+    def _bloom_may_match(self, reader: PartReader, group: int) -> bool:
+        keys = self._wanted.keys
+        assert keys is not None
+        for name, value in keys.first().items():
+            written = self._by_id[self._wanted.schema.field(name).id]
+            if value is not None and not reader.may_contain(group, written.name, value):
+                return False
+        return True
 
     def group_may_match(self, reader: PartReader, group: int) -> bool:
         """Whether some row of a row group may be asked for."""
@@ -109,6 +138,15 @@ class Pruner:
         if window.until is not None and earliest > window.until[0]:
             return False
         return window.after is None or latest > window.after[0]
+
+    def _has_key(self, lower: bytes | None, upper: bytes | None) -> bool:
+        """Whether a row between these bounds may have one of the keys. A row begins with the bytes of its key."""
+        keys = self._wanted.keys
+        assert keys is not None
+        return any(
+            (lower is None or lower[: len(key)] <= key) and (upper is None or key <= upper)
+            for key in keys.encoded(self._wanted.schema.key_names)
+        )
 
     def _within(self, lower: bytes | None, upper: bytes | None) -> bool:
         """Whether a row between these bounds may have a key in the wanted range.

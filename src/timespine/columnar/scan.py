@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import pyarrow as pa
 
@@ -33,6 +34,9 @@ from timespine.core.hollow import Order, Part, Run
 from timespine.core.plan import seen_through
 from timespine.errors import CorruptionError
 from timespine.location.blob import Blob
+
+BLOCK_GROUPS = 8
+"""Row groups that are read, decoded and kept together: large enough for several threads."""
 
 ROW_BYTES = 64
 """What a row takes in memory, when nothing is known of it yet."""
@@ -157,16 +161,35 @@ class Parts:
             return
         self.tally.parts += 1
         if part.inline is not None:
-            table = decode_inline(part.inline, schema, part.rows, self.config)
-            yield from self._shown(table, part, schema, wanted)
+            yield self._shown(self._inline(part, id, schema, wanted.hint), part, schema, wanted)
             return
         reader = self.open(part, id, schema)
-        groups = [group for group in range(reader.groups) if pruner.group_may_match(reader, group)]
+        groups = pruner.groups(reader)
         self.tally.groups += len(groups)
         self.tally.groups_skipped += reader.groups - len(groups)
         columns = pruner.written_columns
-        for chunk in _chunks(groups, reader, chunk_rows):
-            yield from self._shown(self._read(reader, part, chunk, columns, wanted.hint), part, schema, wanted)
+        gathered: list[pa.Table] = []
+        rows = 0
+        for block in _blocks(groups):
+            gathered.append(self._read(reader, part, block, columns, wanted.hint))
+            rows += gathered[-1].num_rows
+            if rows >= chunk_rows:
+                yield self._shown(pa.concat_tables(gathered), part, schema, wanted)
+                gathered, rows = [], 0
+        if gathered:
+            yield self._shown(pa.concat_tables(gathered), part, schema, wanted)
+
+    def _inline(self, part: Part, id: int, schema: Schema, hint: Hint) -> pa.Table:
+        """The rows of an inline part. A second reader of the same bytes finds them decoded."""
+        data = part.inline
+        assert data is not None
+
+        def load() -> tuple[pa.Table, int]:
+            table = decode_inline(data, schema, part.rows, self.config)
+            return table, table.nbytes + len(data)
+
+        table: pa.Table = self.cache.get_or_load((data, id), load, hint)
+        return table
 
     def _read(
         self, reader: PartReader, part: Part, groups: tuple[int, ...], columns: tuple[str, ...], hint: Hint
@@ -178,38 +201,35 @@ class Parts:
         table: pa.Table = self.cache.get_or_load((part.key, groups, columns), load, hint)
         return table
 
-    def _shown(self, table: pa.Table, part: Part, schema: Schema, wanted: Wanted) -> Iterator[pa.Table]:
-        """A chunk through the part's bounds, the window, the wanted schema and the filter."""
+    def _shown(self, table: pa.Table, part: Part, schema: Schema, wanted: Wanted) -> pa.Table:
+        """A chunk through the part's bounds and the window, under the wanted schema. Not filtered yet."""
         table = seen(table, part, wanted.window, schema.arity)
         table = project(table, schema, wanted.schema, columns=wanted.read)
-        if not wanted.timed:
-            table = table.drop_columns(list(time_names(schema.arity)))
-        if wanted.where is not None and table.num_rows:
-            table = table.filter(wanted.where.mask(table))
-        if wanted.keys is not None and table.num_rows:
-            table = table.filter(wanted.keys.mask(table))
-        if table.num_rows:
-            yield table
+        return table if wanted.timed else table.drop_columns(list(time_names(schema.arity)))
 
 
-def _chunks(groups: list[int], reader: PartReader, chunk_rows: int) -> Iterator[tuple[int, ...]]:
-    """Row groups that are read together."""
-    chunk: list[int] = []
-    rows = 0
-    for group in groups:
-        chunk.append(group)
-        rows += reader.group_rows(group)
-        if rows >= chunk_rows:
-            yield tuple(chunk)
-            chunk, rows = [], 0
-    if chunk:
-        yield tuple(chunk)
+def filtered(table: pa.Table, wanted: Wanted) -> pa.Table:
+    """The rows that are wanted. Rows that are equal are wanted or not together, so this may come before they meet."""
+    if wanted.where is not None and table.num_rows:
+        table = table.filter(wanted.where.mask(table))
+    if wanted.keys is not None and table.num_rows:
+        table = table.filter(wanted.keys.mask(table))
+    return table
+
+
+def _blocks(groups: list[int]) -> Iterator[tuple[int, ...]]:
+    """Row groups that are read together. Always cut at the same places, so that the next reader finds them decoded."""
+    for _, block in groupby(groups, key=lambda group: group // BLOCK_GROUPS):
+        yield tuple(block)
 
 
 def scan(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: int) -> Iterator[pa.Table]:
     """All that is wanted of these runs, merged: tables ascending in `wanted.order`, each row once, with `_diff`."""
     opened = open_runs(parts, runs, wanted, memory_bytes)
-    return merge(opened, wanted.order, cut_columns(parts, runs, wanted), chunk_bytes=memory_bytes)
+    if len(opened) == 1 and all(run.order is not Order.SORTED or len(runs) > 1 for run in runs):
+        return opened[0]  # gathered into one table, and consolidated with it
+    merged: Iterator[pa.Table] = merge(opened, wanted.order, cut_columns(parts, runs, wanted), chunk_bytes=memory_bytes)
+    return merged
 
 
 def cut_columns(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> tuple[str, ...]:
@@ -290,18 +310,19 @@ def _ordered(parts: Parts, run: Run, inside: list[Part], wanted: Wanted, chunk_r
         yield from _gathered(parts, [(run, inside)], wanted)
         return
     for part in inside:
-        yield from parts.tables(part, id, schema, wanted, chunk_rows)
+        for table in parts.tables(part, id, schema, wanted, chunk_rows):
+            yield filtered(table, wanted)
 
 
 def _gathered(parts: Parts, runs: list[tuple[Run, list[Part]]], wanted: Wanted) -> Iterator[pa.Table]:
     """Runs that fit the memory, as one table in order."""
-    tables = []
+    tables: list[pa.Table] = []
     for run, inside in runs:
         id, schema = parts.schema(run)
         for part in inside:
             tables.extend(parts.tables(part, id, schema, wanted, 1 << 62))
     if tables:
-        yield consolidate(pa.concat_tables(tables), wanted.order)
+        yield consolidate(filtered(pa.concat_tables(tables), wanted), wanted.order)
 
 
 def ahead(tables: Iterator[pa.Table], pool: Executor | None) -> Iterator[pa.Table]:

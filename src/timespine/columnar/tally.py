@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pyarrow.compute as pc
 
-from timespine.columnar.scan import Parts, Wanted, meta_of, scan
+from timespine.columnar.scan import Parts, Wanted, filtered, meta_of, scan
 from timespine.columnar.schema import DIFF
 from timespine.columnar.visible import Window
 from timespine.core.hollow import Part, Run, wrap_int64
@@ -33,7 +33,7 @@ def counted(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> int:
                 continue
             for leaf in parts.leaves((part,)):
                 for table in parts.tables(leaf, id, schema, narrow, 1 << 20):
-                    total += pc.sum(table.column(DIFF)).as_py() or 0
+                    total += pc.sum(filtered(table, narrow).column(DIFF)).as_py() or 0
     return wrap_int64(total)
 
 

@@ -1,0 +1,95 @@
+"""The bench runs, says what it cannot do, and gets its ratios right. Figures themselves are no test's business."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import figures, report, rows
+from bench.__main__ import main
+from bench.harness import About, Kept, Plan, measure
+from bench.works import WORKS
+from bench.works.work import Case
+
+INSTALLED = ["ours", *(each for each in ("duckdb", "polars") if importlib.util.find_spec(each))]
+
+
+def test_one_work_on_every_system_that_is_installed(tmp_path: Path) -> None:
+    found, page = tmp_path / "found.json", tmp_path / "page.md"
+    arguments = ["commit-1", "--quick", "--repeat", "1", "--dir", str(tmp_path), "--json", str(found)]
+    main([*arguments, "--markdown", str(page), "--systems", *INSTALLED])
+    (entry,) = json.loads(found.read_text())["works"]
+    for system in INSTALLED:
+        assert entry["results"][system]["reason"] == ""
+        (seconds,) = entry["results"][system]["values"]["commit"]
+        assert 0 < seconds < 60
+        assert entry["results"][system]["peak_mb"] > 10
+    assert "| commit-1 | commit |" in page.read_text()
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith("bench-")] == []
+
+
+def test_a_process_over_its_limit_is_ended_and_reported(tmp_path: Path) -> None:
+    plan = Plan(quick=True, repeat=1, limit_s=0.01, folder=tmp_path)
+    result = measure(WORKS["commit-1"], WORKS["commit-1"].cases[0], {"polars": About()}, plan, Kept(plan))
+    assert result["polars"].reason == "setup: over 0.01 s"
+    assert result["polars"].values == {}
+
+
+def test_a_system_that_cannot_do_the_work_says_why(tmp_path: Path) -> None:
+    plan = Plan(quick=True, repeat=1, limit_s=60, folder=tmp_path)
+    about = {"gone": About(missing="not installed"), "poor": About(cannot={"append": "is read-only"})}
+    result = measure(WORKS["commit-1"], Case(), about, plan, Kept(plan))
+    assert {name: each.reason for name, each in result.items()} == {"gone": "not installed", "poor": "is read-only"}
+
+
+def test_the_ratio_is_ours_by_the_fastest_peer_also_when_it_loses() -> None:
+    made, entry = _made_up()
+    assert figures.ratio(made, entry, "commit") == figures.Ratio("fast", 3.0)
+    assert figures.ratio(made, entry, "commit", figures.TABLE_FORMAT) == figures.Ratio("slow", 0.25)
+    assert "ours / best peer: 3.00 (fast)" in "\n".join(report.text(made, entry))
+
+
+def test_a_page_without_marks_is_refused_and_one_with_them_keeps_the_rest(tmp_path: Path) -> None:
+    made, _ = _made_up()
+    page = tmp_path / "page.md"
+    page.write_text("no marks\n")
+    with pytest.raises(SystemExit, match="figures: begin"):
+        report.fill(page, made)
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    report.fill(page, made)
+    assert page.read_text().startswith("before\n")
+    assert page.read_text().endswith("after\n")
+    assert "old" not in page.read_text()
+
+
+def test_rows_are_a_function_of_id_and_version() -> None:
+    some, all_of_them = rows.rows(np.array([5, 3]), 2), rows.rows(np.arange(10), 2)
+    assert some.equals(all_of_them.take([5, 3]))
+    assert not some.column("total").equals(rows.rows(np.array([5, 3]), 1).column("total"))
+    halves = rows.plus(rows.digest(all_of_them.slice(0, 4)), rows.digest(all_of_them.slice(4)))
+    assert halves == rows.digest(all_of_them)
+
+
+def _made_up() -> tuple[figures.Report, figures.Entry]:
+    """Ours takes 3 s, a peer 1 s, a table format 12 s."""
+    seconds = {"ours": [2.0, 3.0, 4.0], "fast": [1.0], "slow": [12.0]}
+    kinds = {"ours": "ours", "fast": "database", "slow": figures.TABLE_FORMAT}
+    results: dict[str, Any] = {
+        name: {
+            "values": {"commit": values},
+            "units": {"commit": "s"},
+            "notes": {},
+            "refused": {},
+            "reason": "",
+            "peak_mb": 1.0,
+        }
+        for name, values in seconds.items()
+    }
+    systems = {name: {"kind": kind, "missing": "", "commit": "", "versions": {}} for name, kind in kinds.items()}
+    entry = {"work": "commit-1", "case": "", "title": "a commit", "repetitions": 3, "size": {}, "results": results}
+    return {"when": "now", "quick": True, "machine": {}, "systems": systems, "works": [entry]}, entry
