@@ -368,6 +368,18 @@ def test_a_column_of_many_chunks_is_put_together():
     assert cast(encoded, "string").to_pylist() == [f"v{i}" for i in range(300)]
 
 
+def test_dictionaries_that_cannot_be_put_together_are_read_one_by_one():
+    index = pa.array(range(20), pa.int8())
+    words = [[f"{i}-{j}" for j in range(20)] for i in range(20)]
+    chunks = [pa.DictionaryArray.from_arrays(index, pa.array(each)) for each in words]
+    assert cast(pa.chunked_array(chunks), "string").to_pylist() == [word for each in words for word in each]
+
+
+def test_what_arrow_cannot_take_apart_is_refused_by_name():
+    values = pa.array([["x"]], pa.list_(pa.string_view()))
+    refused(pa.DictionaryArray.from_arrays(pa.array([0]), values), "list<string>", "cannot be read as list<string>")
+
+
 def test_the_first_row_that_does_not_fit_is_named_across_chunks():
     chunks = [pa.array([1] * 1500), pa.array([1] * 700 + [300] + [1] * 9 + [400])]
     refused(pa.chunked_array(chunks), "int8", "row 2200 does not fit int8")

@@ -20,10 +20,12 @@ from timespine.core.protocols.commit import commit_transactions, enter, raise_re
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Session
 from timespine.core.state import State
-from timespine.core.transitions import Command
+from timespine.core.transitions import Command, ExpireCommitter, ExpireWriter
 from timespine.errors import Fenced, UsageError
 
 T = TypeVar("T")
+
+Replies = tuple[tuple[Any, ...] | Refused, ...]
 
 GROUP_MAX = 256
 """Transactions in one group: an entry of the log has a bound, and so has the wait of the last in line."""
@@ -47,8 +49,9 @@ class _Waiting:
 class Committer:
     """Commits for all threads of a process. Renews itself when it was expired while it slept."""
 
-    def __init__(self, driver: Driver, config: Config) -> None:
+    def __init__(self, driver: Driver, config: Config, *, read_only: bool = False) -> None:
         self.driver = driver
+        self._read_only = read_only
         self.config = config
         self._turn = threading.Lock()
         self._line: deque[_Waiting] = deque()
@@ -86,6 +89,8 @@ class Committer:
 
     def offer(self, transaction: Transaction) -> tuple[Any, ...] | Refused:
         """Commit one transaction together with whatever else waits; its replies, or why it was refused."""
+        if self._read_only:
+            raise UsageError("this store is open for reading only")
         waiting = _Waiting(transaction)
         self._line.append(waiting)
         while not waiting.is_done:
@@ -127,6 +132,18 @@ class Committer:
         self.session.states.pop(collection, None)
         self._entered.discard(collection)
 
+    def close(self) -> None:
+        """Give up the ids of this process everywhere: what it left behind need not wait to expire."""
+        with self._turn:
+            writer, committer = self.session.writer, self.session.committer
+            ends = [
+                Transaction(((name, ExpireWriter(writer)), (name, ExpireCommitter(committer))))
+                for name in sorted(self._entered)
+            ]
+            self._entered.clear()
+            if ends:
+                self.driver.run(commit_transactions(self.session, *ends))
+
     def _lead(self) -> None:
         """Commit what waits as one group. Holds the turn."""
         group = [self._line.popleft() for _ in range(min(len(self._line), GROUP_MAX))]
@@ -143,16 +160,26 @@ class Committer:
         for tell in self.told:
             tell(about)
 
-    def _commit_group(self, transactions: tuple[Transaction, ...]) -> tuple[tuple[Any, ...] | Refused, ...]:
+    def _commit_group(self, transactions: tuple[Transaction, ...]) -> Replies:
+        """Commit, and once more under a new id if the committer slept past its lease."""
         try:
-            self._enter_all(transactions)
-            return self.driver.run(commit_transactions(self.session, *transactions))
+            replies = self._committed(transactions)
         except Fenced as fenced:
-            # The committer slept past its lease. SUBTLE: under a new id the same transactions may be
-            # tried again only if it is sure that they did not happen under the old one.
+            # SUBTLE: under a new id the same transactions may be tried again only if it is sure that
+            # they did not happen under the old one (tests/client/test_committer.py).
             self._renew()
             if fenced.in_doubt:
                 raise
+            return self._committed(transactions)
+        fenced_off = [i for i, reply in enumerate(replies) if _is_fenced(reply)]
+        if not fenced_off:
+            return replies
+        self._renew()
+        again = self._committed(tuple(transactions[i] for i in fenced_off))
+        answered = dict(zip(fenced_off, again, strict=True))
+        return tuple(answered.get(i, reply) for i, reply in enumerate(replies))
+
+    def _committed(self, transactions: tuple[Transaction, ...]) -> Replies:
         self._enter_all(transactions)
         return self.driver.run(commit_transactions(self.session, *transactions))
 
@@ -172,3 +199,7 @@ class Committer:
             return
         self.driver.run(enter(self.session, collection))
         self._entered.add(collection)
+
+
+def _is_fenced(reply: tuple[Any, ...] | Refused) -> bool:
+    return isinstance(reply, Refused) and isinstance(reply.reason, Fenced)

@@ -49,14 +49,27 @@ class Lease:
 class Held:
     """One read that counts on a lease, and the state it was planned on."""
 
-    def __init__(self, leases: Leases, lease: Lease, state: State) -> None:
+    def __init__(self, leases: Leases, lease: Lease | None, state: State) -> None:
         self._leases = leases
-        self.lease = lease
+        self._lease = lease
         self.state = state
         self._closed = False
 
+    @property
+    def lease(self) -> Lease:
+        """The lease it counts on."""
+        assert self._lease is not None
+        return self._lease
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether there is one: a store that is open for reading only takes none."""
+        return self._lease is not None
+
     def check(self) -> None:
-        """LeaseExpired if the lease is gone: what it protected may be."""
+        """LeaseExpired if the lease is gone, or if there never was one: what it read may be gone."""
+        if not self.is_leased:
+            raise LeaseExpired("what was being read is gone: a store that is open for reading only holds nothing back")
         if self._leases.is_lost(self.lease):
             raise LeaseExpired(
                 f"the lease of reader {self.lease.reader} of {self.lease.collection} expired: read again"
@@ -66,14 +79,18 @@ class Held:
         """Count this read out. Twice is fine."""
         if not self._closed:
             self._closed = True
-            self._leases.release(self.lease)
+            if self.is_leased:
+                self._leases.release(self.lease)
 
 
 class Leases:
     """All leases of one process on one store."""
 
-    def __init__(self, committer: Committer, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, committer: Committer, *, read_only: bool = False, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._committer = committer
+        self._read_only = read_only
         self._monotonic = monotonic
         self._lock = threading.RLock()
         self._leases: dict[str, list[Lease]] = {}
@@ -81,6 +98,8 @@ class Leases:
     def hold(self, collection: str, as_of: Time | None) -> Held:
         """Count a read in: from `as_of` on, or from the collection's since if None. May be later if that is gone."""
         state = self._committer.state(collection)
+        if self._read_only:
+            return Held(self, None, state)
         with self._lock:
             wanted = state.since if as_of is None else Frontier((as_of,))
             for lease in self._leases.get(collection, ()):

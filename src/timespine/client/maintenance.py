@@ -195,9 +195,8 @@ class Maintenance:
                 pass
         state = access.state()
         if state.trace.requests():
-            raise Unavailable(
-                f"{access.name} could not be made one run: {'; '.join(self.report.skipped[-1:]) or 'others are at work on it'}"
-            )
+            why = "; ".join(self.report.skipped[-1:]) or "others are at work on it"
+            raise Unavailable(f"{access.name} could not be made one run: {why}")
 
     def bury(self, access: Access) -> tuple[bool, int]:
         """Close, finalize and empty a dropped collection; whether that was possible, and how many blobs went."""
@@ -234,7 +233,7 @@ class Maintenance:
             return True
         if self._collect(upkeep):
             return True
-        if len(state.unsealed) and not state.trace.upper == state.upper:
+        if len(state.unsealed) and state.trace.upper != state.upper:
             self._run(access.id, lambda session: maintain.tidy_unsealed(session, access.id))
         return idle and self._progress(access, state)
 

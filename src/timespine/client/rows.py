@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from timespine.columnar.schema import DIFF
 from timespine.columnar.splits import split_keys
 from timespine.columnar.tally import counted
 from timespine.core.hollow import Run
-from timespine.core.plan import Plan
+from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
-from timespine.errors import CorruptionError, UsageError
+from timespine.errors import CorruptionError, LeaseExpired, UsageError
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 65_536
 """Rows of one record batch that a stream gives, at most."""
+
+
+REPLANS = 16
+"""How often a read without a lease is planned again because what it was reading was merged away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,29 @@ class Rows:
 
     def to_arrow(self) -> pa.Table:
         """All rows as an Arrow table."""
+        for _ in range(REPLANS):
+            try:
+                return self._whole_table()
+            except LeaseExpired:
+                if not self._replanned():
+                    raise
+        return self._whole_table()
+
+    def _replanned(self) -> bool:
+        """Plan again from a newer state, if there was no lease to keep what was planned on the last one."""
+        if self._held is None or self._held.is_leased or self._plan is None:
+            return False
+        after, until = self._plan.after, self._plan.until
+        newest = self._access.state()
+        if newest.seqno == self._plan.seqno:
+            raise CorruptionError(f"a blob of {self._access.name} is missing though its newest state refers to it")
+        plan = plan_snapshot(newest, until) if after is None else plan_changes(newest, after, until)
+        if not isinstance(plan, Plan):
+            raise plan
+        self._plan, self._state = plan, newest
+        return True
+
+    def _whole_table(self) -> pa.Table:
         tables = list(self._tables(self._access.config.merge_bytes))
         if not tables:
             return self._empty()
@@ -133,8 +161,14 @@ class Rows:
         """How many rows there are, as often as each counts: from metadata alone where that is exact."""
         if self._plan is None:
             return 0
-        with _missing(self):
-            return counted(self._parts(), self._plan.runs, self._wanted)
+        for _ in range(REPLANS):
+            try:
+                with _missing(self):
+                    return counted(self._parts(), self._plan.runs, self._wanted)
+            except LeaseExpired:
+                if not self._replanned():
+                    raise
+        raise LeaseExpired("what was being counted keeps going away: read with a lease")
 
     def split(self, n: int) -> list[Rows]:
         """The same rows as n disjoint pieces of about equal size, each to be read by its own thread or process."""
@@ -146,7 +180,7 @@ class Rows:
             cuts = split_keys(self._parts(), self._plan.runs, self._wanted, n)
         bounds = [None, *cuts, None]
         pieces = []
-        for lower, upper in zip(bounds[:-1], bounds[1:], strict=True):
+        for lower, upper in pairwise(bounds):
             piece = type(self).__new__(type(self))
             piece.__dict__.update(self.__dict__)
             piece._wanted = replace(self._wanted, lower=lower, upper=upper)

@@ -52,11 +52,17 @@ def open(  # as users know it
     location: str | os.PathLike[str],
     *,
     create: bool = True,
+    read_only: bool = False,
     maintenance: bool = True,
     config: Config = DEFAULT,
     clock: Callable[[], float] = time.time,
 ) -> Store:
-    """Open the store in a folder; it is made if it is not there. Keep one open per process, and close it."""
+    """Open the store in a folder; it is made if it is not there. Keep one open per process, and close it.
+
+    With `read_only` nothing is ever written, not even a lease: a read may have to be planned again
+    when what it was reading is merged away, and history may go while you look at it.
+    """
+    create = create and not read_only
     text = os.fspath(location)
     if "://" in text:
         raise UsageError(f"{shown(text)}: this version keeps stores in folders; give a path")
@@ -72,6 +78,7 @@ def open(  # as users know it
         raise
     free = lambda: shutil.disk_usage(root).free  # noqa: E731
     return Store(
+        read_only=read_only,
         blob, consensus, config=config, maintenance=maintenance, clock=clock, free_bytes=free, location=str(root)
     )
 
@@ -85,6 +92,7 @@ class Store:
         consensus: Consensus,
         *,
         config: Config = DEFAULT,
+        read_only: bool = False,
         maintenance: bool = True,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
@@ -106,10 +114,10 @@ class Store:
             counters_of=lambda collection: self._shared.counters_of(collection),
         )
         self._driver = Driver(blob, consensus, self._merge, clock=clock, sleep=sleep)
-        self._committer = Committer(self._driver, config)
+        self._committer = Committer(self._driver, config, read_only=read_only)
         # Maintenance commits by itself: nobody who writes waits for a merge.
         self._upkeep = Committer(self._driver, config)
-        self._leases = Leases(self._committer)
+        self._leases = Leases(self._committer, read_only=read_only)
         self._shared = Shared(self._committer, self._leases, blob, self._cache, self._pool, config, clock)
         self._catalog = Catalog(self._driver, self._committer.session)
         self._accesses: dict[str, Access] = {}
@@ -120,7 +128,7 @@ class Store:
         self._stop = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="timespine-heartbeat", daemon=True)
         self._heart.start()
-        if maintenance:
+        if maintenance and not read_only:
             self.maintenance.start()
 
     # Collections.
@@ -255,8 +263,9 @@ class Store:
         self._stop.set()
         self.maintenance.stop()
         self._heart.join()
-        with contextlib.suppress(Exception):  # what stays behind expires by itself
-            self._leases.close()
+        for end in (self._leases.close, self._committer.close, self._upkeep.close):
+            with contextlib.suppress(Exception):  # storage is away: what stays behind expires by itself
+                end()
         self._pool.shutdown(wait=True)
         self._driver.close()
 

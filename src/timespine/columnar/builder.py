@@ -12,13 +12,13 @@ How the rows come decides how many runs there are.
   All parts are one run. If there are many, most are listed in hollow runs.
 - UNORDERED: in any order. Each part is consolidated and sorted by itself before it
   is written, in the same thread that encodes it. So it is a sorted run of one
-  part, which can be merged with others as a stream, searched by its bounds, and
-  compresses better. A part left as it came would have to be sorted by every
-  reader, whole, in memory; and sorting is cheaper than the encoding that follows
-  it. (Runs with `Order.UNORDERED` still exist: drained data is pushed by
-  reference, and nobody has sorted it.) Parts that do not overlap are then put
-  one after the other into one run: if the rows came by ranges, or were sorted
-  all along without anybody saying so, there are few runs, or one.
+  part, which can be merged as a stream and searched by its bounds. A part left as
+  it came would have to be sorted by every reader, whole, in memory; and it would
+  be a multiple of the size, which costs storage more than sorting costs us.
+  (Runs with `Order.UNORDERED` exist all the same: drained data is pushed by
+  reference, and nobody has sorted it across writers.) Parts that do not overlap
+  are then put one after the other into one run: if the rows came by ranges, or
+  were sorted all along without anybody saying so, there are few runs, or one.
 """
 
 from __future__ import annotations

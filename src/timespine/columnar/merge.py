@@ -155,13 +155,13 @@ class _Merge:
         self._runs = [run for run in self._runs if not run.is_empty]
 
     def _next_cut(self) -> bytes | None:
-        """Up to which row everything is loaded; None if there is no more to load."""
-        cut = min((run.last for run in self._runs if not run.ended), default=None)
-        reaching = [run for run in self._runs if cut is None or run.first <= cut]
-        if len(reaching) == 1 and reaching[0].first_rows >= _ALONE_ROWS:
-            # Nobody else has rows there: a table by itself needs no copy to be merged.
-            return reaching[0].first_last
-        return cut
+        """A row up to which everything is loaded; None if there is no more to load."""
+        ahead, *others = sorted(self._runs, key=lambda run: run.first)
+        last = ahead.first_last
+        if ahead.first_rows >= _ALONE_ROWS and all(last < run.first for run in others[:1]):
+            # Nobody else has rows there: a table by itself passes without being copied.
+            return last
+        return min((run.last for run in self._runs if not run.ended), default=None)
 
     def _round(self, cut: bytes | None) -> pa.Table | None:
         """Everything up to a row, consolidated; None if all of it is kept open."""

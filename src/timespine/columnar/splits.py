@@ -11,7 +11,8 @@ from timespine.core.hollow import Run
 def split_keys(parts: Parts, runs: Sequence[Run], wanted: Wanted, n: int) -> list[bytes]:
     """At most n - 1 values that cut what is wanted into pieces of about equal size.
 
-    They are values of the first ordered column, encoded, ascending, taken from the bounds of row groups, weighted by their rows: no row is read.
+    They are values of the first ordered column, encoded, ascending, taken from the
+    bounds of row groups and weighted by their rows: no row is read.
     """
     weights: list[tuple[bytes, int]] = []
     for run in runs:
