@@ -76,10 +76,15 @@ def open(  # as users know it
     except BaseException:
         blob.close()
         raise
-    free = lambda: shutil.disk_usage(root).free  # noqa: E731
     return Store(
+        blob,
+        consensus,
+        config=config,
         read_only=read_only,
-        blob, consensus, config=config, maintenance=maintenance, clock=clock, free_bytes=free, location=str(root)
+        maintenance=maintenance,
+        clock=clock,
+        free_bytes=lambda: shutil.disk_usage(root).free,
+        location=str(root),
     )
 
 
@@ -102,6 +107,7 @@ class Store:
         self.location = location
         """Where it is, for people."""
         self._closed = False
+        self._read_only = read_only
         self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="timespine-read")
         self._cache = PartCache(config.cache_bytes)
         self.engine = Engine(
@@ -148,6 +154,7 @@ class Store:
         if_exists: str = "error",
     ) -> Collection:
         """Create a collection. `if_exists="open"` opens one of the same shape; `replace=True` takes its name over."""
+        self._check_writable()
         if timeline not in ("clock", "counter"):
             raise UsageError(f"timeline is 'clock' or 'counter', not {shown(timeline)}")
         if if_exists not in ("error", "open"):
@@ -182,6 +189,7 @@ class Store:
 
     def rename(self, old: str, new: str) -> None:
         """Give a collection another name. Handles that are open go on."""
+        self._check_writable()
         check_name(new)
 
         def renamed(names: Names) -> Names:
@@ -196,6 +204,7 @@ class Store:
 
     def drop(self, name: str) -> None:
         """Remove a collection. Its data goes when nobody can read it any more, with maintenance."""
+        self._check_writable()
 
         def dropped(names: Names) -> Names:
             if name not in names.entries:
@@ -282,6 +291,7 @@ class Store:
 
     def set_retention(self, name: str, retain_ms: int | None) -> None:
         """Change how long a collection keeps history."""
+        self._check_writable()
 
         def changed(names: Names) -> Names:
             if name not in names.entries:
@@ -305,6 +315,10 @@ class Store:
                 access = self._accesses[entry.id] = Access(self._shared, name, entry)
             access.name, access.entry = name, entry
         return Collection(access, self)
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise UsageError("this store is open for reading only")
 
     def _opened(self) -> list[Access]:
         with self._lock:
