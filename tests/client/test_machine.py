@@ -41,7 +41,7 @@ class Collections(RuleBasedStateMachine):
         self.orders = self.store.create("orders", key={"k": "int64"}, value={"v": "string"}, timeline="counter")
 
     def open(self):
-        self.store = ts.open(self.folder.name, maintenance=False, config=CONFIG)
+        self.store = ts.open(self.folder.name, maintenance=False, audit=1.0, config=CONFIG)
 
     def teardown(self):
         if hasattr(self, "store"):

@@ -94,9 +94,7 @@ def read_part(part, blob, schema=SCHEMA):
 
 def read_run_of(run, blob, schema=SCHEMA):
     """The updates of a run, in order."""
-    return [
-        update for part in leaves(run.parts, blob) for update in updates_of(read_part(part, blob, schema), schema)
-    ]
+    return [update for part in leaves(run.parts, blob) for update in updates_of(read_part(part, blob, schema), schema)]
 
 
 def keys_in(blob):
@@ -154,3 +152,26 @@ class StallClock:
         if threading.current_thread() is self.owner:
             self.stalling.set()
         return float(next(self.now))
+
+
+FOUR = [up(1, 1), up(2, 2), up(3, 3), up(4, 4)]
+ORDERS = [Order.SORTED, Order.UNORDERED]
+
+
+def built(updates, upper, *, chunk=1, schema=SCHEMA, **options):
+    blob = options.pop("blob", None) or MemoryBlob()
+    with builder(blob, schema=schema, **options) as made:
+        for start in range(0, len(updates), chunk):
+            made.add(table_of(updates[start : start + chunk], schema))
+        return made.finish(upper), blob
+
+
+def add_all(made, updates):
+    made.add(table_of(updates))
+    return made
+
+
+def add_each(made, number):
+    for k in range(number):
+        made.add(table_of([up(k, 0)]))
+    return made

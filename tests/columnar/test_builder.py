@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import pyarrow as pa
 import pytest
 from building import (
+    FOUR,
+    ORDERS,
     SCHEMA,
     SCHEMA2,
     TINY,
     Fresh,
     Gated,
-    StallClock,
     at,
     builder,
+    built,
     keys_in,
     leaves,
     read_part,
@@ -47,28 +47,17 @@ from timespine.core.hollow import HollowBatch, Order, Part, Run, empty_batch, wr
 from timespine.core.plan import plan_snapshot
 from timespine.core.state import Commit, new_state
 from timespine.core.transitions import CompareAndAppend, RegisterWriter, apply
-from timespine.errors import Determinate, DiffOverflow, Indeterminate, UsageError
+from timespine.errors import Determinate, Indeterminate, UsageError
 from timespine.ids import parse_blob_key
 from timespine.location.memory import MemoryBlob
 from timespine.location.unreliable import Fault, UnreliableBlob
 from timespine.model import CLOSED, Description, Frontier, advance_by, oracle
-
-FOUR = [up(1, 1), up(2, 2), up(3, 3), up(4, 4)]
-ORDERS = [Order.SORTED, Order.UNORDERED]
 
 
 @pytest.fixture
 def pool():
     with ThreadPoolExecutor(4) as executor:
         yield executor
-
-
-def built(updates, upper, *, chunk=1, schema=SCHEMA, **options):
-    blob = options.pop("blob", None) or MemoryBlob()
-    with builder(blob, schema=schema, **options) as made:
-        for start in range(0, len(updates), chunk):
-            made.add(table_of(updates[start : start + chunk], schema))
-        return made.finish(upper), blob
 
 
 # What comes out.
@@ -134,7 +123,7 @@ def test_what_was_added_is_what_is_read_back(history, config, chunk, pooled, dat
 
 def check_references(batch, blob, schema, limit):
     """Lists are short, every blob is referred to, and references say what is true of what they refer to."""
-    found = {key for key in batch.keys}
+    found = set(batch.keys)
     for run in batch.runs:
         assert len(run.parts) <= limit
         for part in run.parts:
@@ -162,9 +151,11 @@ def check_meta(part, inside, blob, schema):
 def test_nothing_added_is_an_empty_batch() -> None:
     batch, blob = built([], at(5))
     assert batch == empty_batch(Description(at(0), at(5), at(0)))
-    batch, blob = built([up(1, 1), up(1, 1, -1)], at(5), chunk=2, config=replace(TINY, part_bytes=1 << 20))
-    assert batch.runs == ()
-    assert keys_in(blob) == []
+    for inline in (1, 4096):
+        config = replace(TINY, part_bytes=1 << 20, inline_part_bytes=inline)
+        batch, blob = built([up(1, 1), up(1, 1, -1)], at(5), chunk=2, config=config)
+        assert batch == empty_batch(Description(at(0), at(5), at(0)))
+        assert keys_in(blob) == []
 
 
 def test_a_table_without_rows_adds_nothing() -> None:
@@ -229,7 +220,7 @@ def test_there_are_as_few_runs_as_there_can_be(spans) -> None:
     ends = {piece.part.key: piece for piece in pieces}
     assert sorted(part.key for chain in chains for part in chain) == sorted(ends)
     for chain in chains:
-        for before, after in zip(chain, chain[1:], strict=False):
+        for before, after in pairwise(chain):
             assert ends[before.key].last < ends[after.key].first
     overlap = max((sum(f <= point <= f + w for f, w in spans) for point in range(36)), default=0)
     assert len(chains) == overlap
@@ -308,9 +299,10 @@ def test_compacted_updates_may_lie_past_the_upper_but_not_before_the_lower() -> 
             made.add(table_of([up(1, 0)]))
         batch = made.finish(at(3))
     assert batch.desc == Description(at(1), at(3), at(7))
-    with builder(lower=at(7), since=at(7)) as made, pytest.raises(UsageError, match="upper"):
+    with builder(lower=at(7), since=at(7)) as made:
         made.add(table_of([up(1, 9)]))
-        made.finish(at(8))
+        with pytest.raises(UsageError, match="upper"):
+            made.finish(at(8))
 
 
 def test_frontiers_of_another_arity_are_refused() -> None:
@@ -461,9 +453,7 @@ def test_the_sum_of_an_inline_part_wraps() -> None:
 def flushed(batch, blob, counters=None, config=TINY):
     schemas = {4: SCHEMA}
     counters = {} if counters is None else counters
-    return flush_to_blob(
-        batch, "orders", "w1", schemas.__getitem__, blob, config, fresh=Fresh(), counters=counters
-    )
+    return flush_to_blob(batch, "orders", "w1", schemas.__getitem__, blob, config, fresh=Fresh(), counters=counters)
 
 
 def test_flushing_puts_inline_parts_into_blobs_and_changes_nothing_else() -> None:
@@ -513,6 +503,14 @@ def test_flushing_that_fails_leaves_nothing_behind() -> None:
         flushed(nameless, inner)
 
 
+def test_an_inline_part_without_updates_is_not_flushed() -> None:
+    data = encode_inline(table_of([]))
+    batch = HollowBatch(Description(at(0), at(1), at(0)), 0, (Run((Part("", 0, len(data), 0, data),), schema=4),))
+    with pytest.raises(UsageError, match="without updates"):
+        flushed(batch, blob := MemoryBlob())
+    assert keys_in(blob) == []
+
+
 # Long runs.
 
 
@@ -530,283 +528,6 @@ def test_a_long_run_is_spilled_as_the_parts_come(pool) -> None:
     check_references(batch, blob, SCHEMA, 3)
     delete_batch(batch, blob, owned=written_by("orders", "w1"), counters={})
     assert keys_in(blob) == []
-
-
-# Uploads.
-
-
-def run_in_thread(work):
-    outcome = []
-
-    def target():
-        try:
-            outcome.append(work())
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=target)
-    return thread, outcome
-
-
-def test_whoever_adds_waits_for_the_oldest_part_once_too_many_are_under_way(pool) -> None:
-    blob, clock, counters = Gated(), StallClock(), Counter()
-    made = builder(
-        blob,
-        config=replace(TINY, outstanding_parts=2, run_parts=3),
-        order=Order.SORTED,
-        pool=pool,
-        clock=clock,
-        counters=counters,
-    )
-    made.add(table_of([FOUR[0]]))
-    made.add(table_of([FOUR[1]]))
-    blob.arrived("orders/w1/p1")
-    blob.arrived("orders/w1/p2")
-    assert counters["stalls"] == 0
-    thread, outcome = run_in_thread(lambda: made.add(table_of([FOUR[2]])))
-    clock.owner = thread
-    thread.start()
-    assert clock.stalling.wait(60), "the third part has to wait"
-    assert outcome == []
-    assert "orders/w1/p3" not in blob.gates, "and is not even begun"
-    blob.open("orders/w1/p1")
-    thread.join(60)
-    assert outcome == [Added.ROWS_AND_PARTS]
-    blob.arrived("orders/w1/p3")
-    assert counters["stalls"] == 1
-    assert counters["stall seconds"] >= 1
-    assert keys_in(blob) == ["orders/w1/p1"]
-
-    # The fourth part makes the run too long: the first three are gathered into a list.
-    blob.open("orders/w1/p2")
-    blob.open("orders/w1/p3")
-    made.add(table_of([FOUR[3]]))
-    blob.arrived("orders/w1/p4")
-    blob.arrived("orders/w1/h5")
-    blob.open_all()
-    batch = made.finish(at(5))
-    assert [part.key for part in batch.parts] == ["orders/w1/h5", "orders/w1/p4"]
-    assert read_run_of(batch.runs[0], blob) == FOUR
-    assert counters["parts"] == 4
-    assert counters["runs spilled"] == 1
-
-
-def test_a_part_that_is_done_out_of_turn_makes_room(pool) -> None:
-    blob, counters = Gated(), Counter()
-    made = builder(blob, config=replace(TINY, outstanding_parts=2), pool=pool, counters=counters)
-    made.add(table_of([FOUR[0]]))
-    made.add(table_of([FOUR[1]]))
-    blob.open("orders/w1/p2")
-    while "orders/w1/p2" not in keys_in(blob) or not made._uploads._under_way[1].done():
-        pass
-    made.add(table_of([FOUR[2]]))
-    assert counters["stalls"] == 0
-    blob.open_all()
-    assert made.finish(at(5)).len == 3
-
-
-def test_a_table_is_not_held_while_its_bytes_travel(pool) -> None:
-    allocated = []
-
-    class Weighing(MemoryBlob):
-        def put(self, key, value):
-            allocated.append(pa.total_allocated_bytes())
-            super().put(key, value)
-
-    size = 8 << 20
-    before = pa.total_allocated_bytes()
-    with builder(Weighing(), config=replace(TINY, part_bytes=size // 2), pool=pool) as made:
-        made.add(table_of([up(1, 0, v="x" * size)]))
-        made.finish(at(1))
-    assert allocated[0] - before < size, "the rows are gone, only their bytes are left"
-
-
-# Failures.
-
-
-def failing(fault, inner=None, only="put", since=1):
-    """A blob whose calls fail from one on; and the blob inside."""
-    inner = MemoryBlob() if inner is None else inner
-    calls = Counter()
-
-    def decide(operation, key):
-        calls[operation] += 1
-        return fault if operation == only and calls[operation] >= since else Fault.NONE
-
-    return UnreliableBlob(inner, decide), inner
-
-
-@pytest.mark.parametrize("pooled", [False, True])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        (Fault.DETERMINATE, Determinate),
-        (Fault.INDETERMINATE_DONE, Indeterminate),
-        (Fault.INDETERMINATE_NOT, Indeterminate),
-    ],
-)
-def test_a_failed_upload_is_raised_and_only_abort_is_left(fault, error, order, pooled, pool) -> None:
-    blob, inner = failing(fault, since=2)
-    made = builder(blob, config=replace(TINY, outstanding_parts=1), order=order, pool=pool if pooled else None)
-    with pytest.raises(error):
-        for k in range(4):
-            made.add(table_of([up(k, 0)]))
-    for _ in range(2):
-        with pytest.raises(error):
-            made.add(table_of([up(9, 0)]))
-        with pytest.raises(error):
-            made.finish(at(5))
-    assert keys_in(inner), "something is there"
-    assert made.abort() == 0
-    assert keys_in(inner) == [], "what may have been put is gone too"
-    with pytest.raises(UsageError, match="aborted already"):
-        made.add(table_of([up(9, 0)]))
-
-
-def test_an_upload_that_fails_at_the_end_is_raised_by_finish(pool) -> None:
-    blob, inner = failing(Fault.DETERMINATE)
-    made = builder(blob, config=replace(TINY, part_bytes=1 << 20), pool=pool)
-    made.add(table_of(FOUR))
-    for _ in range(2):
-        with pytest.raises(Determinate):
-            made.finish(at(5))
-    made.abort()
-
-
-def test_a_list_that_cannot_be_put_fails_the_batch() -> None:
-    inner = MemoryBlob()
-    blob = UnreliableBlob(inner, lambda operation, key: Fault.DETERMINATE if "/h" in key else Fault.NONE)
-    for order in ORDERS:
-        made = builder(blob, config=replace(TINY, run_parts=2), order=order)
-        with pytest.raises(Determinate):
-            for k in range(4):
-                made.add(table_of([up(k, 0)]))
-            made.finish(at(1))
-        assert made.abort() == len([key for key in made._run_keys])
-        assert keys_in(inner) == []
-
-
-def test_a_put_is_tried_again_while_storage_is_unavailable() -> None:
-    attempts, pauses = Counter(), []
-
-    def decide(operation, key):
-        attempts[key] += 1
-        faults = [Fault.DETERMINATE, Fault.INDETERMINATE_DONE, Fault.INDETERMINATE_NOT, Fault.NONE]
-        return faults[min(attempts[key], 4) - 1]
-
-    counters = Counter()
-    blob = UnreliableBlob(inner := MemoryBlob(), decide)
-    config = replace(TINY, storage_attempts=4, run_parts=2)
-    batch, _ = built(FOUR, at(5), blob=blob, config=config, order=Order.SORTED, counters=counters, sleep=pauses.append)
-    assert read_run_of(batch.runs[0], inner) == FOUR
-    puts = len(keys_in(inner))
-    assert counters["put retries"] == 3 * puts
-    assert pauses == [0.008, 0.016, 0.032] * puts
-
-
-def test_a_count_that_does_not_fit_is_raised() -> None:
-    most = (1 << 63) - 1
-    updates = [up(1, 0, most), up(1, 0, most)]
-    for part_bytes in (table_of(updates).nbytes, 1 << 20):
-        made = builder(config=replace(TINY, part_bytes=part_bytes))
-        with pytest.raises(DiffOverflow):
-            made.add(table_of(updates))
-            made.finish(at(1))
-        with pytest.raises(DiffOverflow):
-            made.finish(at(1))
-        made.abort()
-
-
-# Giving up.
-
-
-def test_abort_deletes_what_was_uploaded(pool) -> None:
-    for order in ORDERS:
-        blob = MemoryBlob()
-        made = builder(blob, config=replace(TINY, run_parts=2), order=order, pool=pool)
-        for k in range(9):
-            made.add(table_of([up(k, 0)]))
-        assert made.abort() == 0
-        assert keys_in(blob) == []
-        assert made.abort() == 0, "again is fine"
-        with pytest.raises(UsageError, match="aborted already"):
-            made.finish(at(1))
-
-
-def test_abort_waits_for_what_is_under_way_and_drops_what_has_not_begun() -> None:
-    blob = Gated()
-    with ThreadPoolExecutor(1) as single:
-        made = builder(blob, config=replace(TINY, outstanding_parts=3), pool=single)
-        for k in range(3):
-            made.add(table_of([up(k, 0)]))
-        blob.arrived("orders/w1/p1")
-        thread, outcome = run_in_thread(made.abort)
-        thread.start()
-        while not made._uploads._under_way[-1].cancelled() if made._uploads._under_way else False:
-            pass
-        assert outcome == []
-        blob.open("orders/w1/p1")
-        thread.join(60)
-        assert outcome == [0]
-        assert keys_in(blob) == []
-        assert set(blob.gates) == {"orders/w1/p1"}
-
-
-def test_abort_does_what_it_can_and_counts_the_rest() -> None:
-    blob, inner = failing(Fault.DETERMINATE, only="delete", since=2)
-    counters = Counter()
-    with builder(blob, counters=counters) as made:
-        for k in range(3):
-            made.add(table_of([up(k, 0)]))
-    assert counters["left to the sweep"] == 2 == len(keys_in(inner))
-
-
-def test_leaving_the_block_aborts_a_batch_that_is_not_finished() -> None:
-    blob = MemoryBlob()
-    with pytest.raises(RuntimeError, match="mine"), builder(blob) as made:
-        made.add(table_of(FOUR))
-        raise RuntimeError("mine")
-    assert keys_in(blob) == []
-
-
-def test_a_finished_batch_is_not_aborted() -> None:
-    with builder(blob := MemoryBlob()) as made:
-        made.add(table_of(FOUR))
-        batch = made.finish(at(5))
-    assert len(keys_in(blob)) == 4
-    for call in (lambda: made.add(table_of([])), lambda: made.finish(at(5)), made.abort):
-        with pytest.raises(UsageError, match="finished"):
-            call()
-    assert delete_batch(batch, blob, owned=written_by("orders", "w1"), counters={}) == 0
-    assert keys_in(blob) == []
-
-
-def test_a_builder_that_is_dropped_warns_and_is_counted() -> None:
-    counters = Counter()
-    made = builder(counters=counters, config=replace(TINY, part_bytes=table_of(FOUR[:2]).nbytes))
-    made.add(table_of(FOUR[:3]))
-    with pytest.warns(ResourceWarning, match="1 updates are lost, and 1 parts are left to the sweep"):
-        del made
-        gc.collect()
-    assert counters["builders dropped"] == 1
-
-
-def test_a_builder_that_loses_nothing_is_dropped_in_silence() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        counters = Counter()
-        unused = builder(counters=counters)
-        with builder(counters=counters) as finished:
-            finished.add(table_of(FOUR))
-            finished.finish(at(5))
-        with builder(counters=counters) as aborted:
-            aborted.add(table_of(FOUR))
-        with pytest.raises(UsageError):
-            builder(counters=counters, lower=at(0, 0))
-        del unused, finished, aborted
-        gc.collect()
-    assert counters["builders dropped"] == 0
 
 
 # Bounds of rows.
@@ -829,9 +550,7 @@ def test_bounds_that_are_too_long_are_cut_and_counted() -> None:
 def test_bounds_that_cannot_be_cut_are_omitted_and_counted() -> None:
     schema = define({"b": "binary"}, None)
     counters = Counter()
-    table = pa.Table.from_arrays(
-        [pa.array([b"\xff" * 500]), pa.array([0]), pa.array([1])], schema=schema.update_arrow
-    )
+    table = pa.Table.from_arrays([pa.array([b"\xff" * 500]), pa.array([0]), pa.array([1])], schema=schema.update_arrow)
     with builder(schema=schema, counters=counters, config=replace(TINY, bound_bytes=1)) as made:
         made.add(table)
         (part,) = made.finish(at(1)).parts

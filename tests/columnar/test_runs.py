@@ -147,7 +147,12 @@ def test_inline_data_is_not_a_blob_of_the_writer() -> None:
 
 def test_a_reference_speaks_for_everything_inside() -> None:
     children = (
-        part(1, meta=meta(b"c", b"f", ((3, 1), (4, 9)), (-2, 1), {1: Range(b"b", b"c", 1), 2: Range(b"x", b"x", 0)}).encode()),
+        part(
+            1,
+            meta=meta(
+                b"c", b"f", ((3, 1), (4, 9)), (-2, 1), {1: Range(b"b", b"c", 1), 2: Range(b"x", b"x", 0)}
+            ).encode(),
+        ),
         part(2, meta=meta(b"g", b"k", ((2, 5), (8, 6)), (1, 7), {1: Range(b"a", b"b", 2)}).encode()),
     )
     hollow = hollow_part("orders/w1/h1", children, 123)

@@ -111,6 +111,17 @@ def test_nan_is_the_largest_value_and_no_bound_forgets_it(type, values, low, hig
     assert its == Range(encode_scalar(low, arrow), encode_scalar(high, arrow), values.count(None))
 
 
+def test_rows_that_tie_in_nan_are_told_apart_by_the_next_column():
+    schema = define(None, {"x": "double", "y": "int64"})
+    table = update_table(schema, {"x": [math.nan, 1.0, math.nan, math.nan], "y": [2, 9, 3, 1]})
+    meta = describe(table, schema, sorted=False)
+    rows = encoded_rows(table, schema)
+    assert (meta.lower, meta.upper) == (rows[1], rows[2])
+    only_nan = table.filter(pa.array([True, False, True, True]))
+    meta = describe(only_nan, schema, sorted=False)
+    assert (meta.lower, meta.upper) == (rows[3], rows[2])
+
+
 def test_a_table_without_rows_has_statistics_too():
     schema = define({"a": "int64"}, {"b": "list<string>"}, arity=2)
     meta = describe(schema.update_arrow.empty_table(), schema, sorted=True)

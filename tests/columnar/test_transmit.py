@@ -20,10 +20,10 @@ at = Frontier.at
 INLINE = Part("", 2, 3, 1, inline=b"abc")
 BLOB = Part("orders/w1/p1", 3, 100, 2, meta=b"m")
 HOLLOW = Part("orders/w1/h1", 9, 50, 4, hollow=True)
-ZERO = at(0)
+ZERO, FIVE = at(0), at(5)
 
 
-def batch_of(*parts, lower=ZERO, upper=at(5), since=ZERO, order=Order.SORTED):
+def batch_of(*parts, lower=ZERO, upper=FIVE, since=ZERO, order=Order.SORTED):
     rows = sum(part.rows for part in parts)
     return HollowBatch(Description(lower, upper, since), rows, (Run(parts, order, 1),) if parts else ())
 

@@ -45,6 +45,8 @@ class Shared:
     clock: Callable[[], float] = time.time
     committed: threading.Condition = field(default_factory=threading.Condition)
     """Told whenever this process committed something."""
+    audit: float = 0.0
+    """The share of parts skipped by statistics that is read all the same, to check them."""
     counters: dict[str, float] = field(default_factory=dict)
     """What was put, encoded, retried, left to the sweep."""
     by_collection: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -103,7 +105,9 @@ class Access:
             return decoded_schema(state.schemas[id])
 
         shared = self.shared
-        return Parts(shared.blob, self.id, schema_of, shared.config, shared.cache, shared.pool)
+        parts = Parts(shared.blob, self.id, schema_of, shared.config, shared.cache, shared.pool)
+        parts.audit = shared.audit
+        return parts
 
     def now_ms(self) -> int:
         """The wall clock."""

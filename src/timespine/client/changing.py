@@ -157,7 +157,7 @@ def keys_of(rows: Any, schema: Schema) -> pa.Table:
         isinstance(value, list | pa.Array | np.ndarray) for value in rows.values()
     ):
         rows = [dict(rows)]
-    table = to_arrow(rows)
+    table = to_arrow(rows, schema)
     missing = [name for name in schema.key_names if name not in table.column_names]
     if missing:
         raise UsageError(f"keys need the columns {', '.join(schema.key_names)}: {', '.join(missing)} is not there")
@@ -168,7 +168,7 @@ def upsert(access: Access, rows: Any) -> Committed:
     """Rows take the place of those with the same key, or are added."""
 
     def compute(present: Present) -> Difference:
-        new = conform(to_arrow(rows), present.schema)
+        new = conform(to_arrow(rows, present.schema), present.schema)
         keys = _distinct_keys(new, present.schema)
         return Difference(present.rows(keys=keys), new)
 
@@ -214,7 +214,7 @@ def replace_where(access: Access, where: Any, rows: Any) -> Committed:
     predicate = as_predicate(where) if where is not None else None
 
     def compute(present: Present) -> Difference:
-        new = conform(to_arrow(rows), present.schema)
+        new = conform(to_arrow(rows, present.schema), present.schema)
         if predicate is not None:
             predicate.check(present.schema)
             if new.num_rows and not new.filter(predicate.mask(new)).num_rows == new.num_rows:

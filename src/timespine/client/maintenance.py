@@ -292,6 +292,9 @@ class Maintenance:
         now = self._monotonic()
         if now - upkeep.swept >= SWEEP_S:
             upkeep.swept = now
+            sweep_temporary = getattr(access.shared.blob, "sweep_temporary", None)
+            if sweep_temporary is not None:
+                sweep_temporary(SWEEP_S, access.shared.clock())
             with contextlib.suppress(UsageError):  # a foreign object below the prefix is nobody's to delete
                 self.report.swept += int(self._run(access.id, lambda session: collect.sweep(session, access.id)) or 0)
         return did

@@ -148,7 +148,7 @@ def _valued(taken: pl.DataFrame, clause: Clause, schema: Schema) -> pa.Table:
 
 
 def _source(rows: Any, schema: Schema) -> pa.Table:
-    table = to_arrow(rows)
+    table = to_arrow(rows, schema)
     missing = [name for name in schema.key_names if name not in table.column_names]
     if missing:
         raise UsageError(f"the source of a merge needs the key columns: {', '.join(missing)} is not there")

@@ -31,7 +31,7 @@ from timespine.columnar.engine import Engine
 from timespine.columnar.schema import Schema, define, infer
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
-from timespine.core.transitions import AdvanceUpper
+from timespine.core.transitions import AdvanceUpper, ClaimMerge, HeartbeatWriter
 from timespine.errors import UsageError, shown
 from timespine.location.blob import Blob
 from timespine.location.consensus import Consensus
@@ -44,6 +44,9 @@ CONSENSUS = "consensus.db"
 HEARTBEAT_S = 2.0
 """How often the leases of the process are looked after. It writes only when one is due."""
 
+MERGE_BEAT_S = 60.0
+"""How often a merge that takes that long says that it is still at work."""
+
 READ_THREADS = 4
 """Threads that read ahead and encode: decoding and encoding run outside of the interpreter's lock."""
 
@@ -54,13 +57,15 @@ def open(  # as users know it
     create: bool = True,
     read_only: bool = False,
     maintenance: bool = True,
+    audit: float = 0.0,
     config: Config = DEFAULT,
     clock: Callable[[], float] = time.time,
 ) -> Store:
     """Open the store in a folder; it is made if it is not there. Keep one open per process, and close it.
 
     With `read_only` nothing is ever written, not even a lease: a read may have to be planned again
-    when what it was reading is merged away, and history may go while you look at it.
+    when what it was reading is merged away, and history may go while you look at it. `audit` is the
+    share of parts skipped by their statistics that is read all the same, to see that it was right.
     """
     create = create and not read_only
     text = os.fspath(location)
@@ -82,6 +87,7 @@ def open(  # as users know it
         config=config,
         read_only=read_only,
         maintenance=maintenance,
+        audit=audit,
         clock=clock,
         free_bytes=lambda: shutil.disk_usage(root).free,
         location=str(root),
@@ -99,6 +105,7 @@ class Store:
         config: Config = DEFAULT,
         read_only: bool = False,
         maintenance: bool = True,
+        audit: float = 0.0,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         free_bytes: Callable[[], int | None] = lambda: None,
@@ -124,7 +131,7 @@ class Store:
         # Maintenance commits by itself: nobody who writes waits for a merge.
         self._upkeep = Committer(self._driver, config)
         self._leases = Leases(self._committer, read_only=read_only)
-        self._shared = Shared(self._committer, self._leases, blob, self._cache, self._pool, config, clock)
+        self._shared = Shared(self._committer, self._leases, blob, self._cache, self._pool, config, clock, audit=audit)
         self._catalog = Catalog(self._driver, self._committer.session)
         self._accesses: dict[str, Access] = {}
         self._lock = threading.Lock()
@@ -338,9 +345,14 @@ class Store:
         self.maintenance.wake()
 
     def _beat(self) -> None:
+        """Keep alive what this process counts on: leases of readers, and writers and claims of long merges."""
         while not self._stop.wait(HEARTBEAT_S):
             with contextlib.suppress(Exception):  # storage may be away: the next beat tries again
                 self._leases.heartbeat()
+            with contextlib.suppress(Exception):
+                for collection, id, writer in self.engine.long_merges(MERGE_BEAT_S):
+                    claim = ClaimMerge(id, writer, self._shared.config.claim_ms)
+                    self._committer.commit((collection, HeartbeatWriter(writer)), (collection, claim))
 
     def _bury(self) -> int:
         """Let the data of dropped collections go, as far as nobody reads it any more; blobs that went."""

@@ -189,7 +189,7 @@ def is_ascending(table: pa.Table, order: Sequence[str]) -> bool:
             # Nested values have an order, but no operators. Consolidation gives the table itself if there is
             # nothing to do; it takes longer, and is rarely needed.
             return consolidate(table, order) is table
-        column = _column(table, name)
+        column = pl.Series(name, table.column(name))
         before, after = column.slice(0, len(column) - 1), column.slice(1)
         if equal is not None:
             before, after = before.gather(equal), after.gather(equal)
@@ -202,10 +202,3 @@ def is_ascending(table: pa.Table, order: Sequence[str]) -> bool:
         if len(equal) == 0:
             return True
     return False
-
-
-def _column(table: pa.Table, name: str) -> pl.Series:
-    converted = pl.from_arrow(table.column(name))
-    if not isinstance(converted, pl.Series):
-        raise TypeError("a column is not a series")
-    return converted

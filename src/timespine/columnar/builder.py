@@ -171,8 +171,7 @@ class BatchBuilder:
         # Also what failed: it may have happened. Lists go after what they list, outer ones last.
         left = delete_keys(self._part_keys, blob, self._pool)
         left += delete_keys(self._run_keys, blob, None)
-        if left:
-            count(self.counters, "left to the sweep", left)
+        count(self.counters, "left to the sweep", left)
         return left
 
     def __enter__(self) -> BatchBuilder:
@@ -277,16 +276,15 @@ def chained(pieces: Sequence[Sent]) -> list[list[Part]]:
     """
     chains: list[list[Part]] = []
     ends: list[tuple[bytes, int]] = []
-    for piece in sorted((each for each in pieces if each.part is not None), key=lambda each: each.first):
-        if piece.part is None:
-            continue
-        if ends and ends[0][0] < piece.first:
+    present = [(piece.first, piece.last, piece.part) for piece in pieces if piece.part is not None]
+    for first, last, part in sorted(present, key=lambda each: each[0]):
+        if ends and ends[0][0] < first:
             _, chain = heapq.heappop(ends)
-            chains[chain].append(piece.part)
         else:
             chain = len(chains)
-            chains.append([piece.part])
-        heapq.heappush(ends, (piece.last, chain))
+            chains.append([])
+        chains[chain].append(part)
+        heapq.heappush(ends, (last, chain))
     return chains
 
 
@@ -331,8 +329,6 @@ def flush_to_blob(
             msgspec.structs.replace(run, parts=tuple(flushed(part, run) for part in run.parts)) for run in batch.runs
         )
     except Exception:
-        left = delete_keys(put, blob, None)
-        if left:
-            count(counters, "left to the sweep", left)
+        count(counters, "left to the sweep", delete_keys(put, blob, None))
         raise
     return msgspec.structs.replace(batch, runs=runs)

@@ -4,14 +4,15 @@
 
 The result is ascending, has no row twice and no diff of zero. Rows become
 numbers (`order`); these are sorted with the place of the row in their low bits;
-rows of equal numbers are told apart (`ties`); what is left is taken from the
-input, once (`gather`).
+rows of equal numbers are told apart (`ties`); diffs are summed; and the rows that
+remain are picked from the input, once (`gather`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +21,8 @@ from numpy.typing import NDArray
 from timespine.columnar.gather import narrow, read_back, take
 from timespine.columnar.order import WORD_BITS, Index, Packed, pack, single
 from timespine.columnar.schema import DIFF, TIME, time_names
-from timespine.columnar.text import Words
-from timespine.columnar.ties import Flags, beginnings, settle
+from timespine.columnar.text import BLOCK, Words, blocks
+from timespine.columnar.ties import Flags, settle
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import INT64_MAX
@@ -51,88 +52,102 @@ def consolidate_runs(table: pa.Table, order: Sequence[str], starts: Sequence[int
     packed = pack(columns, rows)
     if starts:
         _check_ascending(packed, starts, cut)
-    arranged = _arranged(columns, packed)
+    arranged = _arrange(columns, packed)
     diffs = single(table.column(DIFF)).to_numpy()
-    if arranged.index is None and arranged.first is None and diffs.all():
+    if arranged.keys is None and arranged.index is None and arranged.first is None and diffs.all():
         return table
-    places, sums = _netted(arranged, diffs)
-    kinds = [table.schema.field(name).type for name in order]
-    chosen = _chosen(columns, kinds, packed, arranged, places)
-    by_name = dict(zip(order, chosen, strict=True))
-    by_name[DIFF] = pa.array(sums)
-    return pa.Table.from_arrays([by_name[name] for name in table.column_names], schema=table.schema)
+    slots = [slot for slot in packed.slots if packed.used - slot.end >= arranged.dropped]
+    index, words, sums = _net(arranged, diffs, bool(slots))
+    chosen: dict[str, pa.Array | pa.ChunkedArray] = {DIFF: pa.array(sums)}
+    for slot in slots:
+        column = columns[slot.column]
+        shift = packed.used - slot.end - arranged.dropped
+        chosen[order[slot.column]] = read_back(words, slot, shift, column.type, column.null_count > 0)
+    left = {}
+    for name, column in zip(order, columns, strict=True):
+        kind = table.schema.field(name).type
+        if column.type != kind:
+            chosen[name] = narrow(column, index, kind)
+        elif name not in chosen:
+            left[name] = column
+    chosen.update(zip(left, take(list(left.values()), index), strict=True))
+    return pa.Table.from_arrays([chosen[name] for name in table.column_names], schema=table.schema)
 
 
-class _Arranged(NamedTuple):
+@dataclass(slots=True)
+class _Arranged:
     """The order of the rows of a table."""
 
-    index: Index | None
-    """The rows in order; None if they are in order as they are."""
-    first: Flags | None
-    """Of the rows in order, which begin a group of equal ones; None if all do."""
     words: Words
-    """The words of the rows in order, without their lowest bits."""
-    dropped: int
-    """How many bits they are without."""
-
-
-def _arranged(columns: Sequence[pa.Array], packed: Packed) -> _Arranged:
-    words, rows = packed.words, len(packed.words)
-    exact, dropped = packed.rest is None, 0
+    """The words of the rows as they are."""
+    keys: Words | None = None
+    """Sorted: the upper bits of a word, then the number of its row. None if the words ascend as they are."""
+    row_bits: int = 0
+    """Bits of the number of a row."""
+    dropped: int = 0
+    """Low bits of the words for which the keys have no room."""
     index: Index | None = None
+    """The rows in order, if keys alone do not tell."""
+    first: Flags | None = None
+    """Of the rows in order, which begin a group of equal ones; None if all do."""
+
+    def index_of(self, block: slice) -> Index:
+        """The rows at some places of the order."""
+        if self.index is not None:
+            return self.index[block]
+        if self.keys is None:
+            return np.arange(block.start, block.stop)
+        return (self.keys[block] & np.uint64((1 << self.row_bits) - 1)).view(np.int64)
+
+    def words_of(self, block: slice) -> Words:
+        """Their words, without the bits that were dropped. Rows that were told apart later have the same ones."""
+        return self.words[block] if self.keys is None else self.keys[block] >> np.uint64(self.row_bits)
+
+    def blocks(self) -> Iterator[slice]:
+        """All places, in blocks that hold whole groups."""
+        rows, start = len(self.words), 0
+        while start < rows:
+            stop = min(start + BLOCK, rows)
+            if self.first is not None and stop < rows:
+                ahead = self.first[stop:]
+                skipped = int(ahead.argmax())
+                stop = stop + skipped if ahead[skipped] else rows
+            yield slice(start, stop)
+            start = stop
+
+
+def _arrange(columns: Sequence[pa.Array], packed: Packed) -> _Arranged:
+    """Sort the rows, and find those that are equal."""
+    words, rows = packed.words, len(packed.words)
+    arranged = _Arranged(words)
     if (words[1:] > words[:-1]).all():
-        return _Arranged(None, None, words, 0)
+        return arranged
+    exact = packed.rest is None
     if not (words[1:] >= words[:-1]).all():
-        row_bits = (rows - 1).bit_length()
-        dropped = max(packed.used + row_bits - WORD_BITS, 0)
-        keys = (words >> np.uint64(dropped) if dropped else words) << np.uint64(row_bits)
-        keys |= np.arange(rows, dtype=np.uint64)
+        arranged.row_bits = bits = (rows - 1).bit_length()
+        arranged.dropped = dropped = max(packed.used + bits - WORD_BITS, 0)
+        exact &= not dropped
+        arranged.keys = keys = np.empty(rows, np.uint64)
+        for block in blocks(rows):
+            part = keys[block]
+            np.right_shift(words[block], np.uint64(dropped), out=part)
+            part <<= np.uint64(bits)
+            part |= np.arange(block.start, block.stop, dtype=np.uint64)
         keys.sort()
-        index = (keys & np.uint64((1 << row_bits) - 1)).view(np.int64)
-        keys >>= np.uint64(row_bits)
-        words = keys
-    first = beginnings(words)
-    if (dropped or not exact) and not first.all():
-        settled = np.arange(rows) if index is None else index
-        settle(columns, packed, settled, first)
-        index = None if index is None and (settled[1:] > settled[:-1]).all() else settled
-    return _Arranged(index, None if first.all() else first, words, dropped)
-
-
-def _netted(arranged: _Arranged, diffs: NDArray[np.int64]) -> tuple[Index | None, NDArray[np.int64]]:
-    """The places, in order, of the rows that remain, None if all do; and their sums."""
-    sums = diffs if arranged.index is None else diffs[arranged.index]
-    places: Index | None = None
-    if arranged.first is not None:
-        places = np.flatnonzero(arranged.first)
-        sums = _sums(sums, places)
-    if not sums.all():
-        kept = np.flatnonzero(sums)
-        sums = sums[kept]
-        places = kept if places is None else places[kept]
-    return places, sums
-
-
-def _chosen(
-    columns: Sequence[pa.Array], kinds: Sequence[pa.DataType], packed: Packed, arranged: _Arranged, places: Index | None
-) -> list[pa.Array | pa.ChunkedArray]:
-    """The rows at some places of the order, column by column."""
-    index, words = arranged.index, arranged.words
-    if places is not None:
-        index, words = (places if index is None else index[places]), words[places]
-    assert index is not None
-    chosen: dict[int, pa.Array | pa.ChunkedArray] = {}
-    for slot in packed.slots:
-        shift = packed.used - slot.end - arranged.dropped
-        if shift >= 0:
-            column = columns[slot.column]
-            chosen[slot.column] = read_back(words, slot, shift, column.type, column.null_count > 0)
-    for number, kind in enumerate(kinds):
-        if columns[number].type != kind:
-            chosen[number] = narrow(columns[number], index, kind)
-    left = [number for number in range(len(columns)) if number not in chosen]
-    chosen.update(zip(left, take([columns[number] for number in left], index), strict=True))
-    return [chosen[number] for number in range(len(columns))]
+    first = np.empty(rows, np.bool_)
+    first[0] = True
+    ordered = words if arranged.keys is None else arranged.keys
+    for block in blocks(rows - 1):
+        after = slice(block.start + 1, block.stop + 1)
+        np.not_equal((ordered[after] ^ ordered[block]) >> np.uint64(arranged.row_bits), 0, out=first[after])
+    if first.all():
+        return arranged
+    if not exact:
+        index = np.concatenate([arranged.index_of(block) for block in blocks(rows)])
+        settle(columns, packed, index, first)
+        arranged.index = None if arranged.keys is None and (index[1:] > index[:-1]).all() else index
+    arranged.first = None if first.all() else first
+    return arranged
 
 
 def _check_ascending(packed: Packed, starts: Sequence[int], cut: int) -> None:
@@ -147,12 +162,36 @@ def _check_ascending(packed: Packed, starts: Sequence[int], cut: int) -> None:
         raise CorruptionError("a run is not in order: it cannot be merged")
 
 
-def _sums(diffs: NDArray[np.int64], starts: Index) -> NDArray[np.int64]:
-    """The sum of each group; a DiffOverflow if one does not fit."""
+def _net(arranged: _Arranged, diffs: NDArray[np.int64], is_read_back: bool) -> tuple[Index, Words, NDArray[np.int64]]:
+    """The rows that remain, in order, one of each group; their words if they are asked for; and the sums of their diffs."""
+    rows, count = len(diffs), 0
     largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
-    if largest * len(diffs) > INT64_MAX and largest * int(np.diff(starts, append=len(diffs)).max()) > INT64_MAX:
-        _check_sums(diffs, starts)
-    return np.add.reduceat(diffs, starts)
+    is_safe = largest <= INT64_MAX // rows
+    # Small ones are picked from a smaller array: more of it is in the cache.
+    source: NDArray[Any] = diffs.astype(np.int8) if largest < 128 else diffs
+    index, sums = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    words = np.empty(rows if is_read_back else 0, np.uint64)
+    for block in arranged.blocks():
+        picked = arranged.index_of(block)
+        summed = source.take(picked).astype(np.int64, copy=False)
+        places: Index | None = None
+        if arranged.first is not None:
+            places = np.flatnonzero(arranged.first[block])
+            if not is_safe:
+                _check_sums(summed, places)
+            summed = np.add.reduceat(summed, places)
+        kept = summed != 0
+        if not kept.all():
+            remain = np.flatnonzero(kept)
+            summed = summed[remain]
+            places = remain if places is None else places[remain]
+        into = slice(count, count + len(summed))
+        sums[into] = summed
+        index[into] = picked if places is None else picked[places]
+        if is_read_back:
+            words[into] = arranged.words_of(block) if places is None else arranged.words_of(block)[places]
+        count = into.stop
+    return index[:count], words[:count], sums[:count]
 
 
 def _check_sums(diffs: NDArray[np.int64], starts: Index) -> None:
@@ -161,9 +200,8 @@ def _check_sums(diffs: NDArray[np.int64], starts: Index) -> None:
     lower = np.add.reduceat(diffs & np.int64((1 << _HALF_BITS) - 1), starts)
     upper = np.add.reduceat(diffs >> half, starts) + (lower >> half)
     limit = 1 << (_HALF_BITS - 1)
-    bad = int(np.count_nonzero((upper < -limit) | (upper >= limit)))
-    if bad:
-        raise DiffOverflow(f"the diffs of {bad} rows add up to more than 64 bits can count")
+    if ((upper < -limit) | (upper >= limit)).any():
+        raise DiffOverflow("the diffs of a row add up to more than 64 bits can count")
 
 
 def advance(table: pa.Table, since: Frontier) -> pa.Table:

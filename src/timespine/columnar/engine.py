@@ -10,6 +10,7 @@ The sum of diffs of the result is that of the inputs. The one who applies it che
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class Engine:
         cache: PartCache,
         pool: Executor | None = None,
         counters_of: Callable[[str], Counters] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._blob = blob
         self._schemas_of = schemas_of
@@ -70,10 +72,26 @@ class Engine:
         self._cache = cache
         self._pool = pool
         self._counters_of = counters_of or (lambda collection: {})
+        self._monotonic = monotonic
+        self._at_work: dict[str, tuple[MergeRuns, float]] = {}
 
     def merge(self, effect: MergeRuns) -> Output:
         """Carry out a MergeRuns effect; None if an input is gone."""
-        return _Merge(self, effect).run()
+        self._at_work[effect.writer] = (effect, self._monotonic())
+        try:
+            return _Merge(self, effect).run()
+        finally:
+            del self._at_work[effect.writer]
+
+    def long_merges(self, than_s: float) -> list[tuple[str, tuple[int, int], str]]:
+        """The merges that were silent for so long: collection, request, writer. Asking makes them count anew."""
+        now = self._monotonic()
+        found = []
+        for writer, (effect, since) in list(self._at_work.items()):
+            if now - since >= than_s and writer in self._at_work:
+                self._at_work[writer] = (effect, now)
+                found.append((effect.collection, effect.request.id, writer))
+        return found
 
 
 class _Merge:

@@ -16,7 +16,6 @@ import functools
 import math
 import re
 import struct
-import sys
 import zoneinfo
 from typing import Any, NamedTuple
 
@@ -30,7 +29,8 @@ Literal = bool | int | float | decimal.Decimal | str | bytes | datetime.date | d
 """What a column may be compared with. Null is none of them: `IS NULL` asks for it."""
 
 DIGITS_MAX = 80
-"""Digits of a number, before and after the point: twice what any column holds, and cheap to compute with."""
+"""Digits of a number, before and after the point: twice what any column holds, cheap to compute with, and
+far from what a double cannot hold."""
 
 _EPOCH = datetime.datetime(1970, 1, 1)
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -251,16 +251,13 @@ def _place_scaled(value: int | float | decimal.Decimal, scale: int, least: int, 
 
 
 def _place_float(value: int | float | decimal.Decimal, bits: int) -> Placed:
-    """The nearest float. A number that is too large is beyond all numbers, but below infinity."""
+    """The nearest float. A number too large for one is beyond all numbers, but below infinity."""
     nearest = float(value)
-    most = sys.float_info.max if bits == 64 else _FLOAT_MAX
-    if math.isinf(nearest) and not isinstance(value, float):
-        return Placed(-math.inf if value < 0 else most, False)
     if bits == 32 and math.isfinite(nearest):
         try:
             (nearest,) = _FLOAT.unpack(_FLOAT.pack(nearest))
         except OverflowError:
-            return Placed(-math.inf if nearest < 0 else most, False)
+            return Placed(-math.inf if nearest < 0 else _FLOAT_MAX, False)
     return Placed(nearest + 0.0, True)
 
 

@@ -38,8 +38,9 @@ Counters = MutableMapping[str, float]
 
 
 def count(counters: Counters, what: str, by: float = 1) -> None:
-    """Count an event."""
-    counters[what] = counters.get(what, 0) + by
+    """Count an event. What did not happen leaves no trace."""
+    if by:
+        counters[what] = counters.get(what, 0) + by
 
 
 class Levels(Generic[T]):
@@ -237,8 +238,7 @@ def delete_batch(
     sweep once the writer is gone.
     """
     left = _delete_below(batch.parts, blob, owned, pool, set())
-    if left:
-        count(counters, "left to the sweep", left)
+    count(counters, "left to the sweep", left)
     return left
 
 

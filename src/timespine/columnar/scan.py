@@ -7,6 +7,7 @@ that ten thousand tiny commits are one run and not ten thousand.
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -96,6 +97,8 @@ class Tally:
     groups: int = 0
     groups_skipped: int = 0
     bytes: int = 0
+    audited: int = 0
+    """Parts that were skipped and read all the same, to see that skipping them was right."""
 
 
 @dataclass(slots=True)
@@ -110,6 +113,8 @@ class Parts:
     pool: Executor | None = None
     """Where chunks are read ahead."""
     tally: Tally = field(default_factory=Tally)
+    audit: float = 0.0
+    """The share of skipped parts that is read all the same, to see that skipping them was right."""
 
     def schema(self, run: Run) -> tuple[int, Schema]:
         """The schema that a run was written with."""
@@ -158,6 +163,8 @@ class Parts:
         pruner = Pruner(wanted, schema)
         if not pruner.part_may_match(part):
             self.tally.parts_skipped += 1
+            if self.audit and random.random() < self.audit:
+                self._audit(part, id, schema, wanted)
             return
         self.tally.parts += 1
         if part.inline is not None:
@@ -178,6 +185,22 @@ class Parts:
                 gathered, rows = [], 0
         if gathered:
             yield self._shown(pa.concat_tables(gathered), part, schema, wanted)
+
+    def _audit(self, part: Part, id: int, schema: Schema, wanted: Wanted) -> None:
+        """Read a part that was skipped; a CorruptionError if it has a row that is wanted."""
+        self.tally.audited += 1
+        if part.inline is not None:
+            table = decode_inline(part.inline, schema, part.rows, self.config)
+        else:
+            columns = Pruner(wanted, schema).written_columns
+            table = self.open(part, id, schema).read(None, columns)
+        table = filtered(self._shown(table, part, schema, wanted), wanted)
+        if (wanted.lower is not None or wanted.upper is not None) and table.num_rows:
+            table = clip(consolidate(table, wanted.order), wanted.schema.order_names[:1], wanted.lower, wanted.upper)
+        if table.num_rows:
+            raise CorruptionError(
+                f"part {part.key or '(inline)'} was skipped by its statistics and has rows all the same"
+            )
 
     def _inline(self, part: Part, id: int, schema: Schema, hint: Hint) -> pa.Table:
         """The rows of an inline part. A second reader of the same bytes finds them decoded."""

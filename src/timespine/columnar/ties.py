@@ -3,8 +3,8 @@
 A word holds 64 bits of a row. Rows with equal words form a group; most groups are
 the updates of one row, some are rows that differ further on. Only these rows are
 looked at again, word by word: the next word of a row counts from the smallest of
-its group, so that whatever a group has in common takes no bits, and (group, word,
-place in the group) is sorted as one number.
+its group if it must, so that whatever a group has in common takes no bits, and
+(group, word, place in the group) is sorted as one number.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Groups:
         """Where each group begins."""
         self.sizes: Index = np.diff(self.starts, append=len(first))
         """Rows of each group."""
-        self.bits = (len(self.starts) - 1).bit_length()
-        """Bits of the number of a group."""
+        self.bits = int(self.starts[-1]).bit_length()
+        """Bits of the place where a group begins."""
         self.place_bits = (int(self.sizes.max()) - 1).bit_length()
         """Bits of a place inside of a group."""
 
@@ -53,23 +53,23 @@ def settle(columns: Sequence[pa.Array], packed: Packed, index: Index, first: Fla
     `index` lists the rows in the order of the upper bits of their words, `first` says which begin a
     group. Afterwards a group is rows that are equal in all columns.
     """
-    where = _refine(packed.words, index, first, _tied(first))
+    where = _refine(packed.words, packed.used, index, first, _tied(first))
     rest, begun = packed.rest, 0
     while rest is not None and where.size:
         rows = index[where]
         if pa.types.is_nested(columns[rest.column].type) or begun >= _SAME_COLUMN_MAX:
-            words = np.empty(len(index), np.uint64)
+            used, words = WORD_BITS, np.empty(len(index), np.uint64)
             words[rows] = _ranks(columns[rest.column].take(pa.array(rows)), Groups(first[where]))
             after: Position | None = Position(rest.column + 1) if rest.column + 1 < len(columns) else None
         elif len(rows) * _DENSE > len(index):
             more = pack(columns, len(index), rest)
-            words, after = more.words, more.rest
+            used, words, after = more.used, more.words, more.rest
         else:
             more = pack(columns, len(index), rest, rows)
-            words, after = np.empty(len(index), np.uint64), more.rest
+            used, words, after = more.used, np.empty(len(index), np.uint64), more.rest
             words[rows] = more.words
         begun = begun + 1 if after is not None and after.column == rest.column else 0
-        where, rest = _refine(words, index, first, where), after
+        where, rest = _refine(words, used, index, first, where), after
 
 
 def _tied(first: Flags) -> Index:
@@ -77,18 +77,21 @@ def _tied(first: Flags) -> Index:
     return np.flatnonzero(~_alone(first))
 
 
-def _refine(words: Words, index: Index, first: Flags, where: Index) -> Index:
-    """Order groups by the words of their rows, and split them. The places that are still tied."""
+def _refine(words: Words, used: int, index: Index, first: Flags, where: Index) -> Index:
+    """Order groups by the words of their rows, of so many bits, and split them. The places that are still tied."""
     begin = where
     while where.size:
-        rows, groups = index[where], Groups(first[where])
+        rows, is_first = index[where], first[where]
         digits = words[rows]
-        digits -= groups.spread(np.minimum.reduceat(digits, groups.starts))
-        width = int(digits.max()).bit_length()
-        if width == 0:
+        if ((digits[1:] == digits[:-1]) | is_first[1:]).all():
             break
+        groups = Groups(is_first)
         room = WORD_BITS - groups.bits - groups.place_bits
+        width = used
         wide: Flags | None = None
+        if width > room:
+            digits -= groups.spread(np.minimum.reduceat(digits, groups.starts))
+            width = int(digits.max()).bit_length()
         if width > room:
             # A few groups need more bits than there are. They get their upper ones now, and come back.
             excess = np.frexp(np.maximum.reduceat(digits, groups.starts).astype(np.float64))[1] - room
@@ -105,24 +108,23 @@ def _refine(words: Words, index: Index, first: Flags, where: Index) -> Index:
 
 def _sort(rows: Index, groups: Groups, digits: Words, width: int) -> Flags:
     """Put the rows of each group in the order of their digits, in place. Which of them begin a group now."""
-    digits |= groups.spread(np.arange(len(groups.starts), dtype=np.uint64) << np.uint64(width))
-    if not (digits[1:] >= digits[:-1]).all():
-        starts = groups.spread(groups.starts)
-        digits <<= np.uint64(groups.place_bits)
-        digits |= (np.arange(len(rows)) - starts).view(np.uint64)
-        digits.sort()
-        starts += (digits & np.uint64((1 << groups.place_bits) - 1)).view(np.int64)
-        rows[:] = rows[starts]
-        digits >>= np.uint64(groups.place_bits)
-    return beginnings(digits)
-
-
-def beginnings(words: Words) -> Flags:
-    """Which words differ from the one before."""
-    first = np.empty(len(words), np.bool_)
-    first[:1] = True
-    np.not_equal(words[1:], words[:-1], out=first[1:])
-    return first
+    starts = groups.spread(groups.starts.view(np.uint64))
+    places = np.arange(len(rows), dtype=np.uint64)
+    places -= starts
+    starts <<= np.uint64(width)
+    digits |= starts
+    digits <<= np.uint64(groups.place_bits)
+    digits |= places
+    digits.sort()
+    source = digits >> np.uint64(width + groups.place_bits)
+    np.bitwise_and(digits, np.uint64((1 << groups.place_bits) - 1), out=places)
+    source += places
+    rows[:] = rows[source.view(np.int64)]
+    fresh = np.empty(len(rows), np.bool_)
+    fresh[:1] = True
+    digits >>= np.uint64(groups.place_bits)
+    np.not_equal(digits[1:], digits[:-1], out=fresh[1:])
+    return fresh
 
 
 def _alone(first: Flags) -> Flags:

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
-from concurrent.futures import wait as wait_for
+from concurrent.futures import CancelledError, Executor, Future
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -175,7 +174,7 @@ class Uploads:
         """The outcome of some work; a stall if it is not there yet."""
         if not future.done():
             began = self._clock()
-            wait_for([future])
+            _outcome(future)
             count(self._counters, "stalls")
             count(self._counters, "stall seconds", self._clock() - began)
         self._take(future)
@@ -184,25 +183,35 @@ class Uploads:
 
     def drain(self) -> None:
         """Wait for everything; the end of a batch is no stall."""
-        wait_for(self._under_way)
+        for future in list(self._under_way):
+            self._take(future)
         self.check()
 
     def cancel(self) -> None:
         """Start nothing more, and wait until nothing is under way, whatever comes of it."""
         for future in self._under_way:
             future.cancel()
-        wait_for(self._under_way)
+        for future in self._under_way:
+            _outcome(future)
         self._under_way = []
 
     def _take(self, future: Future[Sent]) -> None:
-        """Take note of one outcome, once."""
+        """Take note of one outcome, once. Waits for it."""
         if future not in self._under_way:
             return
+        error = _outcome(future)
         self._under_way.remove(future)
-        error = UsageError("the pool dropped an upload") if future.cancelled() else future.exception()
         if error is not None:
             self.failure = self.failure or error
             return
         for what, by in future.result().counts.items():
-            if by:
-                count(self._counters, what, by)
+            count(self._counters, what, by)
+
+
+def _outcome(future: Future[Sent]) -> BaseException | None:
+    """Wait for some work; why it failed, if so."""
+    try:
+        return future.exception()
+    except CancelledError:
+        # SUBTLE: `concurrent.futures.wait` would wait for ever here, if the pool was shut down meanwhile.
+        return UsageError("the pool dropped an upload: it was shut down too early")
