@@ -738,6 +738,12 @@ def test_a_polars_expression_that_needs_more_than_its_row_is_refused(expression)
         as_predicate(expression)
 
 
+def test_a_polars_that_cannot_tell_is_not_trusted(monkeypatch):
+    monkeypatch.delattr(type(pl.col("id").meta), "is_row_separable")
+    with pytest.raises(UsageError, match="upgrade"):
+        as_predicate(pl.col("id") > 1)
+
+
 @pytest.mark.parametrize(
     ("expression", "reason"),
     [

@@ -65,13 +65,18 @@ class Destination:
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
             return
-        if self.path.is_dir():
-            raise UsageError(f"{self.path} is a folder: give the name of a file")
-        unfinished = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        target = Path(os.path.realpath(self.path))
+        if target.is_dir() or not target.parent.is_dir():
+            raise UsageError(f"{self.path} cannot be written: give the name of a file in a folder that is there")
+        if target.exists() and not target.is_file():  # a pipe or a device is written to, never replaced
+            with target.open("wb") as stream:
+                yield stream
+            return
+        unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             with unfinished.open("xb") as stream:
                 yield stream
-            os.replace(unfinished, self.path)
+            os.replace(unfinished, target)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise

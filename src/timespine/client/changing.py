@@ -153,15 +153,25 @@ def keys_of(rows: Any, schema: Schema) -> pa.Table:
     """The key columns of what a user gave as keys: rows, or one dictionary."""
     if not schema.key:
         raise UsageError("this collection has no key columns: name the rows with where=, or append retractions")
-    if isinstance(rows, Mapping) and not any(
-        isinstance(value, list | pa.Array | np.ndarray) for value in rows.values()
-    ):
+    columns = (list, pa.Array, pa.ChunkedArray, np.ndarray)
+    if isinstance(rows, Mapping) and not any(isinstance(value, columns) for value in rows.values()):
         rows = [dict(rows)]
-    table = to_arrow(rows, schema)
-    missing = [name for name in schema.key_names if name not in table.column_names]
+    wanted = restricted(schema, schema.key_names)
+    if isinstance(rows, list):
+        # Rows that miss a column would be filled with its default: of a key that is never what was meant.
+        there = set.intersection(*(set(row) for row in rows if isinstance(row, Mapping))) if rows else set()
+        rows = [{name: row[name] for name in wanted.names if name in row} for row in rows if isinstance(row, Mapping)]
+        _check_key_columns(there if rows else set(wanted.names), wanted)
+        return conform(to_arrow(rows, wanted), wanted)
+    table = to_arrow(rows, wanted if isinstance(rows, Mapping) else None)
+    _check_key_columns(set(table.column_names), wanted)
+    return conform(table.select(list(wanted.names)), wanted)
+
+
+def _check_key_columns(there: set[str], wanted: Schema) -> None:
+    missing = [name for name in wanted.names if name not in there]
     if missing:
-        raise UsageError(f"keys need the columns {', '.join(schema.key_names)}: {', '.join(missing)} is not there")
-    return conform(table.select(list(schema.key_names)), restricted(schema, schema.key_names))
+        raise UsageError(f"keys need the columns {', '.join(wanted.names)}: {', '.join(missing)} is not there")
 
 
 def upsert(access: Access, rows: Any) -> Committed:

@@ -5,14 +5,16 @@ planned on that state or a newer one. So most reads take no lease of their own:
 they count themselves in on one that is there, and no write is needed for it.
 
 A lease that nobody counts on any more lingers for a little, for the next reader,
-and is then given back, so that an idle process holds no history.
+and is then given back, so that an idle process holds no history. One that is old
+takes no new readers, so that a busy process does not hold it either.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from timespine.client.committer import Committer
 from timespine.client.driver import fresh_id
@@ -25,6 +27,10 @@ from timespine.model.time import Time
 
 LINGER_S = 5.0
 """How long a lease that nobody uses is kept for the next reader."""
+
+
+ROTATE_S = 30.0
+"""How old a lease may be for a new reader to count on it: then the next one is taken, and the old one runs out."""
 
 
 class Lease:
@@ -40,8 +46,14 @@ class Lease:
         """Whether it moves with one feed and is not shared."""
         self.users = 0
         """How many reads count on it."""
+        self.taken = now
+        """When it was registered."""
         self.used = now
-        """When the last one ended."""
+        """When the last read ended."""
+        self.pin: int | None = None
+        """The state that an own lease is being read at: nothing that it refers to may go meanwhile."""
+        self.seqno = 0
+        """Nothing that this state or a later one refers to is deleted, as far as this lease is asked."""
         self.lost = False
         """Whether it was found to be gone from the state."""
 
@@ -103,7 +115,8 @@ class Leases:
         with self._lock:
             wanted = state.since if as_of is None else Frontier((as_of,))
             for lease in self._leases.get(collection, ()):
-                if not lease.own and lease.since <= wanted and lease.reader in state.readers:
+                fresh = self._monotonic() - lease.taken < ROTATE_S
+                if fresh and not lease.own and lease.since <= wanted and lease.reader in state.readers:
                     lease.users += 1
                     return Held(self, lease, state)
         return self.take(collection, wanted, own=False)
@@ -115,14 +128,15 @@ class Leases:
         (granted,) = self._committer.commit((collection, RegisterReader(reader, since, term)))
         lease = Lease(collection, reader, granted.since, self._monotonic(), own=own)
         lease.users = 1
+        lease.seqno = granted.seqno
         with self._lock:
             self._leases.setdefault(collection, []).append(lease)
         return Held(self, lease, self._committer.known(collection))
 
     def advance(self, lease: Lease, since: Time) -> None:
         """Move an own lease forward, and release older states; LeaseExpired if it is gone."""
-        seqno = self._committer.known(lease.collection).seqno
-        self._committer.commit((lease.collection, DowngradeReader(lease.reader, Frontier((since,)), seqno)))
+        lease.seqno = self._committer.known(lease.collection).seqno
+        self._committer.commit((lease.collection, DowngradeReader(lease.reader, Frontier((since,)), lease.seqno)))
         lease.since = Frontier((since,))
 
     def release(self, lease: Lease) -> None:
@@ -182,11 +196,35 @@ class Leases:
         before = self._committer.state(collection).seqno
         for lease in leases:
             self.is_lost(lease)
-        alive = [DowngradeReader(lease.reader, None, None) for lease in leases if not lease.lost]
+        alive = [
+            DowngradeReader(lease.reader, None, self._released(lease, before)) for lease in leases if not lease.lost
+        ]
         reply = self._committer.offer(Transaction(tuple((collection, each) for each in alive))) if alive else ()
         if isinstance(reply, Refused):
             return 0  # one went meanwhile: the next beat finds out which
         return int(self._committer.known(collection).seqno != before)
+
+    def _released(self, lease: Lease, newest: int) -> int | None:
+        """Up to which state an own lease lets go; None: no further. Now and then only, since each time is a commit.
+
+        SUBTLE: not past the state that its feed is reading at this moment (tests/client/test_leases.py).
+        """
+        with self._lock:
+            target = newest if lease.pin is None else min(newest, lease.pin)
+            if not lease.own or target - lease.seqno < self._committer.config.rollup_seqnos:
+                return None
+            lease.seqno = target
+            return target
+
+    @contextlib.contextmanager
+    def pinned(self, lease: Lease, seqno: int) -> Iterator[None]:
+        """What a state refers to stays while it is read under an own lease."""
+        with self._lock:
+            lease.pin = seqno
+        try:
+            yield
+        finally:
+            lease.pin = None
 
     def _give_back(self, collection: str, leases: list[Lease]) -> int:
         commands = [ExpireReader(lease.reader) for lease in leases if not lease.lost]

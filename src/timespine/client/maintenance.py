@@ -172,6 +172,9 @@ class Maintenance:
                 upkeep = self._upkeep.setdefault(access.id, _Upkeep(access))
                 upkeep.skipped.clear()
                 upkeep.expired = float("-inf")
+                idle = [(access.id, command) for command in access.shared.leases.idle(access.id)]
+                if idle:
+                    access.committer.commit(*idle)
                 if sweep:
                     upkeep.swept = float("-inf")
                 # As much as there was when it began, about: others may add more than one can keep up with.

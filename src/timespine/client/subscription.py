@@ -157,7 +157,9 @@ class Subscription(Iterator[Event]):
             raise plan
         window = Window(after=plan.after, until=plan.until)
         wanted = replace(self._wanted, window=window, timed=True)
-        rows = Updates(self._access, self._held, plan, wanted, Shape("column"), state=state, owned=False).to_arrow()
+        read = Updates(self._access, self._held, plan, wanted, Shape("column"), state=state, owned=False)
+        with self._access.shared.leases.pinned(lease, state.seqno):
+            rows = read.to_arrow()
         self._through = until
         if rows.num_rows:
             self._pending.append(Event("changes", rows, until))

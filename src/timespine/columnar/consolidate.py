@@ -10,7 +10,7 @@ remain are picked from the input, once (`gather`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,16 @@ from numpy.typing import NDArray
 from timespine.columnar.gather import narrow, read_back, take
 from timespine.columnar.order import WORD_BITS, Index, Packed, pack, single
 from timespine.columnar.schema import DIFF, TIME, time_names
-from timespine.columnar.text import BLOCK, Words, blocks
-from timespine.columnar.ties import Flags, settle
+from timespine.columnar.text import Words, blocks
+from timespine.columnar.ties import Flags, group_blocks, settle
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import INT64_MAX
 
 _HALF_BITS = 32
+
+_FEW = 4
+"""If less than one of so many rows is equal to the one before, they are added one by one."""
 
 
 def consolidate(table: pa.Table, order: Sequence[str]) -> pa.Table:
@@ -103,18 +106,6 @@ class _Arranged:
         """Their words, without the bits that were dropped. Rows that were told apart later have the same ones."""
         return self.words[block] if self.keys is None else self.keys[block] >> np.uint64(self.row_bits)
 
-    def blocks(self) -> Iterator[slice]:
-        """All places, in blocks that hold whole groups."""
-        rows, start = len(self.words), 0
-        while start < rows:
-            stop = min(start + BLOCK, rows)
-            if self.first is not None and stop < rows:
-                ahead = self.first[stop:]
-                skipped = int(ahead.argmax())
-                stop = stop + skipped if ahead[skipped] else rows
-            yield slice(start, stop)
-            start = stop
-
 
 def _arrange(columns: Sequence[pa.Array], packed: Packed) -> _Arranged:
     """Sort the rows, and find those that are equal."""
@@ -171,7 +162,7 @@ def _net(arranged: _Arranged, diffs: NDArray[np.int64], is_read_back: bool) -> t
     source: NDArray[Any] = diffs.astype(np.int8) if largest < 128 else diffs
     index, sums = np.empty(rows, np.int64), np.empty(rows, np.int64)
     words = np.empty(rows if is_read_back else 0, np.uint64)
-    for block in arranged.blocks():
+    for block in group_blocks(rows, arranged.first):
         picked = arranged.index_of(block)
         summed = source.take(picked).astype(np.int64, copy=False)
         places: Index | None = None
@@ -179,7 +170,7 @@ def _net(arranged: _Arranged, diffs: NDArray[np.int64], is_read_back: bool) -> t
             places = np.flatnonzero(arranged.first[block])
             if not is_safe:
                 _check_sums(summed, places)
-            summed = np.add.reduceat(summed, places)
+            summed = _sums(summed, places, arranged.first[block])
         kept = summed != 0
         if not kept.all():
             remain = np.flatnonzero(kept)
@@ -192,6 +183,18 @@ def _net(arranged: _Arranged, diffs: NDArray[np.int64], is_read_back: bool) -> t
             words[into] = arranged.words_of(block) if places is None else arranged.words_of(block)[places]
         count = into.stop
     return index[:count], words[:count], sums[:count]
+
+
+def _sums(diffs: NDArray[np.int64], starts: Index, first: Flags) -> NDArray[np.int64]:
+    """The sum of each group, modulo 2^64."""
+    others = len(diffs) - len(starts)
+    if others * _FEW > len(diffs):
+        return np.add.reduceat(diffs, starts)
+    # Of nearly all groups the first row is the only one. The others are added to theirs.
+    sums = diffs[starts]
+    places = np.flatnonzero(~first)
+    np.add.at(sums, places - np.arange(1, others + 1), diffs[places])
+    return sums
 
 
 def _check_sums(diffs: NDArray[np.int64], starts: Index) -> None:

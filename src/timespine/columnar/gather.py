@@ -65,11 +65,14 @@ def read_back(words: Words, slot: Slot, shift: int, kind: pa.DataType, nullable:
     rows = len(words)
     values = np.empty(rows, INTEGERS[kind.id])
     mask, low = np.uint64((1 << slot.width) - 1), np.uint64(slot.low & WRAP)
+    is_word = values.itemsize == words.itemsize
     for block in blocks(rows):
-        part = words[block] >> np.uint64(shift)
+        part = values[block].view(np.uint64) if is_word else np.empty(block.stop - block.start, np.uint64)
+        np.right_shift(words[block], np.uint64(shift), out=part)
         part &= mask
         part += low
-        values[block] = part.astype(values.dtype)
+        if not is_word:
+            values[block] = part.astype(values.dtype)
     validity = None
     if nullable:
         present = (words >> np.uint64(shift + slot.width)) & np.uint64(1)

@@ -236,6 +236,11 @@ class Native(Predicate):
         meta = self.expression.meta
         if meta.has_multiple_outputs() or not meta.root_names():
             raise UsageError("a polars expression in a predicate must name the columns it looks at, one by one")
+        if not hasattr(meta, "is_row_separable"):
+            raise UsageError(
+                f"polars {pl.__version__} cannot tell whether an expression looks at one row at a time: "
+                "upgrade it, or write the predicate as text or with col(...)"
+            )
         if not _is_row_by_row(self.expression):
             raise UsageError(
                 "a polars expression in a predicate must look at one row at a time: no aggregates, windows or Python "

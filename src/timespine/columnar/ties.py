@@ -9,7 +9,7 @@ its group if it must, so that whatever a group has in common takes no bits, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from timespine.columnar import text
 from timespine.columnar.order import WORD_BITS, Index, Packed, Position, pack
 from timespine.columnar.text import Words
 
@@ -72,6 +73,19 @@ def settle(columns: Sequence[pa.Array], packed: Packed, index: Index, first: Fla
         where, rest = _refine(words, used, index, first, where), after
 
 
+def group_blocks(rows: int, first: Flags | None) -> Iterator[slice]:
+    """All rows, in blocks that hold whole groups; None: every row is a group."""
+    start = 0
+    while start < rows:
+        stop = min(start + text.BLOCK, rows)
+        if first is not None and stop < rows:
+            ahead = first[stop:]
+            skipped = int(ahead.argmax())
+            stop = stop + skipped if ahead[skipped] else rows
+        yield slice(start, stop)
+        start = stop
+
+
 def _tied(first: Flags) -> Index:
     """The places of rows in groups of more than one."""
     return np.flatnonzero(~_alone(first))
@@ -79,12 +93,17 @@ def _tied(first: Flags) -> Index:
 
 def _refine(words: Words, used: int, index: Index, first: Flags, where: Index) -> Index:
     """Order groups by the words of their rows, of so many bits, and split them. The places that are still tied."""
-    begin = where
+    for block in group_blocks(len(where), first[where]):
+        _refine_block(words, used, index, first, where[block])
+    return where[~_alone(first[where])]
+
+
+def _refine_block(words: Words, used: int, index: Index, first: Flags, where: Index) -> None:
     while where.size:
         rows, is_first = index[where], first[where]
         digits = words[rows]
         if ((digits[1:] == digits[:-1]) | is_first[1:]).all():
-            break
+            return
         groups = Groups(is_first)
         room = WORD_BITS - groups.bits - groups.place_bits
         width = used
@@ -101,9 +120,8 @@ def _refine(words: Words, used: int, index: Index, first: Flags, where: Index) -
         fresh = _sort(rows, groups, digits, width)
         index[where], first[where] = rows, fresh
         if wide is None:
-            break
+            return
         where = where[wide & ~_alone(fresh)]
-    return begin[~_alone(first[begin])]
 
 
 def _sort(rows: Index, groups: Groups, digits: Words, width: int) -> Flags:

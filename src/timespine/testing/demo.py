@@ -1,8 +1,9 @@
-"""A small scripted history on the embedded store, for a person to read: make demo
+"""The story of a small shop, on a real store in a temporary folder, for a person to read: make demo
 
-Append, read as of, merge, read again with the same answer, forget, and collect
-what is garbage. Parts are opaque bytes and the naive engine merges them; the
-machine below is the real one.
+Orders come in, change and are cancelled; the collection is read as of any time,
+changes are net, a feed follows along, everything is merged into one run and gives
+the same answers, history is forgotten, and what nobody can reach is deleted.
+Every line that is printed comes from the library; every answer is checked.
 """
 
 from __future__ import annotations
@@ -10,113 +11,135 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from timespine.client.driver import Driver, fresh_id
-from timespine.config import Config
-from timespine.core.protocols import collect, maintain, read, write
-from timespine.core.protocols.commit import commit, enter
-from timespine.core.protocols.fetch import create
-from timespine.core.protocols.session import Session
-from timespine.core.transitions import Retain, RollUpAll
+import timespine as ts
 from timespine.errors import SinceError
-from timespine.location.local import LocalBlob
-from timespine.location.sqlite import SqliteConsensus
-from timespine.model.frontier import Frontier
-from timespine.model.oracle import Row, Update
-from timespine.testing.engine import counted, data_of, merge_runs
 
-HISTORY: list[tuple[str, list[Update]]] = [
-    ("two orders come in", [("order 1: 10 EUR", (0,), 1), ("order 2: 25 EUR", (0,), 1)]),
-    ("order 1 becomes larger", [("order 1: 10 EUR", (1,), -1), ("order 1: 12 EUR", (1,), 1)]),
-    ("order 3 comes in", [("order 3: 40 EUR", (2,), 1)]),
-    ("order 2 is cancelled", [("order 2: 25 EUR", (3,), -1)]),
-    ("order 1 changes again", [("order 1: 12 EUR", (4,), -1), ("order 1: 15 EUR", (4,), 1)]),
-    ("order 4 comes in", [("order 4: 7 EUR", (5,), 1)]),
-    ("order 3 is cancelled", [("order 3: 40 EUR", (6,), -1)]),
-    ("order 5 comes in", [("order 5: 99 EUR", (7,), 1)]),
-]
+Row = dict[str, Any]
+
+CONFIG = ts.Config(inline_part_bytes=1, rollup_seqnos=8)
+"""Nothing inline, so that there are files to look at."""
 
 
 class Demo:
-    """One store, one collection, one session."""
+    """One store, one collection."""
 
-    def __init__(self, folder: Path, driver: Driver) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.driver = driver
-        # Nothing inline, so that there are files to look at.
-        self.session = Session(fresh_id("k"), fresh_id("w"), Config(inline_part_bytes=1))
-        self.name = "orders"
+        self.store = ts.open(folder, maintenance=False, config=CONFIG)
+        self.orders = self.store.create(
+            "orders", key={"id": "int64"}, value={"customer": "string", "total": "double"}, timeline="counter"
+        )
+        self.failures = 0
 
     def run(self) -> bool:
-        """The whole story; whether every answer stayed the same."""
-        driver, session, name = self.driver, self.session, self.name
-        driver.run(create(session, name))
-        driver.run(enter(session, name))
-        print(f"A store in {self.folder}: blobs in files, truth in SQLite.\n")
-        for time, (what, updates) in enumerate(HISTORY):
-            upper = Frontier.at(time)
-            driver.run(write.compare_and_append(session, name, data_of(updates), upper, Frontier.at(time + 1)))
-            print(f"  time {time}: {what:26} {', '.join(f'{diff:+d} {row}' for row, _, diff in updates)}")
-        before = {time: self.snapshot(time) for time in (0, 3, 7)}
+        """The whole story; whether every answer was right."""
+        print(f"A store in {self.folder}: data in Parquet files, truth in SQLite. One collection: orders.\n")
+        feed = self.orders.subscribe()
+        self.write()
+        before = {time: self.rows(time) for time in (0, 2, 5)}
         print("\nThe collection as of three times:")
         for time, rows in before.items():
-            print(f"  as of {time}: {', '.join(sorted(map(str, rows)))}")
-        self.layers("\nBefore merging")
-        driver.run(commit(session, name, RollUpAll()))
-        while driver.run(maintain.merge_once(session, name)) is not None:
-            pass
-        self.layers("After merging ")
-        after = {time: self.snapshot(time) for time in before}
-        same = after == before
-        print(f"The same three reads give {'the same answers' if same else 'OTHER ANSWERS: this is a bug'}.")
-        return same and self.forget(before[7])
+            print(f"  as of {time}: {', '.join(map(shown, rows))}")
+        self.changes()
+        self.follow(feed)
+        self.merge(before)
+        self.forget(before[5])
+        self.store.close()
+        return self.failures == 0
 
-    def forget(self, newest: dict[Row, int]) -> bool:
-        """Expire history, merge again, collect garbage; the newest answer must stay."""
-        driver, session, name = self.driver, self.session, self.name
-        driver.run(commit(session, name, Retain(Frontier.at(7))))
-        driver.run(commit(session, name, RollUpAll()))
-        while driver.run(maintain.merge_once(session, name)) is not None:
-            pass
-        self.layers("\nAfter expiring all before 7")
-        try:
-            self.snapshot(3)
-        except SinceError as error:
-            print(f"Reading as of 3 now says: {error}.")
-        files = self.files()
-        for _ in range(2):
-            driver.run(maintain.roll_up(session, name))
-            driver.run(collect.collect_garbage(session, name))
-        same = self.snapshot(7) == newest
-        print(
-            f"Garbage collection: {files} data files before, {self.files()} after (two of them rollups of the state)."
+    def write(self) -> None:
+        """Six commits: appends, an upsert, a deletion, an update."""
+        orders = self.orders
+        self.told(orders.append([order(1, "ada", 10), order(2, "bob", 25)]), "append: two orders come in")
+        self.told(orders.upsert([order(1, "ada", 12)]), "upsert: order 1 becomes larger (the retraction is worked out)")
+        self.told(orders.append([order(3, "cy", 40), order(4, "di", 7)]), "append: two more")
+        self.told(orders.delete({"id": 2}), "delete: order 2 is cancelled")
+        self.told(orders.update(where="total < 10", set={"total": 9.5}), "update: small orders cost at least 9.50")
+        self.told(
+            orders.upsert([order(1, "ada", 10), order(5, "eve", 99)]), "upsert: order 1 back to 10, a new order 5"
         )
-        print(f"As of 7 still: {', '.join(sorted(map(str, newest)))}" if same else "As of 7 differs: this is a bug")
-        return same
+        print(
+            f"  lookup of id 1: {shown(orders.lookup({'id': 1})[0])}; count: {orders.count()} rows, from metadata alone"
+        )
 
-    def snapshot(self, time: int) -> dict[Row, int]:
+    def changes(self) -> None:
+        """Net changes: what came and went in between is not there."""
+        changes = self.orders.changes(after=0, until=5, images=True).to_pylist()
+        print("\nNet changes after 0 until 5 (order 1 went to 12 and back: it is not among them):")
+        for change in changes:
+            print(f"  {change['_change_type']:17} {shown(change)}")
+        self.check(all(change["id"] != 1 for change in changes), "the changes are net")
+
+    def follow(self, feed: Any) -> None:
+        """The feed that was opened before the first commit has seen it all."""
+        updates = [update for event in feed.poll() if event.rows is not None for update in event.rows.to_pylist()]
+        counts: dict[tuple[int, str, float], int] = {}
+        for update in updates:
+            row = (update["id"], update["customer"], update["total"])
+            counts[row] = counts.get(row, 0) + update["_diff"]
+        now = [(row["id"], row["customer"], row["total"]) for row in self.rows(5)]
+        print(f"\nA feed opened at the beginning was told {len(updates)} updates; they add up to the rows of now.")
+        self.check(sorted(row for row, count in counts.items() if count) == sorted(now), "the feed adds up")
+        feed.close()
+
+    def merge(self, before: dict[int, list[Row]]) -> None:
+        """One run, the same answers."""
+        layers = self.orders.inspect()
+        self.orders.compact(wait=True)
+        merged = self.orders.inspect()
+        print(f"\nCompaction: {len(layers.batches)} batches become {len(merged.batches)}; nothing was locked.")
+        self.check({time: self.rows(time) for time in before} == before, "the same three reads give the same answers")
+
+    def forget(self, newest: list[Row]) -> None:
+        """Expire, collect, and read the newest again."""
+        files = self.files()
+        reply = self.orders.expire(before=5)
+        print(f"\nExpire: history before {reply.asked} goes; since is {reply.since}.")
+        try:
+            self.rows(3)
+            self.check(False, "reading before since is refused")
+        except SinceError as error:
+            print(f"  Reading as of 3 now says: {error}.")
+        self.orders.compact(wait=True)
+        for _ in range(2):
+            self.store.maintain(sweep=True)
+        print(f"  {files} files before maintenance, {self.files()} after: the rows, and a rollup of the state.")
+        self.check(self.rows(5) == newest, "as of 5 the rows are what they were")
+        self.check(self.store.vacuum().blobs == [], "nothing has leaked")
+
+    def rows(self, time: int) -> list[Row]:
         """The collection as of a time."""
-        reply = self.driver.run(read.snapshot(self.session, self.name, (time,)))
-        if isinstance(reply, Exception):
-            raise reply
-        return counted(*reply)
+        return self.orders.snapshot(time).to_pylist()
 
-    def layers(self, when: str) -> None:
-        """Print how many batches and updates there are."""
-        trace = self.session.state(self.name).trace
-        print(f"{when}: {trace.update_count} updates in {trace.hollow_count} batch{'es' * (trace.hollow_count > 1)}.")
+    def told(self, committed: Any, what: str) -> None:
+        print(f"  time {committed.time}: {what}")
+
+    def check(self, holds: bool, what: str) -> None:
+        """Say whether something holds."""
+        self.failures += not holds
+        print(f"  {'ok' if holds else 'THIS IS A BUG'}: {what}")
 
     def files(self) -> int:
-        """Blobs in the store."""
-        return sum(1 for _ in self.driver.blob.list_keys(f"{self.name}/"))
+        """Data files in the store."""
+        return sum(1 for path in (self.folder / "blobs").rglob("*") if path.is_file())
+
+
+def order(id: int, customer: str, total: float) -> Row:
+    """One order."""
+    return {"id": id, "customer": customer, "total": float(total)}
+
+
+def shown(row: Row) -> str:
+    """An order on one line."""
+    return f"#{row['id']} {row['customer']} {row['total']:.2f}"
 
 
 def main() -> int:
     """The command."""
     with tempfile.TemporaryDirectory(prefix="timespine-demo-") as folder:
-        path = Path(folder)
-        with Driver(LocalBlob(path / "blobs"), SqliteConsensus(path / "consensus.db"), merge_runs) as driver:
-            return 0 if Demo(path, driver).run() else 1
+        return 0 if Demo(Path(folder)).run() else 1
 
 
 if __name__ == "__main__":
