@@ -127,7 +127,7 @@ def list_(store: StorePath, output: Output = None, to: To = None) -> None:
       timespine list ./data
     """
     where = destination(output, to)
-    with opened(store) as open_store:
+    with opened(store, read_only=True) as open_store:
         write_table(where, _LISTED, [_listed(open_store, name) for name in open_store.names()])
 
 
@@ -157,7 +157,7 @@ def describe(store: StorePath, name: Name, output: Output = None, to: To = None)
       timespine describe ./data orders
     """
     where = destination(output, to)
-    with opened(store) as open_store:
+    with opened(store, read_only=True) as open_store:
         found = _described(open_store.collection(name))
     write_document(where, found, lambda: _description(found))
 
@@ -220,7 +220,7 @@ def history(store: StorePath, name: Name, output: Output = None, to: To = None) 
       timespine history ./data orders
     """
     where = destination(output, to)
-    with opened(store) as open_store:
+    with opened(store, read_only=True) as open_store:
         entries = open_store.collection(name).history()
     rows = [
         {

@@ -91,7 +91,7 @@ def hold(
       timespine hold ./data orders release nightly-report --token t0123...
     """
     where = destination(output, to)
-    with opened(store) as open_store:
+    with opened(store, read_only=action is Action.list) as open_store:
         collection = open_store.collection(name)
         if action is Action.list:
             _list(collection, where)

@@ -87,7 +87,7 @@ def inspect(
     where = destination(output, to)
     if (key is not None) != (view is View.part):
         raise UsageError("inspect STORE NAME part KEY shows one part; the other views take no key")
-    with opened(store) as open_store:
+    with opened(store, read_only=True) as open_store:
         collection = open_store.collection(name)
         if view is View.part:
             _part(collection, where, key or "")

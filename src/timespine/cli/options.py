@@ -93,9 +93,9 @@ Replace = Annotated[
 
 
 @contextmanager
-def opened(store: str, *, create: bool = False) -> Iterator[ts.Store]:
+def opened(store: str, *, create: bool = False, read_only: bool = False) -> Iterator[ts.Store]:
     """An open store, which is not made if it is not there, and which does nothing in the background."""
-    with ts.open(store, create=create, maintenance=False) as found:
+    with ts.open(store, create=create, read_only=read_only, maintenance=False) as found:
         yield found
 
 

@@ -127,7 +127,7 @@ def doctor(store: StorePath, names: Names = None, output: Output = None, to: To 
       timespine doctor ./data
     """
     where = destination(output, to)
-    with opened(store) as open_store, progress("verifying", unit="bytes") as told:
+    with opened(store, read_only=True) as open_store, progress("verifying", unit="bytes") as told:
         report = examine(open_store, *names or (), progress=told)
     if where.format in (Format.csv, Format.parquet):
         write_table(where, _FOUND, [asdict(each) for each in report.findings])
