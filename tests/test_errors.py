@@ -38,7 +38,7 @@ def test_tree_in_the_docstring_is_the_tree() -> None:
 
 def test_every_error_is_a_timespine_error_and_only_usage_is_a_value_error() -> None:
     assert all(issubclass(each, TimespineError) for each in CLASSES.values())
-    assert [name for name, each in CLASSES.items() if issubclass(each, ValueError)] == ["UsageError"]
+    assert {name for name, each in CLASSES.items() if issubclass(each, ValueError)} == {"UsageError", "DiffOverflow"}
 
 
 def test_upper_mismatch_carries_both_uppers() -> None:

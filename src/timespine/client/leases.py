@@ -29,6 +29,9 @@ LINGER_S = 5.0
 """How long a lease that nobody uses is kept for the next reader."""
 
 
+BEATS = 4
+"""Heartbeats in the term of a lease: three may be missed."""
+
 ROTATE_S = 30.0
 """How old a lease may be for a new reader to count on it: then the next one is taken, and the old one runs out."""
 
@@ -36,7 +39,7 @@ ROTATE_S = 30.0
 class Lease:
     """A claim on history that is registered in the state of a collection."""
 
-    def __init__(self, collection: str, reader: str, since: Frontier, now: float, *, own: bool) -> None:
+    def __init__(self, collection: str, reader: str, since: Frontier, now: float, term_s: float, *, own: bool) -> None:
         self.collection = collection
         self.reader = reader
         """Its id in the state."""
@@ -46,6 +49,10 @@ class Lease:
         """Whether it moves with one feed and is not shared."""
         self.users = 0
         """How many reads count on it."""
+        self.term_s = term_s
+        """How long it lives without a heartbeat."""
+        self.beaten = now
+        """When it was last heard of."""
         self.taken = now
         """When it was registered."""
         self.used = now
@@ -126,7 +133,7 @@ class Leases:
         reader = fresh_id("r")
         term = term_ms if term_ms is not None else self._committer.config.reader_lease_ms
         (granted,) = self._committer.commit((collection, RegisterReader(reader, since, term)))
-        lease = Lease(collection, reader, granted.since, self._monotonic(), own=own)
+        lease = Lease(collection, reader, granted.since, self._monotonic(), term / 1000, own=own)
         lease.users = 1
         lease.seqno = granted.seqno
         with self._lock:
@@ -191,8 +198,11 @@ class Leases:
 
     def _beat(self, collection: str, leases: list[Lease]) -> int:
         """One commit for all leases of a collection; none if it is too early for another."""
-        if not leases:
+        now = self._monotonic()
+        if not any(now - lease.beaten >= lease.term_s / BEATS for lease in leases):
             return 0
+        for lease in leases:
+            lease.beaten = now
         before = self._committer.state(collection).seqno
         for lease in leases:
             self.is_lost(lease)

@@ -83,6 +83,8 @@ class _Arranged:
 
     words: Words
     """The words of the rows as they are."""
+    is_owned: bool
+    """Whether the words may be overwritten."""
     keys: Words | None = None
     """Sorted: the upper bits of a word, then the number of its row. None if the words ascend as they are."""
     row_bits: int = 0
@@ -110,7 +112,7 @@ class _Arranged:
 def _arrange(columns: Sequence[pa.Array], packed: Packed) -> _Arranged:
     """Sort the rows, and find those that are equal."""
     words, rows = packed.words, len(packed.words)
-    arranged = _Arranged(words)
+    arranged = _Arranged(words, packed.is_owned)
     if (words[1:] > words[:-1]).all():
         return arranged
     exact = packed.rest is None
@@ -160,8 +162,11 @@ def _net(arranged: _Arranged, diffs: NDArray[np.int64], is_read_back: bool) -> t
     is_safe = largest <= INT64_MAX // rows
     # Small ones are picked from a smaller array: more of it is in the cache.
     source: NDArray[Any] = diffs.astype(np.int8) if largest < 128 else diffs
-    index, sums = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    words = np.empty(rows if is_read_back else 0, np.uint64)
+    sums = np.empty(rows, np.int64)
+    # SUBTLE: large arrays are dear, so what remains is written over the keys and words that it is made of. That is
+    # never ahead of what is still to be read, and whatever a block needs of them is copied before it is overwritten.
+    index = np.empty(rows, np.int64) if arranged.keys is None else arranged.keys.view(np.int64)
+    words = arranged.words if arranged.is_owned and arranged.keys is not None else np.empty(rows, np.uint64)
     for block in group_blocks(rows, arranged.first):
         picked = arranged.index_of(block)
         summed = source.take(picked).astype(np.int64, copy=False)
@@ -177,10 +182,11 @@ def _net(arranged: _Arranged, diffs: NDArray[np.int64], is_read_back: bool) -> t
             summed = summed[remain]
             places = remain if places is None else places[remain]
         into = slice(count, count + len(summed))
-        sums[into] = summed
-        index[into] = picked if places is None else picked[places]
         if is_read_back:
-            words[into] = arranged.words_of(block) if places is None else arranged.words_of(block)[places]
+            seen = arranged.words_of(block)
+            words[into] = seen if places is None else seen[places]
+        index[into] = picked if places is None else picked[places]
+        sums[into] = summed
         count = into.stop
     return index[:count], words[:count], sums[:count]
 

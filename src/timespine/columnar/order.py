@@ -107,6 +107,8 @@ class Packed:
     """The columns that can be read back."""
     digits: list[Digit] = field(default_factory=list)
     """What the words are put together from, until they are."""
+    is_owned: bool = False
+    """Whether the words may be overwritten: they are not the memory of a column."""
 
     def push(self, values: NDArray[Any], low: int, high: int) -> bool:
         """Append a digit, or as many of its high bits as there is room for: then False."""
@@ -129,7 +131,9 @@ class Packed:
         if len(digits) == 1 and not base and not digits[0].dropped:
             self.words = unsigned(digits[0].values)
             return
-        self.words = np.zeros(len(self.words), np.uint64)
+        self.is_owned = True
+        if not digits:
+            self.words.fill(0)
         for block in blocks(len(self.words)):
             words = self.words[block]
             for number, (values, low, width, dropped) in enumerate(digits):
@@ -180,7 +184,7 @@ def pack(columns: Sequence[pa.Array], rows: int, start: Position = START, only: 
     """The words of all rows, or only of some, from a position on, as far into the columns as 64 bits go."""
     picked = None if only is None else pa.array(only)
     rows = rows if only is None else len(only)
-    packed = Packed(np.zeros(rows, np.uint64) if rows == 0 else np.empty(rows, np.uint64))
+    packed = Packed(np.empty(rows, np.uint64))
     if rows == 0:
         return packed
     for number in range(start.column, len(columns)):
