@@ -16,6 +16,7 @@ from stored_part import KEY, SCHEMA, Bytes, check_same, encoded, opened, part_of
 from test_stats import update_table, updates
 
 from timespine.columnar import part as parts
+from timespine.columnar import part_reader
 from timespine.columnar.bounds import NULL, encode_row
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.part_footer import FOOTER_KEY, Footer, hash_of
@@ -286,10 +287,10 @@ def test_threads_share_a_reader():
     def work(number):
         try:
             for group in range(number, reader.groups, 4):
-                check_same(reader.read([group], use_threads=number % 2 == 0), table.slice(1000 * group, 1000))
+                check_same(reader.read([group]), table.slice(1000 * group, 1000))
                 assert reader.group_ranges(group)["id"].nulls == 0
                 assert reader.may_contain(group, "id", 2000 * group)
-            check_same(reader.read(use_threads=True), table)
+            check_same(reader.read(), table)
         except BaseException as failure:
             failures.append(failure)
 
@@ -299,6 +300,22 @@ def test_threads_share_a_reader():
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_only_the_calling_thread_touches_what_is_read(monkeypatch):
+    """With threads of Arrow, one process in five that read and ended at once was aborted on the way out."""
+    threads = set()
+
+    class Watched(part_reader._Spans):
+        def read_buffer(self, size=-1):
+            threads.add(threading.get_ident())
+            return super().read_buffer(size)
+
+    monkeypatch.setattr(part_reader, "_Spans", Watched)
+    reader = opened(encoded(rows(20_000), config=config(row_group_rows=1000)), config=config(row_group_rows=1000))
+    for _ in range(5):
+        reader.read()
+    assert threads == {threading.get_ident()}
 
 
 # Where to look.

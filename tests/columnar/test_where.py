@@ -516,6 +516,7 @@ def test_built_predicates_have_the_same_limits():
         ("id = TRUE", "truth value"),
         ("paid = 1", "a number cannot be compared with type bool"),
         ("id", "truth value"),
+        (col("id").is_true(), "truth value"),
         ("total > 'x'", "text"),
         ("customer = 5", "number"),
         ("customer = X'00'", "binary"),
@@ -561,6 +562,10 @@ def test_nested_columns_can_only_be_asked_whether_they_are_null():
         lambda: 1 < col("a") < 5,
         lambda: (col("a") == 1) & "b = 2",
         lambda: bool(col("a")),
+        lambda: col("a") > datetime.datetime(1, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=5))),
+        lambda: col("a").is_in(range(VALUES_MAX + 1)),
+        lambda: as_predicate(pl.col("a").map_batches(lambda each: each > 1)),
+        lambda: (col("a") > datetime.datetime(2020, 1, 1)).to_polars({"a": pa.timestamp("us", tz="Not/AZone")}),
         lambda: as_predicate(5),
         lambda: as_predicate(col("a")),
         lambda: as_predicate(None),
@@ -579,6 +584,12 @@ def test_constants_of_numpy_and_pandas_are_taken_as_what_they_are():
     for wrong in (pandas.NaT, pandas.Timestamp("2020-01-01 00:00:00.000000001")):
         with pytest.raises(UsageError):
             col("a") > wrong  # noqa: B015
+
+
+def test_a_column_shows_what_it_is():
+    assert repr(col("total")) == "col('total')"
+    assert repr(col("total") > 5) == "<where total > 5>"
+    assert str(col("paid").is_true()) == "paid = TRUE"
 
 
 def test_names_that_polars_takes_for_patterns_are_just_names():

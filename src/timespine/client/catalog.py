@@ -8,24 +8,36 @@ without the other.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from timespine.client.driver import Driver, fresh_id
 from timespine.core.codec import encode_state
-from timespine.core.effects import CompareAndSet, Protocol, Scan, Truncate
-from timespine.core.protocols.session import Session, retried
+from timespine.core.effects import CompareAndSet, Protocol, Scan, Sleep, Truncate
+from timespine.core.protocols.session import Session, determinately_retried, pause_ms, retried
 from timespine.core.state import new_state
 from timespine.core.transitions import AddSchema, apply
-from timespine.errors import CorruptionError, Unavailable, UsageError, VersionError, shown
+from timespine.errors import (
+    CorruptionError,
+    Determinate,
+    Indeterminate,
+    Unavailable,
+    UsageError,
+    VersionError,
+    shown,
+)
+from timespine.ids import check_segment
 
 LOG = "catalog"
 """The key of the log. No collection can have it: their ids end in a random part."""
 
 MAGIC = b"TSC1"
+TIMELINES = ("clock", "counter")
 NAME_MAX = 128
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
@@ -92,11 +104,22 @@ def decode(seqno: int, data: bytes) -> Names:
         raise CorruptionError("the catalog of the store is damaged")
     try:
         image = _decoder.decode(data[8:])
-        for name in image.entries:
-            check_name(name)
-    except (msgspec.MsgspecError, UsageError) as error:
+        for name, entry in image.entries.items():
+            _check_entry(check_name(name), entry)
+        for id in image.dropped:
+            check_segment(id, "collection id")
+    except (msgspec.MsgspecError, UsageError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"the catalog of the store does not decode: {error}") from error
     return Names(seqno, image.entries, image.dropped)
+
+
+def _check_entry(name: str, entry: Entry) -> None:
+    """A UsageError if an entry says what no entry may say."""
+    check_segment(entry.id, "collection id")
+    if entry.timeline not in TIMELINES:
+        raise UsageError(f"collection {name} has a time line {shown(entry.timeline)}")
+    if entry.retain_ms is not None and entry.retain_ms <= 0:
+        raise UsageError(f"collection {name} keeps history for {entry.retain_ms} milliseconds")
 
 
 class Catalog:
@@ -125,22 +148,28 @@ class Catalog:
         for _ in range(self._session.config.commit_attempts):
             names = self.read()
             known = names.entries.get(name)
+            if known is not None and known.id == entry.id:
+                return entry, True  # an earlier try went through, though its reply was lost
             if known is not None and not replace:
                 return known, False
             dropped = (*names.dropped, known.id) if known is not None else names.dropped
             changed = Names(names.seqno, {**names.entries, name: entry}, dropped)
             if self._store(changed, (entry.id, None, _first_state(entry.id, arity, schema))):
                 return entry, True
-        raise Unavailable(f"collection {name} could not be created: others keep changing the catalog")
+        raise Determinate(f"collection {name} could not be created: others keep changing the catalog")
 
-    def change(self, what: Any) -> None:
-        """Apply a function from names to names (or None for no change) until it is stored."""
+    def change(self, what: Callable[[Names], Names | None]) -> None:
+        """Apply a function from names to names (or None for no change) until it is stored.
+
+        SUBTLE: it is applied again after a reply was lost, perhaps to names in which it is done already: it
+        must know those by the ids of collections, and change nothing then (test_catalog.py).
+        """
         for _ in range(self._session.config.commit_attempts):
             names = self.read()
-            changed: Names | None = what(names)
+            changed = what(names)
             if changed is None or self._store(changed):
                 return
-        raise Unavailable("the catalog could not be changed: others keep changing it")
+        raise Determinate("the catalog could not be changed: others keep changing it")
 
     def _store(self, names: Names, *more: tuple[str, int | None, bytes]) -> bool:
         return self._driver.run(_store(self._session, names, more))
@@ -162,15 +191,28 @@ def _read(session: Session) -> Protocol[Names]:
 
 def _store(session: Session, names: Names, more: tuple[tuple[str, int | None, bytes], ...]) -> Protocol[bool]:
     """Store the catalog, and what must appear with it, in one compare-and-set; whether it is in."""
-    data = encode(names)
+    write = CompareAndSet(((LOG, names.seqno, encode(names)), *more))
     try:
-        mismatch = yield CompareAndSet(((LOG, names.seqno, data), *more))
-    except Unavailable:
-        # It may have happened: the newest entry says so.
-        entries: list[tuple[int, bytes]] = yield from retried(session, Scan(LOG, 0))
-        mismatch = None if entries and entries[-1][1] == data else {}
+        mismatch = yield from determinately_retried(session, write)
+    except Indeterminate:
+        mismatch = yield from _sent_again(session, write)
     if mismatch is not None:
         return False
     if names.seqno is not None:
-        yield from retried(session, Truncate(LOG, names.seqno + 1))
+        with contextlib.suppress(Unavailable):  # what stays is dropped with the next change
+            yield Truncate(LOG, names.seqno + 1)
     return True
+
+
+def _sent_again(session: Session, write: CompareAndSet) -> Protocol[Any]:
+    """The answer to a compare-and-set that may have happened, sent again byte for byte until there is one.
+
+    It goes to one slot, so it cannot be in twice. If it is lost, it may be to itself: the caller looks.
+    """
+    for attempt in range(session.config.storage_attempts):
+        yield Sleep(pause_ms(session.config, attempt))
+        try:
+            return (yield write)
+        except Unavailable:
+            session.count("retries")
+    raise Indeterminate("the catalog may or may not have been changed: storage does not answer")

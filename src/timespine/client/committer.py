@@ -16,12 +16,20 @@ from timespine.client.driver import Driver, fresh_id
 from timespine.config import Config
 from timespine.core.effects import Protocol
 from timespine.core.group import Refused, Transaction
-from timespine.core.protocols.commit import commit_transactions, enter, raise_refusal
+from timespine.core.protocols.commit import commit_transactions, enter, raise_refusal, resolve
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Session
 from timespine.core.state import State
 from timespine.core.transitions import Command, ExpireCommitter, ExpireWriter
-from timespine.errors import Fenced, UsageError
+from timespine.errors import (
+    CorruptionError,
+    Determinate,
+    Fenced,
+    Indeterminate,
+    TimespineError,
+    UsageError,
+    VersionError,
+)
 
 T = TypeVar("T")
 
@@ -55,7 +63,10 @@ class Committer:
         self.config = config
         self._turn = threading.Lock()
         self._line: deque[_Waiting] = deque()
-        self._entered: set[str] = set()
+        self._entered: dict[tuple[str, str], str] = {}
+        # By writer and collection, the committer that was registered with it. SUBTLE: by writer, so that whoever
+        # reads the session and then looks here sees both of one moment (test_committer.py).
+        self._closed = False
         self.told: list[Callable[[set[str]], None]] = []
         """Called after every commit, with the collections that it was about."""
         self.session = self._new_session()
@@ -75,10 +86,13 @@ class Committer:
 
     def writer(self, collection: str) -> str:
         """The registered writer under whose prefix this process puts blobs."""
-        if collection not in self._entered:
-            with self._turn:
-                self._enter(collection)
-        return self.session.writer
+        session = self.session
+        if (session.writer, collection) in self._entered and not self._closed:
+            return session.writer
+        with self._turn:
+            self._settle()
+            self._enter(collection)
+            return self.session.writer
 
     def commit(self, *commands: tuple[str, Command], reads: tuple[tuple[str, Any], ...] = ()) -> tuple[Any, ...]:
         """Commit (collection, command) pairs, all or nothing; their replies. A refusal is raised."""
@@ -89,8 +103,7 @@ class Committer:
 
     def offer(self, transaction: Transaction) -> tuple[Any, ...] | Refused:
         """Commit one transaction together with whatever else waits; its replies, or why it was refused."""
-        if self._read_only:
-            raise UsageError("this store is open for reading only")
+        self._check_usable()
         waiting = _Waiting(transaction)
         self._line.append(waiting)
         while not waiting.is_done:
@@ -105,6 +118,7 @@ class Committer:
     def run(self, collection: str, make: Callable[[Session], Protocol[T]]) -> T:
         """Run a protocol that commits by itself, alone, with this committer's session."""
         with self._turn:
+            self._settle()
             try:
                 self._enter(collection)
                 return self.driver.run(make(self.session))
@@ -115,8 +129,14 @@ class Committer:
             self._enter(collection)
             return self.driver.run(make(self.session))
 
+    def look(self, make: Callable[[Session], Protocol[T]]) -> T:
+        """Run a protocol that only reads: it needs no registration, and a store that is open for reading may."""
+        self.check_open()
+        return self.driver.run(make(self.session))
+
     def state(self, collection: str) -> State:
         """The newest state."""
+        self.check_open()
         found = self.driver.run(refresh(self.session, collection))
         if found is None:
             raise UsageError(f"there is no collection with the id {collection} any more")
@@ -124,41 +144,81 @@ class Committer:
 
     def known(self, collection: str) -> State:
         """The newest state that this process knows of, without asking."""
+        self.check_open()
         known = self.session.states.get(collection)
         return known if known is not None else self.state(collection)
 
-    def forget(self, collection: str) -> None:
-        """Drop what is cached of a collection that is gone."""
-        self.session.states.pop(collection, None)
-        self._entered.discard(collection)
+    def check_open(self) -> None:
+        """A UsageError if the store was closed."""
+        if self._closed:
+            raise UsageError("this store is closed: open it again")
 
     def close(self) -> None:
-        """Give up the ids of this process everywhere: what it left behind need not wait to expire."""
+        """Give up the ids of this process everywhere: what it left behind need not wait to expire. Twice is fine."""
         with self._turn:
-            writer, committer = self.session.writer, self.session.committer
-            ends = [
-                Transaction(((name, ExpireWriter(writer)), (name, ExpireCommitter(committer))))
-                for name in sorted(self._entered)
-            ]
-            self._entered.clear()
-            if ends:
-                self.driver.run(commit_transactions(self.session, *ends))
+            if self._closed:
+                return
+            try:
+                self._give_up()
+            finally:
+                self._closed = True
+
+    def _give_up(self) -> None:
+        """End every id that this process ever had, those from before a renewal included. Holds the turn."""
+        if not self._entered:
+            return
+        self._settle()
+        ids: dict[str, list[Command]] = {}
+        for (writer, collection), committer in self._entered.items():
+            ids.setdefault(collection, []).extend((ExpireWriter(writer), ExpireCommitter(committer)))
+        for collection in ids:
+            self._enter(collection)
+            current = (ExpireWriter(self.session.writer), ExpireCommitter(self.session.committer))
+            ids[collection].extend(each for each in current if each not in ids[collection])
+        ends = [Transaction(tuple((name, each) for each in commands)) for name, commands in sorted(ids.items())]
+        self._entered.clear()
+        self.driver.run(commit_transactions(self.session, *ends))
+
+    def _check_usable(self) -> None:
+        self.check_open()
+        if self._read_only:
+            raise UsageError("this store is open for reading only")
 
     def _lead(self) -> None:
         """Commit what waits as one group. Holds the turn."""
         group = [self._line.popleft() for _ in range(min(len(self._line), GROUP_MAX))]
         try:
-            replies = self._commit_group(tuple(each.transaction for each in group))
-        except Exception as error:
+            self._answer(group)
+        except BaseException:
+            # Interrupted in the middle: nobody who waits in this group may wait for ever.
             for each in group:
-                each.error = error
-            return
+                if not each.is_done:
+                    each.error = Indeterminate("whoever was committing this was interrupted: it may have happened")
+            raise
         self.session.count("grouped", len(group) - 1)
-        for each, reply in zip(group, replies, strict=True):
-            each.reply = reply
         about = {name for each in group for name, _ in each.transaction.commands}
         for tell in self.told:
             tell(about)
+
+    def _answer(self, group: list[_Waiting]) -> None:
+        """Commit a group, and give each its reply or its error."""
+        try:
+            replies = self._commit_group(tuple(each.transaction for each in group))
+        except (UsageError, CorruptionError, VersionError) as error:
+            # One of them cannot be committed at all: there is no such collection, its log is damaged, or all
+            # together are too large. Unless something is in doubt, each is tried alone, to disturb nobody.
+            if len(group) > 1 and self.session.frozen is None:
+                for each in group:
+                    self._answer([each])
+                return
+            for each in group:
+                each.error = error
+        except Exception as error:
+            for each in group:
+                each.error = error
+        else:
+            for each, reply in zip(group, replies, strict=True):
+                each.reply = reply
 
     def _commit_group(self, transactions: tuple[Transaction, ...]) -> Replies:
         """Commit, and once more under a new id if the committer slept past its lease."""
@@ -171,34 +231,59 @@ class Committer:
             if fenced.in_doubt:
                 raise
             return self._committed(transactions)
-        fenced_off = [i for i, reply in enumerate(replies) if _is_fenced(reply)]
+        fenced_off = [
+            i for i, reply in enumerate(replies) if _is_fenced(reply) and not self._is_registered(transactions[i])
+        ]
         if not fenced_off:
             return replies
         self._renew()
-        again = self._committed(tuple(transactions[i] for i in fenced_off))
+        try:
+            again = self._committed(tuple(transactions[i] for i in fenced_off))
+        except TimespineError as error:
+            # SUBTLE: their neighbours are committed, and must not be told of it (test_committer.py).
+            again = tuple(Refused(error, ()) for _ in fenced_off)
         answered = dict(zip(fenced_off, again, strict=True))
         return tuple(answered.get(i, reply) for i, reply in enumerate(replies))
 
     def _committed(self, transactions: tuple[Transaction, ...]) -> Replies:
-        self._enter_all(transactions)
-        return self.driver.run(commit_transactions(self.session, *transactions))
+        """Commit transactions as one group. Indeterminate only if they themselves may be in."""
+        try:
+            self._settle()
+            for transaction in transactions:
+                for collection, _ in (*transaction.commands, *transaction.reads):
+                    self._enter(collection)
+            return self.driver.run(commit_transactions(self.session, *transactions))
+        except Indeterminate as error:
+            frozen = self.session.frozen
+            if frozen is not None and frozen.group.transactions == transactions:
+                raise
+            raise Determinate(f"nothing was committed: {error}") from error
+
+    def _settle(self) -> None:
+        """Learn what became of a group whose outcome was unknown; whoever waited for it was told so. Holds the turn."""
+        self._check_usable()
+        if self.session.frozen is not None:
+            try:
+                self.driver.run(resolve(self.session))
+            except Fenced:  # it will never be known: go on under a new id
+                self._renew()
 
     def _renew(self) -> None:
         self.session = self._new_session()
-        self._entered.clear()
         self.session.count("renewed")
 
-    def _enter_all(self, transactions: tuple[Transaction, ...]) -> None:
-        for transaction in transactions:
-            for collection, _ in transaction.commands:
-                self._enter(collection)
+    def _is_registered(self, transaction: Transaction) -> bool:
+        """Whether this committer and its writer are registered wherever a transaction goes, as far as is known."""
+        states = (self.session.states.get(name) for name, _ in (*transaction.commands, *transaction.reads))
+        committer, writer = self.session.committer, self.session.writer
+        return all(state is None or (committer in state.committers and writer in state.writers) for state in states)
 
     def _enter(self, collection: str) -> None:
         """Register committer and writer with a collection, once. Holds the turn."""
-        if collection in self._entered:
-            return
-        self.driver.run(enter(self.session, collection))
-        self._entered.add(collection)
+        session = self.session
+        if (session.writer, collection) not in self._entered:
+            self.driver.run(enter(session, collection))
+            self._entered[session.writer, collection] = session.committer
 
 
 def _is_fenced(reply: tuple[Any, ...] | Refused) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from numbers import Integral
 
 from timespine.errors import UsageError, shown
 from timespine.model.time import INT64_MAX, Time, check_time
@@ -28,6 +29,8 @@ _UNITS_MS = {
     "week": 604_800_000,
 }
 
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
@@ -36,14 +39,21 @@ def to_time(given: Moment, arity: int) -> Time:
     if isinstance(given, datetime.datetime):
         if given.tzinfo is None:
             raise UsageError("a datetime without a zone could be anywhere: give it one, such as datetime.timezone.utc")
-        return check_time((int(given.timestamp() * 1000),), arity)
+        # In whole numbers: a float of seconds may be the millisecond before.
+        return check_time(((given - _EPOCH) // _MILLISECOND,), arity)
     if isinstance(given, tuple):
-        return check_time(given, arity)
-    if type(given) is int:
-        return check_time((given,), arity)
+        return check_time(tuple(_plain(each) for each in given), arity)
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        return check_time((int(given),), arity)
     raise UsageError(
         f"{shown(given)} is not a time: give an integer, a datetime with a zone, or one integer per coordinate"
     )
+
+
+def _plain(coordinate: object) -> object:
+    """An integer of whatever kind, such as numpy has, as one of Python; anything else as it is."""
+    is_integer = isinstance(coordinate, Integral) and not isinstance(coordinate, bool)
+    return int(coordinate) if is_integer else coordinate  # type: ignore[call-overload]
 
 
 def to_user(time: Time) -> int | Time:
@@ -53,18 +63,25 @@ def to_user(time: Time) -> int | Time:
 
 def to_ms(given: str | float | datetime.timedelta) -> int:
     """Milliseconds of a duration: "10 min", "7 days", a timedelta, or seconds as a number."""
-    if isinstance(given, datetime.timedelta):
-        milliseconds = int(given / datetime.timedelta(milliseconds=1))
-    elif isinstance(given, bool):
-        raise UsageError(f"{given} is not a duration")
-    elif isinstance(given, int | float):
-        milliseconds = int(given * 1000)
-    else:
-        found = _DURATION.fullmatch(given) if isinstance(given, str) else None
-        unit = _UNITS_MS.get(found[2].lower()) or _UNITS_MS.get(found[2].lower().rstrip("s")) if found else None
-        if found is None or unit is None:
-            raise UsageError(f"{shown(given)} is not a duration: say '90 s', '10 min', '12 hours' or '7 days'")
-        milliseconds = int(float(found[1]) * unit)
+    try:
+        milliseconds = _milliseconds(given)
+    except (OverflowError, ValueError):  # not a number, or beyond all numbers
+        milliseconds = None
+    if milliseconds is None:
+        raise UsageError(f"{shown(given)} is not a duration: say '90 s', '10 min', '12 hours' or '7 days'")
     if not 0 < milliseconds <= INT64_MAX:
         raise UsageError(f"{shown(given)} is not a duration: it must be longer than nothing")
     return milliseconds
+
+
+def _milliseconds(given: object) -> int | None:
+    if isinstance(given, datetime.timedelta):
+        return given // _MILLISECOND
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return int(given * 1000)
+    found = _DURATION.fullmatch(given) if isinstance(given, str) else None
+    if found is None:
+        return None
+    name = found[2].lower()
+    unit = _UNITS_MS.get(name) or _UNITS_MS.get(name.removesuffix("s"))
+    return None if unit is None else int(float(found[1]) * unit)

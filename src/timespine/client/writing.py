@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
+import polars as pl
 import pyarrow as pa
 
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
+from timespine.client.inspecting import plain
 from timespine.client.moments import Moment, to_time, to_user
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.inline import encode_inline
+from timespine.columnar.intake import to_arrow
 from timespine.columnar.rows import updates
 from timespine.columnar.run_writer import RunWriter, inline_part
-from timespine.columnar.runs import count, delete_batch, spill, written_by
+from timespine.columnar.runs import count, delete_batch, delete_keys, spill, written_by
 from timespine.columnar.schema import Schema
 from timespine.columnar.upload import Target, Uploads
 from timespine.core.hollow import HollowBatch, Order, Run
 from timespine.core.transitions import AppendNext, CompareAndAppend
-from timespine.errors import Fenced, InlineBudgetExceeded, UpperMismatch, UsageError
+from timespine.errors import (
+    AskElsewhere,
+    ClosedError,
+    Determinate,
+    Fenced,
+    InlineBudgetExceeded,
+    TimespineError,
+    UpperMismatch,
+    UsageError,
+)
+from timespine.ids import parse_blob_key
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
 R = TypeVar("R")
+
+STORE_ATTEMPTS = 3
+"""How often rows are put again: once because the state has no room, once because the writer was expired, once more."""
+
+MINIMAL_MAX = 64
+"""Minimal times of one append that are told apart, of times with several coordinates."""
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -48,16 +68,32 @@ def append(
     operation: str = "append",
 ) -> Committed:
     """Append rows at the time they name, at `at`, or at the next free time."""
+    rows = once(rows)
     state = access.known()
     _, schema = access.schema(state)
     given = to_time(at, schema.arity) if at is not None else None
-    free = given is None and expected_upper is None and schema.arity == 1 and not _has_times(rows, schema)
+    free = given is None and schema.arity == 1 and not _has_times(rows, schema)
     if not free:
-        table = _updates(access, rows, given)
-        return _append_at(access, table, upper, expected_upper, operation)
+        return _append_at(access, _updates(access, rows, given), upper, expected_upper, operation)
+    if expected_upper is not None:
+        given = (max(access.next_time(), *to_time(expected_upper, 1)),)
+        return _append_at(access, _updates(access, rows, given), upper, expected_upper, operation)
     tentative = max(access.next_time(), state.upper.elements[0][0] if state.upper.elements else 0)
-    table = _updates(access, rows, (tentative,))
-    return _append_next(access, table, tentative, upper, operation)
+    return _append_next(access, _updates(access, rows, (tentative,)), tentative, upper, operation)
+
+
+def once(rows: Any) -> Any:
+    """Rows that may be looked at more than once: what can be read only once is read now.
+
+    SUBTLE: whatever starts again, because somebody else was first or the schema is another one by now,
+    would find a reader at its end and take that for no rows (test_writing.py, test_changing.py).
+    """
+    return to_arrow(rows) if hasattr(rows, "__arrow_c_stream__") and not _is_table(rows) else rows
+
+
+def _is_table(rows: Any) -> bool:
+    """Whether rows are in memory already, as columns."""
+    return isinstance(rows, pa.Table | pl.DataFrame) or hasattr(rows, "iloc")
 
 
 class Made(NamedTuple):
@@ -67,10 +103,15 @@ class Made(NamedTuple):
     """The schema that they are written with."""
     schema: Schema
     table: pa.Table
-    earliest: Time | None
-    """A time at or before all that were given, those included that cancelled out."""
+    lower: Frontier
+    """The minimal times of all that was given, rows included that cancelled out; closed if nothing was."""
     latest: Time | None
     """A time at or after them."""
+
+    @property
+    def time(self) -> int | Time | None:
+        """The time of all rows; None if they have several, or there are none."""
+        return to_user(self.latest) if self.latest is not None and self.lower.elements == (self.latest,) else None
 
 
 def _updates(access: Access, rows: Any, at: Time | None) -> Made:
@@ -85,8 +126,8 @@ def _updates(access: Access, rows: Any, at: Time | None) -> Made:
             raise
         id, schema = access.schema(state)
         table = updates(rows, schema, at)
-    earliest, latest = _extent(table, schema)
-    return Made(id, schema, consolidate(table, (*schema.order_names, *schema.time_names)), earliest, latest)
+    lower, latest = (Frontier((at,)), at) if at is not None else _extent(table, schema)
+    return Made(id, schema, consolidate(table, (*schema.order_names, *schema.time_names)), lower, latest)
 
 
 def _append_next(access: Access, made: Made, at: int, upper: Moment | None, operation: str) -> Committed:
@@ -111,7 +152,7 @@ def _append_at(
     operation: str,
 ) -> Committed:
     """Append rows whose times are fixed, for as long as those are not sealed."""
-    id, schema, table, earliest, latest = made
+    id, schema, table, lower, latest = made
     if upper is not None:
         new_upper = Frontier((to_time(upper, schema.arity),))
     elif latest is None:
@@ -123,14 +164,18 @@ def _append_at(
     if not _is_below(table, schema, new_upper):
         raise UsageError(f"some rows are at or after the upper {new_upper} that this append is to complete")
     expected = Frontier((to_time(expected_upper, schema.arity),)) if expected_upper is not None else None
+    # SUBTLE: nobody else looks at the times in the rows, and some before the upper would change what was
+    # read already: now, or when they are merged with what is there (test_writing.py).
+    if expected is not None and not expected <= lower:
+        raise UsageError(f"rows at {plain(lower)} are before the upper {expected} that this append expects")
 
     def commit(runs: tuple[Run, ...]) -> Committed:
         believed = expected if expected is not None else access.known().upper
         while True:
-            if earliest is not None and not believed.less_equal(earliest) and expected is None:
-                raise UsageError(
-                    f"rows at {to_user(earliest)} come too late: {access.name} is complete up to {believed}"
-                )
+            if believed.is_closed:
+                raise ClosedError(f"collection {access.name} is closed")
+            if not believed <= lower:
+                raise UsageError(f"rows at {plain(lower)} come too late: {access.name} is complete up to {believed}")
             batch = HollowBatch(Description(believed, new_upper, Frontier.minimum(schema.arity)), table.num_rows, runs)
             command = CompareAndAppend(
                 (batch,) if runs else (), believed, new_upper, operation, access.config.inline_total_bytes
@@ -144,23 +189,23 @@ def _append_at(
                     raise
                 believed = mismatch.actual
                 continue
-            return Committed(
-                to_user(latest) if latest is not None and earliest == latest else None, reached, table.num_rows
-            )
+            return Committed(made.time, reached, table.num_rows)
 
     return stored(access, id, schema, table, commit)
 
 
 def stored(access: Access, id: int, schema: Schema, table: pa.Table, commit: Callable[[tuple[Run, ...]], R]) -> R:
     """Make rows durable and commit what points at them; whatever is refused is deleted again."""
-    try:
-        return _stored(access, id, schema, table, commit, inline=True)
-    except InlineBudgetExceeded:
-        return _stored(access, id, schema, table, commit, inline=False)
-    except Fenced as fenced:
-        # This process slept past its lease, and what it put may be swept: put it again under a new writer.
-        if fenced.in_doubt:
-            raise
+    inline = True
+    for _ in range(STORE_ATTEMPTS):
+        try:
+            return _stored(access, id, schema, table, commit, inline=inline)
+        except InlineBudgetExceeded:
+            inline = False
+        except Fenced as fenced:
+            # This process slept past its lease, and what it put may be swept: put it again under a new writer.
+            if fenced.in_doubt:
+                raise
     return _stored(access, id, schema, table, commit, inline=False)
 
 
@@ -176,20 +221,36 @@ def _stored(
     runs, batch = make_runs(access, id, schema, table, inline=inline)
     try:
         done = commit(runs)
-        count(
-            access.shared.counters_of(access.id), "append bytes", sum(part.size for run in runs for part in run.parts)
-        )
-        count(access.shared.counters_of(access.id), "append rows", table.num_rows)
-        return done
-    except Exception as error:
-        # SUBTLE: what may have been committed must not be deleted (test_writing.py).
-        surely_not = isinstance(error, UsageError | UpperMismatch | InlineBudgetExceeded) or (
-            isinstance(error, Fenced) and not error.in_doubt
-        )
-        if surely_not and batch is not None:
-            owned = written_by(access.id, access.committer.session.writer)
-            delete_batch(batch, access.shared.blob, owned=owned, counters=access.shared.counters)
+    except TimespineError as error:
+        if batch is not None and surely_not(error):
+            delete_unused(access, batch)
         raise
+    count_appended(access, runs, table.num_rows)
+    return done
+
+
+def surely_not(error: TimespineError) -> bool:
+    """Whether a commit that raised this did not happen, and never will.
+
+    SUBTLE: what may have been committed must not be deleted (test_writing.py).
+    """
+    return isinstance(error, UsageError | AskElsewhere | Determinate) or (
+        isinstance(error, Fenced) and not error.in_doubt
+    )
+
+
+def delete_unused(access: Access, batch: HollowBatch) -> None:
+    """Delete what this process put for a batch that was refused, whatever its writer was called then."""
+    shared = access.shared
+    for writer in {parse_blob_key(part.key).writer for part in batch.parts if part.key}:
+        delete_batch(batch, shared.blob, owned=written_by(access.id, writer), counters=shared.counters)
+
+
+def count_appended(access: Access, runs: tuple[Run, ...], rows: int) -> None:
+    """Count what was committed."""
+    counters = access.shared.counters_of(access.id)
+    count(counters, "append bytes", sum(part.size for run in runs for part in run.parts))
+    count(counters, "append rows", rows)
 
 
 def make_runs(
@@ -215,15 +276,21 @@ def make_runs(
         target.clock,
     )
     run = RunWriter(target, uploads, fresh_id)
-    run.add([table])
-    parts = run.finish()
+    lists: list[str] = []
 
     def put(data: bytes) -> str:
-        key = target.key(fresh_id("h"))
-        shared.blob.put(key, data)
-        return key
+        lists.append(target.key(fresh_id("h")))
+        target.put(lists[-1], data)
+        return lists[-1]
 
-    listed = spill(parts, put, limit=config.run_parts, may_spill=written_by(access.id, writer))
+    try:
+        run.add([table])
+        listed = spill(run.finish(), put, limit=config.run_parts, may_spill=written_by(access.id, writer))
+    except BaseException:
+        # Nothing refers to it yet. Also what failed: it may have happened.
+        if left := delete_keys([*run.abort(), *lists], shared.blob, None):
+            count(shared.counters, "left to the sweep", left)
+        raise
     runs = (Run(listed, Order.SORTED, id),)
     return runs, HollowBatch(_anywhere(schema.arity), table.num_rows, runs)
 
@@ -237,22 +304,36 @@ def _anywhere(arity: int) -> Description:
 def _has_times(rows: Any, schema: Schema) -> bool:
     """Whether rows bring their own times."""
     names = set(schema.time_names)
-    if isinstance(rows, list):
-        return any(isinstance(row, dict) and not names.isdisjoint(row) for row in rows[:1])
+    if isinstance(rows, list | tuple):
+        return any(isinstance(row, Mapping) and not names.isdisjoint(row) for row in rows)
+    if isinstance(rows, Mapping):
+        return not names.isdisjoint(rows)
+    if isinstance(rows, pl.LazyFrame):
+        return not names.isdisjoint(rows.collect_schema().names())
     columns = getattr(rows, "column_names", None) or getattr(rows, "columns", None)
-    if columns is None and isinstance(rows, dict):
-        columns = list(rows)
     if columns is None and hasattr(rows, "schema"):
         columns = rows.schema.names
-    return columns is not None and not names.isdisjoint(map(str, columns))
+    levels = getattr(getattr(rows, "index", None), "names", ())  # those of pandas that have a name are columns
+    return not names.isdisjoint(map(str, (*(columns if columns is not None else ()), *levels)))
 
 
-def _extent(table: pa.Table, schema: Schema) -> tuple[Time | None, Time | None]:
-    """A time at or before all times of a table, and one at or after them."""
+def _extent(table: pa.Table, schema: Schema) -> tuple[Frontier, Time | None]:
+    """The minimal times of a table, and a time at or after all of them."""
     if table.num_rows == 0:
-        return None, None
+        return Frontier(), None
     arrays = [table.column(name).to_numpy() for name in schema.time_names]
-    return tuple(int(array.min()) for array in arrays), tuple(int(array.max()) for array in arrays)
+    latest = tuple(int(array.max()) for array in arrays)
+    if len(arrays) == 1:
+        return Frontier.at(int(arrays[0].min())), latest
+    distinct = np.unique(np.stack(arrays, axis=1), axis=0)
+    minimal: list[Time] = []
+    while len(distinct) and len(minimal) < MINIMAL_MAX:
+        # In lexicographic order, the first that is left is at or after none of the others.
+        minimal.append(tuple(int(each) for each in distinct[0]))
+        distinct = distinct[(distinct < distinct[0]).any(axis=1)]
+    if len(distinct):  # so many that they are not told apart: a time before all of them will do
+        minimal = [tuple(int(array.min()) for array in arrays)]
+    return Frontier(tuple(minimal)), latest
 
 
 def _is_below(table: pa.Table, schema: Schema, upper: Frontier) -> bool:

@@ -135,7 +135,7 @@ class Latest:
 
     def see(self, times: Times) -> None:
         """Take note of the times of some updates."""
-        self._times = _maximal(np.concatenate([self._times, times]))
+        self._times = _maximal(np.concatenate([self._times, _maximal(times)]))
 
     def check_before(self, upper: Frontier) -> None:
         """A UsageError if some update is at or after the upper."""

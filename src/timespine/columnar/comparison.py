@@ -13,6 +13,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import polars as pl
@@ -221,7 +222,7 @@ class Like(Leaf):
         type = type_of(self.column, types)
         if not pa.types.is_string(type):
             raise UsageError(f"column {shown(self.column)}: LIKE needs a string, not type {type}")
-        prefix, rest = self._prefix()
+        prefix, rest = self._prefix
         column = _column(self.column)
         if rest == ["%"]:
             return column.str.starts_with(prefix)
@@ -248,23 +249,26 @@ class Like(Leaf):
                 pieces.append(character if character in "%_" else "=" + character)
         return pieces
 
+    @cached_property
     def _prefix(self) -> tuple[str, list[str]]:
         """The text that every match begins with, and the pieces after it."""
         pieces = self._pieces()
         fixed = next((place for place, piece in enumerate(pieces) if piece in "%_"), len(pieces))
         return "".join(piece[1:] for piece in pieces[:fixed]), pieces[fixed:]
 
+    @cached_property
+    def _begins(self) -> bytes:
+        """How the encoding of every match begins: the encoding of the prefix without the two bytes that end it."""
+        return bounds.encode_scalar(self._prefix[0], pa.string())[:-2]
+
     def _possible(self, ranges: Ranges, types: Types, rows: int) -> Possible:
         known = ranges.get(self.column)
         if known is None or known.nulls >= rows:
             return _UNKNOWN if known is None else _NEVER
-        prefix, rest = self._prefix()
-        # Without the two bytes at its end, the encoding of a string begins the encoding of what begins with it.
-        begins = bounds.encode_scalar(prefix, pa.string())[:-2]
-        lower, upper = known.lower, known.upper
+        begins, lower, upper = self._begins, known.lower, known.upper
         may = (upper is None or upper >= begins) and (lower is None or lower[: len(begins)] <= begins)
         both = lower is not None and upper is not None and lower.startswith(begins) and upper.startswith(begins)
-        return may, not (both and rest == ["%"])
+        return may, not (both and self._prefix[1] == ["%"])
 
 
 @dataclass(frozen=True, repr=False)

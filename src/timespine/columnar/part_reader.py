@@ -54,9 +54,6 @@ Fetch = Callable[[int, int], bytes | None]
 GAP_BYTES = 64 * 1024
 """Bytes between two pieces that are read along with them rather than by a second request."""
 
-THREADED_ROWS = 65_536
-"""From so many rows on columns are decoded by several threads."""
-
 
 def open_part(part: Part, collection: str, schema: Schema, schema_id: int, fetch: Fetch, config: Config) -> PartReader:
     """A reader for a part that a state refers to, after one read of its tail and every check that needs no rows.
@@ -166,14 +163,12 @@ class PartReader:
         place = chunk.bloom_filter_offset - self._starts[piece]
         return place < 0 or bloom.may_hold(filters[place : place + chunk.bloom_filter_length], stored)
 
-    def read(
-        self,
-        groups: Sequence[int] | None = None,
-        columns: Sequence[str] | None = None,
-        *,
-        use_threads: bool | None = None,
-    ) -> pa.Table:
-        """The rows of some row groups, ascending, with some columns in the order given; by default all of both."""
+    def read(self, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of some row groups, ascending, with some columns in the order given; by default all of both.
+
+        All of the work is done by the calling thread, nearly all of it without Python's
+        lock: who wants more cores reads row groups from several threads.
+        """
         chosen = list(range(self.groups) if groups is None else groups)
         if any(not 0 <= group < self.groups for group in chosen) or any(b <= a for a, b in pairwise(chosen)):
             raise UsageError(f"row groups to read must be ascending, and from 0 to {self.groups - 1}")
@@ -183,7 +178,7 @@ class PartReader:
             return target.empty_table()
         leaves = sorted(leaf for name in target.names for leaf in self._leaves[name])
         spans = self._spans(chosen, leaves)
-        table = self._decoded(spans, chosen, leaves, rows >= THREADED_ROWS if use_threads is None else use_threads)
+        table = self._decoded(spans, chosen, leaves)
         if table.num_rows != rows:
             raise CorruptionError(f"{self._what} has {table.num_rows} rows where its footer says {rows}")
         # A zone is not stored in the file: the values are the same, and so this copies nothing.
@@ -235,10 +230,13 @@ class PartReader:
                 raise CorruptionError(f"piece {piece} of {self._what} is not what was written")
         return data
 
-    def _decoded(
-        self, spans: list[tuple[int, pa.Buffer]], groups: list[int], leaves: list[int], use_threads: bool
-    ) -> pa.Table:
-        """What Parquet makes of verified bytes. SUBTLE: never `pq.read_table` with filters, which can hang."""
+    def _decoded(self, spans: list[tuple[int, pa.Buffer]], groups: list[int], leaves: list[int]) -> pa.Table:
+        """What Parquet makes of verified bytes.
+
+        SUBTLE: never `pq.read_table` with filters, which can hang. Never with threads of Arrow: one may
+        still hold a Python object when the interpreter ends, and then aborts the process
+        (test_only_the_calling_thread_touches_what_is_read).
+        """
         try:
             file = pq.ParquetFile(
                 pa.PythonFile(_Spans(spans), mode="r"),
@@ -247,7 +245,7 @@ class PartReader:
                 arrow_extensions_enabled=False,
             )
             # By number: a name with dots in it can look like the path into another column.
-            return file.reader.read_row_groups(groups, column_indices=leaves, use_threads=use_threads)
+            return file.reader.read_row_groups(groups, column_indices=leaves, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CorruptionError(f"row groups of {self._what} cannot be decoded, from {groups[0]} on") from error
 

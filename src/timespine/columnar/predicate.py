@@ -57,7 +57,7 @@ class Predicate:
     terms: int = 1
     """Comparisons in it."""
 
-    @property
+    @functools.cached_property
     def columns(self) -> tuple[str, ...]:
         """The columns it looks at, each once."""
         return tuple(dict.fromkeys(self._names()))
@@ -76,14 +76,20 @@ class Predicate:
         if not names:
             # Constants only: what may be true is true.
             return pa.repeat(self.may_match({}, {}, 1), table.num_rows)
-        expression = self.to_polars({each.name: each.type for each in table.schema}).fill_null(False)
+        present = set(table.schema.names)
+        types = {name: table.schema.field(name).type for name in names if name in present}
+        key = tuple(types.items())
+        expression = self._compiled.get(key)
+        if expression is None:
+            expression = self._compiled[key] = self.to_polars(types)
         try:
             kept = pl.DataFrame(pl.from_arrow(table.select(names))).select(expression).to_series()
         except pl.exceptions.PolarsError as error:
             raise _not_evaluated(names, error) from error
         if len(kept) != table.num_rows:
             raise UsageError(f"the predicate on {', '.join(names)} does not give one truth value per row")
-        return kept.to_arrow()
+        mask = kept.to_arrow()
+        return mask.fill_null(False) if mask.null_count else mask
 
     def may_match(self, ranges: Ranges, types: Types, rows: int) -> bool:
         """Whether it may be true of one of so many rows. False is certain, True is not.
@@ -113,6 +119,11 @@ class Predicate:
 
     def __repr__(self) -> str:
         return f"<where {self}>"
+
+    @functools.cached_property
+    def _compiled(self) -> dict[tuple[tuple[str, pa.DataType], ...], pl.Expr]:
+        """Its expressions for the types it has met: many small tables are filtered one after the other."""
+        return {}
 
     def _possible(self, ranges: Ranges, types: Types, rows: int) -> Possible:
         return True, True

@@ -218,8 +218,9 @@ def _extreme_row(table: pa.Table, order: Sequence[str], *, last: bool) -> bytes:
             return bounds.encode_row(rows, ordered[-1 if last else 0], order)
         mask = _extreme_mask(column, last=last)
         if mask is not None:
-            if pc.sum(mask).as_py() == 1:
-                return bounds.encode_row(rows, pc.index(mask, True).as_py(), order)
+            places = pc.indices_nonzero(mask)
+            if len(places) == 1:
+                return bounds.encode_row(rows, places[0].as_py(), order)
             rows = rows.filter(mask)
     return bounds.encode_row(rows, 0, order)
 

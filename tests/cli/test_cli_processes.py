@@ -1,0 +1,104 @@
+"""The command line as people run it: processes, pipes, signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, document, process, run, seqnos
+
+
+def finished(started, input=None, timeout=30):
+    out, err = started.communicate(input, timeout=timeout)
+    return started.returncode, out, err
+
+
+def test_rows_go_through_pipes(store):
+    run("create", store, "copy", "--key", "id:int64", "--value", "name:string", "--timeline", "counter")
+    reading = process("snapshot", store, "items", "--output", "parquet")
+    writing = process("append", store, "copy", "-", "--format", "parquet", "-o", "json", stdin=reading.stdout)
+    reading.stdout.close()
+    code, out, err = finished(writing)
+    assert (code, json.loads(out)["rows"], err) == (0, 3000, b"")
+    assert reading.wait(30) == 0
+    reading.stderr.close()
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(store):
+    with ts_many(store):
+        pass
+    started = process("snapshot", store, "many", "-o", "csv")
+    assert started.stdout.readline() == b'"id"\n'
+    started.stdout.close()
+    assert started.stderr.read() == b""
+    assert started.wait(30) == 141
+    started.stderr.close()
+    assert document("inspect", store, "many")["readers"] == {}
+
+
+def ts_many(store):
+    import timespine as ts
+
+    opened = ts.open(store, maintenance=False)
+    opened.create("many", key={"id": "int64"}, timeline="counter").append([{"id": i} for i in range(200_000)])
+    return opened
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_tail_ends_by_signal_and_gives_its_lease_back(store, number, code):
+    started = process("tail", store, "orders", "--output", "json")
+    assert json.loads(started.stdout.readline())["id"] == 1
+    assert json.loads(started.stdout.readline())["id"] == 3
+    if number == signal.SIGINT:
+        run("append", store, "orders", "-", "--format", "json", input='{"id": 77}\n')
+        told = json.loads(started.stdout.readline())
+        assert (told["id"], told["_time"], told["_diff"]) == (77, 3, 1)
+        assert json.loads(started.stdout.readline()) == {"_progress": 3}
+    assert len(document("inspect", store, "orders")["readers"]) == 1
+    started.send_signal(number)
+    assert finished(started) == (code, b"", b"")
+    assert document("inspect", store, "orders")["readers"] == {}
+
+
+def test_a_failure_says_one_line_and_exits_with_its_code(store):
+    before = seqnos(store)
+    code, out, err = finished(process("snapshot", store, "orders", "--as-of", "-3"))
+    assert (code, out) == (2, b"")
+    assert err.startswith(b"error: -3")
+    assert err.count(b"\n") == 1
+    assert seqnos(store) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
+def test_a_terminal_gets_progress_and_no_binary(store, tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "80"}
+    command = [sys.executable, "-m", "timespine.cli"]
+    code, text = on_terminal([*command, "doctor", str(store)], env)
+    assert code == 0
+    assert b"verifying" in text
+    assert b"all as it was written" in text
+    code, text = on_terminal([*command, "snapshot", str(store), "items", "-o", "parquet"], env)
+    assert code == 2
+    assert b"--to FILE" in text
+    assert b"PAR1" not in text
+
+
+def on_terminal(command, env):
+    ours, theirs = os.openpty()
+    started = subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    text = b""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not piece:
+            break
+        text += piece
+    os.close(ours)
+    return started.wait(30), text
