@@ -39,7 +39,7 @@ lint: $(VENV)/.dev            ## ruff and mypy --strict
 	$(VENV)/bin/mypy
 
 unit: $(VENV)/.dev            ## unit and property tests; core and model must be covered to the last branch
-	$(RUN) -m pytest tests --cov=timespine.core --cov=timespine.model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+	$(RUN) -m pytest tests --cov=src/timespine/core --cov=src/timespine/model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 	$(RUN) -m timespine.testing.datadriven tests/scripts/*.txt
 
 unit-O: $(VENV)/.dev            ## the same without assertions in our code

@@ -1,5 +1,6 @@
 """How tests run the command line: in this process, or as a process of its own."""
 
+import functools
 import json
 import os
 import shutil
@@ -8,12 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer.main
+import typer.testing
 from typer.testing import CliRunner
 
 import timespine as ts
 from timespine.cli import app
 
 ROOT = Path(ts.__file__).parent.parent
+
+# The runner puts all verbs together anew every time, which takes longer than most of them run.
+typer.testing._get_command = functools.cache(typer.main.get_command)
 
 
 def run(*args, input=None, code=0):

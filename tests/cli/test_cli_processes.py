@@ -10,6 +10,8 @@ import time
 import pytest
 from conftest import ROOT, document, process, run, seqnos
 
+import timespine as ts
+
 
 def finished(started, input=None, timeout=30):
     out, err = started.communicate(input, timeout=timeout)
@@ -28,8 +30,8 @@ def test_rows_go_through_pipes(store):
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(store):
-    with ts_many(store):
-        pass
+    with ts.open(store, maintenance=False) as opened:
+        opened.create("many", key={"id": "int64"}, timeline="counter").append([{"id": i} for i in range(200_000)])
     started = process("snapshot", store, "many", "-o", "csv")
     assert started.stdout.readline() == b'"id"\n'
     started.stdout.close()
@@ -37,14 +39,6 @@ def test_a_reader_that_goes_away_ends_it_quietly(store):
     assert started.wait(30) == 141
     started.stderr.close()
     assert document("inspect", store, "many")["readers"] == {}
-
-
-def ts_many(store):
-    import timespine as ts
-
-    opened = ts.open(store, maintenance=False)
-    opened.create("many", key={"id": "int64"}, timeline="counter").append([{"id": i} for i in range(200_000)])
-    return opened
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

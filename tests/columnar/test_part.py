@@ -279,6 +279,16 @@ def test_a_blob_that_is_gone_is_missing_and_not_corrupt():
             call()
 
 
+def test_more_bytes_than_were_asked_for_are_refused():
+    made = encoded(rows(50))
+    longer = Bytes(made.data + b"more")
+    with pytest.raises(CorruptionError, match="bytes"):
+        opened(made, fetch=lambda start, stop: longer(start, stop + 1))
+    reader = opened(made, fetch=lambda start, stop: longer(start, stop + (stop < len(made.data))))
+    with pytest.raises(CorruptionError, match="bytes"):
+        reader.read()
+
+
 def test_threads_share_a_reader():
     table = rows(20_000)
     reader = opened(encoded(table, config=config(row_group_rows=1000)), config=config(row_group_rows=1000))

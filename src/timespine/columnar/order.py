@@ -35,6 +35,10 @@ WRAP = (1 << WORD_BITS) - 1
 OFFSET_MAX = (1 << 31) - 1
 """Bytes of text, or elements of lists, that one array can address with the offsets of the usual types."""
 
+_SAMPLED_ROWS = 1 << 12
+_SAMPLED_TOGETHER = 1 << 5
+"""Rows that are looked at to see whether rows differ already, and how many neighbours are among them."""
+
 INTEGERS: dict[int, Any] = {
     pa.int8().id: np.int8,
     pa.int16().id: np.int16,
@@ -106,7 +110,7 @@ class Packed:
     slots: list[Slot] = field(default_factory=list)
     """The columns that can be read back."""
     digits: list[Digit] = field(default_factory=list)
-    """What the words are put together from, until they are."""
+    """What the words are put together from."""
     is_owned: bool = False
     """Whether the words may be overwritten: they are not the memory of a column."""
 
@@ -121,39 +125,59 @@ class Packed:
             self.used += taken
         return fits
 
+    def tells_apart(self) -> bool:
+        """Whether the digits so far are different for all rows, as far as a sample shows.
+
+        Then further columns are looked at only for the rows that are found to be tied. The sample has
+        neighbours in it: if rows are in order, these are the ones that may be equal.
+        """
+        rows = len(self.words)
+        if 1 << self.used < rows:
+            return False
+        if rows <= _SAMPLED_ROWS:
+            sample = self._assembled(slice(None), rows)
+        else:
+            begins = np.linspace(0, rows - _SAMPLED_TOGETHER, _SAMPLED_ROWS // _SAMPLED_TOGETHER).astype(np.int64)
+            places = (begins[:, np.newaxis] + np.arange(_SAMPLED_TOGETHER)).ravel()
+            sample = self._assembled(places, len(places))
+        sample.sort()
+        return bool((sample[1:] != sample[:-1]).all())
+
     def assemble(self) -> None:
         """Make the words."""
-        digits, self.digits = self.digits, []
-        base = 0
-        for digit in digits:
-            base = (base << digit.width) + (0 if digit.dropped else digit.low)
-        base &= WRAP
-        if len(digits) == 1 and not base and not digits[0].dropped:
-            self.words = unsigned(digits[0].values)
+        if len(self.digits) == 1 and not self.digits[0].low and not self.digits[0].dropped:
+            self.words = unsigned(self.digits[0].values)
             return
         self.is_owned = True
-        if not digits:
-            self.words.fill(0)
         for block in blocks(len(self.words)):
-            words = self.words[block]
-            for number, (values, low, width, dropped) in enumerate(digits):
-                digit = unsigned(values[block])
-                if dropped:
-                    digit = (digit - np.uint64(low & WRAP)) >> np.uint64(dropped)
-                if number == 0:
-                    words[:] = digit
-                    continue
+            self._assembled(block, block.stop - block.start, self.words[block])
+
+    def _assembled(self, places: slice | Index, rows: int, out: Words | None = None) -> Words:
+        """The words at some places."""
+        words = np.empty(rows, np.uint64) if out is None else out
+        base = 0
+        for number, (values, low, width, dropped) in enumerate(self.digits):
+            digit = unsigned(values[places])
+            if dropped:
+                digit, low = (digit - np.uint64(low & WRAP)) >> np.uint64(dropped), 0
+            base = (base << width) + low
+            if number == 0:
+                words[:] = digit
+            else:
                 # SUBTLE: plus, not or. What the digits count from is taken off at the end, all at once, modulo 2^64.
                 np.left_shift(words, np.uint64(width), out=words)
                 np.add(words, digit, out=words)
-            if base:
-                np.subtract(words, np.uint64(base), out=words)
+        if base:
+            np.subtract(words, np.uint64(base & WRAP), out=words)
+        if not self.digits:
+            words.fill(0)
+        return words
 
 
 def packed_prefix(table: pa.Table, columns: Sequence[str]) -> tuple[Words, bool]:
     """A word per row in the order of `columns`, and whether equal words mean equal rows."""
     packed = pack([single(table.column(name)) for name in columns], table.num_rows)
-    return packed.words, packed.rest is None
+    return packed.words, packed.rest is None or _are_distinct(packed.words)
 
 
 def single(column: pa.ChunkedArray) -> pa.Array:
@@ -198,6 +222,9 @@ def pack(columns: Sequence[pa.Array], rows: int, start: Position = START, only: 
         if packed.rest is not None:
             break
         packed.ends.append(packed.used)
+        if number + 1 < len(columns) and packed.tells_apart():
+            packed.rest = Position(number + 1)
+            break
     packed.assemble()
     return packed
 

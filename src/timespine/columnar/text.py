@@ -26,6 +26,9 @@ _ONES = 0x0101010101010101
 _KEEP = np.array([((1 << 8 * count) - 1) << (64 - 8 * count) for count in range(9)], np.uint64)
 """By a number of bytes, the mask of so many, from the top."""
 
+LARGE_ROWS = 1 << 11
+"""Fewer rows are not worth to look for ways to need fewer bits."""
+
 _SAMPLES = 12
 """Values that are looked at to guess what all of them begin with."""
 
@@ -54,6 +57,8 @@ class Text:
         self._column = column
         self._starts = ends[:-1]
         self._data = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+        if self._data.size < LARGE_ROWS:
+            self._data = np.concatenate((self._data, np.zeros(8, np.uint8)))
         self.lengths: NDArray[Any] = np.subtract(ends[1:], ends[:-1])
         """Bytes of every value; none for a null."""
         self.valid: NDArray[np.uint8] | None = None
@@ -69,17 +74,17 @@ class Text:
     def common_prefix(self) -> int:
         """Bytes that all values begin with."""
         rows = len(self._starts)
-        places = range(rows) if rows <= _SAMPLES else [*range(0, rows, rows // (_SAMPLES - 2)), rows - 1]
-        if self.valid is not None:
-            places = [place for place in places if self.valid[place]]
-        shared = os.path.commonprefix([self._value(place) for place in places])
-        if not shared or rows <= _SAMPLES:
-            return len(shared)
-        if pc.all(pc.starts_with(self._column, shared)).as_py():
-            return len(shared)
+        if rows >= LARGE_ROWS:
+            # A guess from a few values is checked faster than the first and the last of all are found.
+            places = [*range(0, rows, rows // _SAMPLES), rows - 1]
+            if self.valid is not None:
+                places = [place for place in places if self.valid[place]]
+            shared = os.path.commonprefix([self._value(place) for place in places])
+            if not shared or pc.all(pc.starts_with(self._column, shared)).as_py():
+                return len(shared)
         ends = pc.min_max(self._column)
-        pair = [ends[each].as_buffer().to_pybytes()[:_PREFIX_BYTES_MAX] for each in ("min", "max")]
-        return len(os.path.commonprefix(pair))
+        pair = [ends[each].as_buffer() for each in ("min", "max")]
+        return len(os.path.commonprefix([each.to_pybytes()[:_PREFIX_BYTES_MAX] for each in pair if each is not None]))
 
     def _value(self, place: int) -> bytes:
         start = int(self._starts[place])
@@ -94,12 +99,14 @@ class Text:
         words = np.empty(len(self._starts), np.uint64)
         places = min(self.longest - at, 8)
         ends_inside = self._shortest < at + places
-        low, high = 255, 0
+        low, high = (255, 0) if len(words) >= LARGE_ROWS else (0, 255)
         for block in blocks(len(words)):
             mask = self._mask(at, block)
             part = words[block]
             self._read(at, block, part)
             part &= mask
+            if len(words) < LARGE_ROWS:
+                continue
             high = max(high, int(part.view(np.uint8).max()))
             low = min(low, int((part | ~mask).view(np.uint8).min()))
         width = (high - low + ends_inside).bit_length()
@@ -121,9 +128,7 @@ class Text:
         """Ones for the bytes of a word that belong to the value: a number if it is the same for all, else an array."""
         if self._shortest == self.longest or self._shortest >= at + 8:
             return _KEEP[min(self._shortest - at, 8)]
-        left = self.lengths[block] - at
-        np.clip(left, 0, 8, out=left)
-        return _KEEP.take(left)
+        return _KEEP.take(self.lengths[block] - at, mode="clip")
 
     def _read(self, at: int, block: slice, words: Words) -> None:
         """The next eight bytes of every value, whether they belong to it or not."""
