@@ -1,64 +1,11 @@
-"""How tests run the command line: in this process, or as a process of its own."""
+"""Stores that tests of the command line begin with."""
 
-import functools
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import typer.main
-import typer.testing
-from typer.testing import CliRunner
 
 import timespine as ts
-from timespine.cli import app
-
-ROOT = Path(ts.__file__).parent.parent
-
-# The runner puts all verbs together anew every time, which takes longer than most of them run.
-typer.testing._get_command = functools.cache(typer.main.get_command)
-
-
-def run(*args, input=None, code=0):
-    """Run a verb in this process; what it wrote. The exit code must be the one that is expected."""
-    result = CliRunner().invoke(app, [str(arg) for arg in args], input=input)
-    assert result.exit_code == code, (result.exit_code, result.stdout, result.stderr, result.exc_info)
-    assert "Traceback" not in result.stderr
-    return result
-
-
-def rows(*args, **options):
-    """The rows that a verb gives as JSON lines."""
-    return [json.loads(line) for line in run(*args, "--output", "json", **options).stdout.splitlines()]
-
-
-def document(*args, **options):
-    """The document that a verb gives as JSON."""
-    return json.loads(run(*args, "--output", "json", **options).stdout)
-
-
-def failure(*args, code, input=None):
-    """The one line that a verb says when it fails."""
-    result = run(*args, code=code, input=input)
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ")
-    return line
-
-
-def process(*args, **options):
-    """A verb as a process of its own."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-m", "timespine.cli", *map(str, args)],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
-    )
 
 
 @pytest.fixture(scope="session")
@@ -80,15 +27,3 @@ def original(tmp_path_factory):
 def store(original, tmp_path):
     """A copy of it."""
     return Path(shutil.copytree(original, tmp_path / "store"))
-
-
-def part_of(store, name):
-    """The file of the first part of a collection."""
-    with ts.open(store, read_only=True) as opened:
-        return store / "blobs" / next(iter(opened[name]._access.state().parts())).key
-
-
-def seqnos(store):
-    """How many commits every collection has had: what changes when anything does."""
-    with ts.open(store, read_only=True) as opened:
-        return {name: opened[name]._access.state().seqno for name in opened.names()}

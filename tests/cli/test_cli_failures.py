@@ -4,7 +4,7 @@ import json
 import sqlite3
 
 import pytest
-from conftest import document, failure, run
+from running import document, failure, run
 from typer.testing import CliRunner
 
 from timespine import errors

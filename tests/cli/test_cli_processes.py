@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, document, process, run, seqnos
+from running import ROOT, document, process, run, seqnos
 
 import timespine as ts
 

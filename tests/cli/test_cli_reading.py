@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
-from conftest import document, failure, part_of, rows, run, seqnos
+from running import document, failure, part_of, rows, run, seqnos
 
 import timespine as ts
 

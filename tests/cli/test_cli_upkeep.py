@@ -4,7 +4,7 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import document, failure, part_of, rows, run
+from running import document, failure, part_of, rows, run
 
 import timespine as ts
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import document, failure, rows, run, seqnos
+from running import document, failure, rows, run, seqnos
 
 import timespine as ts
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from timespine.columnar import gather, merge, text, ties
+from timespine.columnar import gather, merge, order, text, ties
 
 MAX = (1 << 63) - 1
 LONG = "https://example.com/a/rather/long/prefix/"
@@ -157,9 +157,12 @@ def small(enabled=True):
         if enabled:
             for module, name, value in (
                 (text, "BLOCK", 3),
-                (text, "_SAMPLES", 3),
+                (text, "LARGE_ROWS", 4),
+                (text, "_SAMPLES", 2),
                 (text.Text, "WORDS_MAX", 1),
-                (ties, "_SAME_COLUMN_MAX", 1),
+                (order, "_SAMPLED_ROWS", 4),
+                (order, "_SAMPLED_TOGETHER", 2),
+                (ties, "_SAMPLED", 4),
                 (gather, "THREADED_ROWS", 4),
                 (merge, "_ALONE_ROWS", 2),
             ):

@@ -20,7 +20,8 @@ import pyarrow as pa
 from timespine.client.access import Access
 from timespine.client.leases import Held
 from timespine.client.rows import Rows, Shape
-from timespine.client.writing import Committed, stored
+from timespine.client.writing import Committed, once, stored
+from timespine.columnar.cast import cast_column
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.keyset import KeySet
@@ -32,9 +33,13 @@ from timespine.columnar.where import Predicate, as_predicate
 from timespine.core.hollow import HollowBatch, Run
 from timespine.core.plan import Plan, plan_snapshot
 from timespine.core.transitions import CompareAndAppend
-from timespine.errors import ClosedError, UpperMismatch, UsageError
+from timespine.errors import ClosedError, DiffOverflow, UpperMismatch, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
+from timespine.model.time import INT64_MIN
+
+COPIES_MAX = 1 << 24
+"""Copies of rows that count more than once, which a change makes one by one: a bound on its memory."""
 
 ATTEMPTS = 256
 """How often a change starts again because somebody else was first. Each time somebody made progress."""
@@ -127,6 +132,8 @@ def _delta(difference: Difference, schema: Schema) -> pa.Table:
     names = [*schema.names, DIFF]
     old = difference.old.select(names)
     counts = old.column(DIFF).to_numpy() if old.num_rows else np.empty(0, dtype=np.int64)
+    if len(counts) and counts.min() == INT64_MIN:
+        raise DiffOverflow("a row counts so far below zero that it cannot be retracted at once: append its opposite")
     old = old.set_column(len(names) - 1, schema.update_arrow.field(DIFF), pa.array(-counts, pa.int64()))
     new = difference.new.select(list(schema.names))
     ones = pa.array(np.ones(new.num_rows, dtype=np.int64))
@@ -153,15 +160,13 @@ def keys_of(rows: Any, schema: Schema) -> pa.Table:
     """The key columns of what a user gave as keys: rows, or one dictionary."""
     if not schema.key:
         raise UsageError("this collection has no key columns: name the rows with where=, or append retractions")
-    columns = (list, pa.Array, pa.ChunkedArray, np.ndarray)
-    if isinstance(rows, Mapping) and not any(isinstance(value, columns) for value in rows.values()):
+    if isinstance(rows, Mapping) and not any(_is_column(value) for value in rows.values()):
         rows = [dict(rows)]
     wanted = restricted(schema, schema.key_names)
-    if isinstance(rows, list):
+    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
         # Rows that miss a column would be filled with its default: of a key that is never what was meant.
-        there = set.intersection(*(set(row) for row in rows if isinstance(row, Mapping))) if rows else set()
-        rows = [{name: row[name] for name in wanted.names if name in row} for row in rows if isinstance(row, Mapping)]
-        _check_key_columns(there if rows else set(wanted.names), wanted)
+        _check_key_columns(set(wanted.names).intersection(*rows), wanted)
+        rows = [{name: row[name] for name in wanted.names} for row in rows]
         return conform(to_arrow(rows, wanted), wanted)
     table = to_arrow(rows, wanted if isinstance(rows, Mapping) else None)
     _check_key_columns(set(table.column_names), wanted)
@@ -174,8 +179,14 @@ def _check_key_columns(there: set[str], wanted: Schema) -> None:
         raise UsageError(f"keys need the columns {', '.join(wanted.names)}: {', '.join(missing)} is not there")
 
 
+def _is_column(value: object) -> bool:
+    """Whether a value is many values: no column of a key is nested."""
+    return hasattr(value, "__len__") and not isinstance(value, str | bytes | bytearray | memoryview | Mapping)
+
+
 def upsert(access: Access, rows: Any) -> Committed:
     """Rows take the place of those with the same key, or are added."""
+    rows = once(rows)
 
     def compute(present: Present) -> Difference:
         new = conform(to_arrow(rows, present.schema), present.schema)
@@ -187,6 +198,7 @@ def upsert(access: Access, rows: Any) -> Committed:
 
 def delete_keys(access: Access, keys: Any) -> Committed:
     """All rows with one of these keys go."""
+    keys = once(keys)
 
     def compute(present: Present) -> Difference:
         found = KeySet(keys_of(keys, present.schema))
@@ -208,19 +220,21 @@ def delete_where(access: Access, where: Any) -> Committed:
 def update_where(access: Access, where: Any, set: Mapping[str, Any]) -> Committed:
     """Rows for which a condition holds get other values in some columns."""
     predicate = as_predicate(where) if where is not None else None
+    if not isinstance(set, Mapping):
+        raise UsageError("say what to set by column: update(set={'total': 0})")
 
     def compute(present: Present) -> Difference:
-        old = present.rows(where=predicate)
-        new = assigned(_repeated(old), set, present.schema)
-        if any(name in present.schema.key_names for name in set) and present.schema.key:
+        if present.schema.key and any(name in present.schema.key_names for name in set):
             raise UsageError("key columns cannot be updated: delete the rows and insert others")
-        return Difference(old, new)
+        old = present.rows(where=predicate)
+        return Difference(old, assigned(repeated(old), set, present.schema))
 
     return change(access, compute, "update")
 
 
 def replace_where(access: Access, where: Any, rows: Any) -> Committed:
     """All rows for which a condition holds go, and others come, for which it must hold too."""
+    rows = once(rows)
     predicate = as_predicate(where) if where is not None else None
 
     def compute(present: Present) -> Difference:
@@ -235,20 +249,34 @@ def replace_where(access: Access, where: Any, rows: Any) -> Committed:
 
 
 def assigned(table: pa.Table, set: Mapping[str, Any], schema: Schema) -> pa.Table:
-    """Rows with some columns set: to a value, to a Polars expression, or to SQL text in `sql("...")`."""
+    """Rows with some columns set: to a value, or to a Polars expression, such as `pl.sql_expr("total * 2")`."""
     unknown = [name for name in set if name not in schema.names]
     if unknown:
         raise UsageError(f"there is no column {unknown[0]}; there are: {', '.join(schema.names)}")
     frame = pl.DataFrame(pl.from_arrow(table))
-    values = {name: value if isinstance(value, pl.Expr) else pl.lit(value) for name, value in set.items()}
     try:
-        changed = frame.with_columns(**values)
-    except pl.exceptions.PolarsError as error:
+        changed = frame.with_columns(**{name: as_expression(name, value, schema) for name, value in set.items()})
+    except POLARS_ERRORS as error:
         raise UsageError(f"the rows cannot be set like that: {type(error).__name__}") from error
-    return conform(changed.select(list(schema.names)).to_arrow(), schema)
+    return conform(to_arrow(changed.select(list(schema.names))), schema)
 
 
-def _repeated(old: pa.Table) -> pa.Table:
+POLARS_ERRORS = (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError)
+"""What Polars raises about an expression that does not fit the rows."""
+
+
+def as_expression(name: str, value: Any, schema: Schema) -> pl.Expr:
+    """What a column is set to: an expression as it is, a value as one of the column's type."""
+    if isinstance(value, pl.Expr):
+        return value
+    if value is None or isinstance(value, bool | int | float | str):
+        return pl.lit(value)
+    (field,) = restricted(schema, (name,)).fields
+    column = to_arrow([{name: value}], restricted(schema, (name,))).column(0)
+    return pl.lit(pl.Series(name, pl.from_arrow(cast_column(field.name, column, field.arrow_type)))).first()
+
+
+def repeated(old: pa.Table) -> pa.Table:
     """Rows as often as they count; what counts less than zero cannot be changed."""
     counts = old.column(DIFF).to_numpy()
     if len(counts) and counts.min() < 0:
@@ -256,6 +284,8 @@ def _repeated(old: pa.Table) -> pa.Table:
     rows = old.drop_columns([DIFF])
     if len(counts) == 0 or counts.max() == 1:
         return rows
+    if int(counts.astype(object).sum()) - len(counts) > COPIES_MAX:
+        raise UsageError("some of these rows count too often to be changed one by one: retract them with append")
     return rows.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
 
 

@@ -52,7 +52,7 @@ def consolidate_runs(table: pa.Table, order: Sequence[str], starts: Sequence[int
     if rows == 0:
         return table
     columns = [single(table.column(name)) for name in order]
-    packed = pack(columns, rows)
+    packed = pack(columns, rows, until_apart=True)
     if starts:
         _check_ascending(packed, starts, cut)
     arranged = _arrange(columns, packed)

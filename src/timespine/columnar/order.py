@@ -177,7 +177,7 @@ class Packed:
 def packed_prefix(table: pa.Table, columns: Sequence[str]) -> tuple[Words, bool]:
     """A word per row in the order of `columns`, and whether equal words mean equal rows."""
     packed = pack([single(table.column(name)) for name in columns], table.num_rows)
-    return packed.words, packed.rest is None or _are_distinct(packed.words)
+    return packed.words, packed.rest is None
 
 
 def single(column: pa.ChunkedArray) -> pa.Array:
@@ -204,8 +204,18 @@ def wide(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def pack(columns: Sequence[pa.Array], rows: int, start: Position = START, only: Index | None = None) -> Packed:
-    """The words of all rows, or only of some, from a position on, as far into the columns as 64 bits go."""
+def pack(
+    columns: Sequence[pa.Array],
+    rows: int,
+    start: Position = START,
+    *,
+    only: Index | None = None,
+    until_apart: bool = False,
+) -> Packed:
+    """The words of all rows, or only of some, from a position on, as far into the columns as 64 bits go.
+
+    Or, `until_apart`, only as far as it takes to tell most rows apart.
+    """
     picked = None if only is None else pa.array(only)
     rows = rows if only is None else len(only)
     packed = Packed(np.empty(rows, np.uint64))
@@ -213,7 +223,7 @@ def pack(columns: Sequence[pa.Array], rows: int, start: Position = START, only: 
         return packed
     for number in range(start.column, len(columns)):
         column = columns[number] if picked is None else columns[number].take(picked)
-        if column.type.id in _TEXTS:
+        if is_text(column.type):
             packed.rest = _push_text(packed, number, Text(column), start.byte if number == start.column else 0)
         elif is_fixed(column.type):
             packed.rest = _push_fixed(packed, number, column)
@@ -222,7 +232,7 @@ def pack(columns: Sequence[pa.Array], rows: int, start: Position = START, only: 
         if packed.rest is not None:
             break
         packed.ends.append(packed.used)
-        if number + 1 < len(columns) and packed.tells_apart():
+        if until_apart and number + 1 < len(columns) and packed.tells_apart():
             packed.rest = Position(number + 1)
             break
     packed.assemble()
@@ -267,6 +277,11 @@ def _push_text(packed: Packed, number: int, text: Text, byte: int) -> Position |
 def is_fixed(kind: pa.DataType) -> bool:
     """Whether values of the type take the same number of bytes each."""
     return kind.id in INTEGERS or kind.id in _FLOATS or kind.id in (_BOOL, _DECIMAL)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of the type are strings of bytes."""
+    return kind.id in _TEXTS
 
 
 def fixed_digits(column: pa.Array) -> list[NDArray[Any]]:

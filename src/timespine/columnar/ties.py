@@ -18,16 +18,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from timespine.columnar import text
-from timespine.columnar.order import WORD_BITS, Index, Packed, Position, pack
-from timespine.columnar.text import Words
+from timespine.columnar.order import WORD_BITS, Index, Packed, Position, is_text, pack
+from timespine.columnar.text import Text, Words
 
 Flags = NDArray[np.bool_]
 
 _DENSE = 4
 """If at least one of so many rows is tied, the next words are made of all rows: reading in order beats picking."""
 
-_SAME_COLUMN_MAX = 3
-"""Words that may begin in one column of text. What is still tied then is compared whole."""
+_SAMPLED = 1 << 10
+_FEW = 16
+"""Text is compared whole if, of so many tied rows, less than one of so many differs from the one before."""
 
 
 class Groups:
@@ -54,23 +55,77 @@ def settle(columns: Sequence[pa.Array], packed: Packed, index: Index, first: Fla
     `index` lists the rows in the order of the upper bits of their words, `first` says which begin a
     group. Afterwards a group is rows that are equal in all columns.
     """
-    where = _refine(packed.words, packed.used, index, first, _tied(first))
-    rest, begun = packed.rest, 0
+    where = _refine(packed.words, packed.used, index, first, np.flatnonzero(~_alone(first)))
+    rest = packed.rest
     while rest is not None and where.size:
-        rows = index[where]
-        if pa.types.is_nested(columns[rest.column].type) or begun >= _SAME_COLUMN_MAX:
-            used, words = WORD_BITS, np.empty(len(index), np.uint64)
-            words[rows] = _ranks(columns[rest.column].take(pa.array(rows)), Groups(first[where]))
-            after: Position | None = Position(rest.column + 1) if rest.column + 1 < len(columns) else None
-        elif len(rows) * _DENSE > len(index):
-            more = pack(columns, len(index), rest)
-            used, words, after = more.used, more.words, more.rest
+        column = columns[rest.column]
+        if _is_compared_whole(column, rest.byte, index[where[:_SAMPLED]], first[where[:_SAMPLED]]):
+            where = _settle_column(column, rest.byte, index, first, where)
+            rest = Position(rest.column + 1) if rest.column + 1 < len(columns) else None
         else:
-            more = pack(columns, len(index), rest, rows)
-            used, words, after = more.used, np.empty(len(index), np.uint64), more.rest
-            words[rows] = more.words
-        begun = begun + 1 if after is not None and after.column == rest.column else 0
-        where, rest = _refine(words, used, index, first, where), after
+            where, rest = _settle_word(columns, rest, index, first, where)
+
+
+def _settle_word(
+    columns: Sequence[pa.Array], rest: Position, index: Index, first: Flags, where: Index
+) -> tuple[Index, Position | None]:
+    """Go on by one word. The places that are still tied, and where to go on."""
+    rows = index[where]
+    if len(rows) * _DENSE > len(index):
+        packed = pack(columns, len(index), rest)
+        words = packed.words
+    else:
+        packed = pack(columns, len(index), rest, only=rows)
+        words = np.empty(len(index), np.uint64)
+        words[rows] = packed.words
+    return _refine(words, packed.used, index, first, where), packed.rest
+
+
+def _is_compared_whole(column: pa.Array, byte: int, rows: Index, first: Flags) -> bool:
+    """Whether to compare the values of a column before putting them in order by their bytes.
+
+    That is so if there is no other way, or if they are long and seem to be equal inside of groups.
+    """
+    if pa.types.is_nested(column.type):
+        return True
+    if not is_text(column.type) or Text(column).longest <= byte + 8:
+        return False
+    differs = _differs(pl.Series(column.take(pa.array(rows))), first)
+    return bool(np.count_nonzero(differs) * _FEW < len(rows))
+
+
+def _settle_column(column: pa.Array, byte: int, index: Index, first: Flags, where: Index) -> Index:
+    """Go on to the end of a column. Only groups in which its values are not all the same have to be put in order."""
+    groups = Groups(first[where])
+    values = pl.Series(column.take(pa.array(index[where])))
+    mixed = np.logical_or.reduceat(_differs(values, first[where]), groups.starts)
+    inside = np.flatnonzero(groups.spread(mixed))
+    if inside.size:
+        words = np.empty(len(index), np.uint64)
+        number = groups.spread(np.arange(len(groups.starts), dtype=np.uint32))[inside]
+        words[index[where[inside]]] = _ranks(values.gather(inside), number)
+        _refine(words, WORD_BITS, index, first, where[inside])
+    return where[~_alone(first[where])]
+
+
+def _differs(values: pl.Series, first: Flags) -> Flags:
+    """Which values are not that of the row before, in the same group."""
+    differs = np.zeros(len(values), np.bool_)
+    differs[1:] = values[1:].ne_missing(values[:-1]).to_numpy()
+    differs[first] = False
+    return differs
+
+
+def _ranks(values: pl.Series, groups: NDArray[np.uint32]) -> Words:
+    """The rank of every value, whatever its type, comparable inside of its group."""
+    frame = pl.DataFrame({"group": groups, "value": values})
+    order = frame.select(pl.arg_sort_by("group", "value")).to_series()
+    ordered = values.gather(order)
+    rises = np.zeros(len(values), np.uint64)
+    rises[1:] = ordered[1:].ne_missing(ordered[:-1]).to_numpy()
+    ranks = np.empty(len(values), np.uint64)
+    ranks[order.to_numpy()] = np.cumsum(rises)
+    return ranks
 
 
 def group_blocks(rows: int, first: Flags | None) -> Iterator[slice]:
@@ -84,11 +139,6 @@ def group_blocks(rows: int, first: Flags | None) -> Iterator[slice]:
             stop = stop + skipped if ahead[skipped] else rows
         yield slice(start, stop)
         start = stop
-
-
-def _tied(first: Flags) -> Index:
-    """The places of rows in groups of more than one."""
-    return np.flatnonzero(~_alone(first))
 
 
 def _refine(words: Words, used: int, index: Index, first: Flags, where: Index) -> Index:
@@ -150,27 +200,3 @@ def _alone(first: Flags) -> Flags:
     alone = first.copy()
     alone[:-1] &= first[1:]
     return alone
-
-
-def _ranks(column: pa.Array, groups: Groups) -> Words:
-    """The rank of every value, whatever its type, comparable inside of its group.
-
-    Most groups are updates of one row, so those that are equal throughout are found first.
-    """
-    values = pl.Series(pl.from_arrow(column))
-    differs = np.zeros(len(column), np.bool_)
-    differs[1:] = values[1:].ne_missing(values[:-1]).to_numpy()
-    differs[groups.starts] = False
-    ranks = np.zeros(len(column), np.uint64)
-    mixed = np.logical_or.reduceat(differs, groups.starts)
-    if not mixed.any():
-        return ranks
-    where = np.flatnonzero(groups.spread(mixed))
-    number = groups.spread(np.arange(len(groups.starts), dtype=np.uint32))[where]
-    frame = pl.DataFrame({"group": number, "value": values.gather(where)})
-    order = frame.select(pl.arg_sort_by("group", "value")).to_series()
-    ordered = frame["value"].gather(order)
-    rises = np.zeros(len(where), np.uint64)
-    rises[1:] = ordered[1:].ne_missing(ordered[:-1]).to_numpy()
-    ranks[where[order.to_numpy()]] = np.cumsum(rises)
-    return ranks
