@@ -215,13 +215,44 @@ def test_a_put_is_tried_again_while_storage_is_unavailable(attempts_max) -> None
 def test_a_count_that_does_not_fit_is_raised() -> None:
     most = (1 << 63) - 1
     updates = [up(1, 0, most), up(1, 0, most)]
-    for part_bytes in (table_of(updates).nbytes, 1 << 20):
-        made = builder(config=replace(TINY, part_bytes=part_bytes))
+    for part_bytes, inline in ((table_of(updates).nbytes, 1), (1 << 20, 1), (1 << 20, 4096)):
+        made = builder(config=replace(TINY, part_bytes=part_bytes, inline_part_bytes=inline))
         with pytest.raises(DiffOverflow):
             add_all(made, updates).finish(at(1))
         with pytest.raises(DiffOverflow):
             made.finish(at(1))
         made.abort()
+
+
+def test_a_batch_whose_building_was_interrupted_can_only_be_aborted(pool) -> None:
+    blob, owner = Gated(), threading.current_thread()
+
+    def clock():
+        if threading.current_thread() is owner:
+            raise KeyboardInterrupt
+        return 0.0
+
+    made = builder(blob, config=replace(TINY, outstanding_parts=1), pool=pool, clock=clock)
+    made.add(table_of([up(1, 0)]))
+    with pytest.raises(KeyboardInterrupt):
+        made.add(table_of([up(2, 0)]))
+    blob.open_all()
+    for call in (lambda: made.add(table_of([up(3, 0)])), lambda: made.finish(at(1))):
+        with pytest.raises(UsageError, match="interrupted"):
+            call()
+    assert made.abort() == 0
+    assert keys_in(blob) == []
+
+
+def test_a_batch_whose_part_could_not_even_be_begun_can_only_be_aborted() -> None:
+    closed = ThreadPoolExecutor(1)
+    closed.shutdown()
+    made = builder(pool=closed)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        made.add(table_of([up(1, 0)]))
+    with pytest.raises(RuntimeError, match="shutdown"):
+        made.finish(at(1))
+    made.abort()
 
 
 # Giving up.
@@ -318,8 +349,6 @@ def test_a_builder_that_is_dropped_warns_and_is_counted() -> None:
     def dropped():
         made = builder(counters=counters, config=replace(TINY, part_bytes=table_of(FOUR[:2]).nbytes))
         made.add(table_of(FOUR[:3]))
-        del made
-        gc.collect()
 
     with pytest.warns(ResourceWarning, match="1 updates are lost, and 1 parts are left to the sweep"):
         dropped()

@@ -254,8 +254,9 @@ def assigned(table: pa.Table, set: Mapping[str, Any], schema: Schema) -> pa.Tabl
     if unknown:
         raise UsageError(f"there is no column {unknown[0]}; there are: {', '.join(schema.names)}")
     frame = pl.DataFrame(pl.from_arrow(table))
+    values = [as_expression(name, value, schema).alias(name) for name, value in set.items()]
     try:
-        changed = frame.with_columns(**{name: as_expression(name, value, schema) for name, value in set.items()})
+        changed = frame.with_columns(values)
     except POLARS_ERRORS as error:
         raise UsageError(f"the rows cannot be set like that: {type(error).__name__}") from error
     return conform(to_arrow(changed.select(list(schema.names))), schema)

@@ -10,8 +10,8 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.access import Access
-from timespine.client.changing import Difference, Present, change, restricted
-from timespine.client.writing import Committed
+from timespine.client.changing import POLARS_ERRORS, Difference, Present, as_expression, change, repeated, restricted
+from timespine.client.writing import Committed, once
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform
@@ -66,6 +66,7 @@ class Merge:
         """Carry the merge out, as one commit."""
         if not self.clauses:
             raise UsageError("a merge needs at least one clause, such as when_matched_update()")
+        self.source = once(self.source)
         return change(self.access, self._compute, "merge")
 
     def _with(self, kind: str, where: Any, values: dict[str, Any] | None) -> Merge:
@@ -88,67 +89,105 @@ class Merge:
 
     def _difference(self, source: pa.Table, old: pa.Table, schema: Schema) -> Difference:
         theirs = pl.DataFrame(pl.from_arrow(source))
-        theirs = theirs.rename({name: SOURCE + name for name in theirs.columns}).with_columns(pl.lit(True).alias("#s"))
-        ours = pl.DataFrame(pl.from_arrow(old)).with_row_index("#o")
+        theirs = theirs.rename({name: SOURCE + name for name in theirs.columns})
+        clash = next((name for name in theirs.columns if name in schema.names), None)
+        if clash is not None:
+            raise UsageError(
+                f"the collection has a column {clash}, and {clash.removeprefix(SOURCE)} of the source is called so "
+                "in a merge: rename one of them"
+            )
         on = list(schema.key_names)
-        joined = ours.join(
-            theirs, left_on=on, right_on=[SOURCE + name for name in on], how="full", coalesce=False, nulls_equal=True
+        joined = (
+            pl.DataFrame(pl.from_arrow(old))
+            .with_row_index(_OURS)
+            .join(
+                theirs.with_columns(pl.lit(True).alias(_THEIRS)),
+                left_on=on,
+                right_on=[SOURCE + name for name in on],
+                how="full",
+                coalesce=False,
+                nulls_equal=True,
+            )
         )
         gone: list[pl.Series] = []
         new: list[pa.Table] = []
-        rest = joined.with_row_index("#")
+        rest = joined.with_row_index(_ROW)
         for clause in self.clauses:
             rest, taken = _take(rest, clause)
             if clause.kind != "not matched" and len(taken):
-                gone.append(taken["#o"])
+                gone.append(taken[_OURS])
             if clause.values is not None and len(taken):
                 new.append(_valued(taken, clause, schema))
         removed = pl.concat(gone).to_arrow() if gone else pa.array([], pa.uint32())
         return Difference(old.take(removed), pa.concat_tables(new) if new else schema.arrow.empty_table())
 
 
+_OURS, _THEIRS, _ROW = "\x01ours", "\x01theirs", "\x01row"
+"""Columns of the join that are nobody's: no column of a collection has a control character in its name."""
+
+
 def _take(rest: pl.DataFrame, clause: Clause) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The rows that a clause is about, and the others."""
-    in_source, in_ours = pl.col("#s").is_not_null(), pl.col("#o").is_not_null()
+    in_source, in_ours = pl.col(_THEIRS).is_not_null(), pl.col(_OURS).is_not_null()
     kinds = {
         "matched": in_source & in_ours,
         "not matched": in_source & in_ours.not_(),
         "not matched by source": in_source.not_() & in_ours,
     }
-    holds = kinds[clause.kind]
+    taken = rest.filter(kinds[clause.kind])
     if clause.condition is not None:
-        holds = holds & clause.condition.fill_null(False)
-    try:
-        taken = rest.filter(holds)
-    except pl.exceptions.PolarsError as error:
-        raise UsageError(f"a condition of the merge cannot be evaluated: {type(error).__name__}") from error
-    return rest.filter(~pl.col("#").is_in(taken["#"].implode())), taken
+        try:
+            taken = taken.filter(clause.condition.fill_null(False))
+        except POLARS_ERRORS as error:
+            raise UsageError(f"a condition of the merge cannot be evaluated: {type(error).__name__}") from error
+    return rest.filter(~pl.col(_ROW).is_in(taken[_ROW].implode())), taken
 
 
 def _valued(taken: pl.DataFrame, clause: Clause, schema: Schema) -> pa.Table:
-    """The new rows of a clause."""
-    from_source = clause.kind == "not matched" or not clause.values
-    columns = []
-    for name in schema.names:
-        value = (clause.values or {}).get(name)
-        if name in (clause.values or {}):
-            columns.append((value if isinstance(value, pl.Expr) else pl.lit(value)).alias(name))
-        elif from_source and SOURCE + name in taken.columns:
-            columns.append(pl.col(SOURCE + name).alias(name))
-        elif name in taken.columns and clause.kind != "not matched":
-            columns.append(pl.col(name))
-    unknown = [name for name in clause.values or {} if name not in schema.names]
+    """The new rows of a clause: of a row that counts more than once, as many."""
+    given = clause.values or {}
+    unknown = [name for name in given if name not in schema.names]
     if unknown:
         raise UsageError(f"there is no column {unknown[0]}; there are: {', '.join(schema.names)}")
+    from_source = clause.kind == "not matched" or (clause.kind == "matched" and not given)
+    columns: dict[str, pl.Expr] = {}
+    for name in schema.names:
+        if name in given:
+            columns[name] = as_expression(name, given[name], schema).alias(name)
+        elif from_source and SOURCE + name in taken.columns:
+            columns[name] = pl.col(SOURCE + name).alias(name)
+        elif clause.kind != "not matched":
+            columns[name] = pl.col(name)
     try:
-        frame = taken.select(columns)
-    except pl.exceptions.PolarsError as error:
+        # With and not select: values alone would make one row.
+        frame = taken.with_columns(columns.values()).select(columns.keys())
+    except POLARS_ERRORS as error:
         raise UsageError(f"a value of the merge cannot be computed: {type(error).__name__}") from error
-    return conform(frame.to_arrow(), schema)
+    new = conform(to_arrow(frame), schema)
+    if clause.kind == "not matched":
+        return new
+    _check_keys(taken, new, schema)
+    return repeated(new.append_column(DIFF, taken[DIFF].to_arrow()))
+
+
+def _check_keys(taken: pl.DataFrame, new: pa.Table, schema: Schema) -> None:
+    """A UsageError if an update would change a key."""
+    keys = list(schema.key_names)
+    before = conform(to_arrow(taken.select(keys)), restricted(schema, tuple(keys)))
+    if not new.select(keys).equals(before) and not _is_same(new.select(keys), before):
+        raise UsageError("key columns cannot be updated: delete the rows and insert others")
+
+
+def _is_same(left: pa.Table, right: pa.Table) -> bool:
+    """Whether two tables hold the same rows, where NaN is the same as NaN."""
+    frames = [pl.DataFrame(pl.from_arrow(table)) for table in (left, right)]
+    return frames[0].equals(frames[1], null_equal=True)
 
 
 def _source(rows: Any, schema: Schema) -> pa.Table:
-    table = to_arrow(rows, schema)
+    if isinstance(rows, list | tuple) and not rows:
+        return schema.arrow.empty_table()
+    table = _as_table(rows, schema)
     missing = [name for name in schema.key_names if name not in table.column_names]
     if missing:
         raise UsageError(f"the source of a merge needs the key columns: {', '.join(missing)} is not there")
@@ -158,6 +197,24 @@ def _source(rows: Any, schema: Schema) -> pa.Table:
     for name in others:
         conformed = conformed.append_column(name, table.column(name))
     return conformed
+
+
+def _as_table(rows: Any, schema: Schema) -> pa.Table:
+    """Rows as a table; columns that the collection does not have are of whatever type they look like."""
+    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+        others = dict.fromkeys(name for row in rows for name in row if name not in schema.types)
+        known = to_arrow([{name: row[name] for name in row if name in schema.types} for row in rows], schema)
+        more = to_arrow([{name: row.get(name) for name in others} for row in rows])
+    elif isinstance(rows, Mapping):
+        known = to_arrow({name: column for name, column in rows.items() if name in schema.types}, schema)
+        more = to_arrow({name: column for name, column in rows.items() if name not in schema.types})
+    else:
+        return to_arrow(rows)
+    for name in more.column_names:
+        if more.num_rows != known.num_rows:
+            raise UsageError("the columns of the source are of different lengths")
+        known = known.append_column(name, more.column(name))
+    return known
 
 
 def _expression(where: Any) -> pl.Expr:

@@ -27,8 +27,9 @@ import enum
 import heapq
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 
@@ -116,10 +117,12 @@ class BatchBuilder:
         self._buffer = Buffer(config.part_bytes)
         self._latest = Latest(schema.arity)
         self._last: pa.Table | None = None
-        self._levels: Levels[Future[Sent]] = Levels(config.run_parts, self._gather)
         self._pieces: list[Future[Sent]] = []
         self._part_keys: list[str] = []
         self._run_keys: list[str] = []
+        # Not a method of this builder: a cycle would keep it alive, and its warning from being seen, for a while.
+        gather = partial(_gathered, self._target, self._uploads, fresh, self._run_keys)
+        self._levels: Levels[Future[Sent]] = Levels(config.run_parts, gather)
         self._phase = _Phase.OPEN
 
     def add(self, table: pa.Table) -> Added:
@@ -133,11 +136,13 @@ class BatchBuilder:
         check_not_before(times, self.lower)
         if self.order is Order.SORTED:
             check_ascending(self._last, table, target.order)
-            self._last = table.take([table.num_rows - 1])
-        self._latest.see(times)
-        full = self._buffer.push(table)
-        for part in full:
-            self._send(part)
+        with self._all_or_failed():
+            if self.order is Order.SORTED:
+                self._last = table.take([table.num_rows - 1])
+            self._latest.see(times)
+            full = self._buffer.push(table)
+            for part in full:
+                self._send(part)
         return Added.ROWS_AND_PARTS if full else Added.ROWS
 
     def finish(self, upper: Frontier) -> HollowBatch:
@@ -150,11 +155,8 @@ class BatchBuilder:
         # can be said of their times. All others must be where the batch says.
         if self.since <= self.lower:
             self._latest.check_before(upper)
-        try:
+        with self._all_or_failed():
             runs = self._finish_runs()
-        except Exception as error:
-            self._uploads.failure = self._uploads.failure or error
-            raise
         self._phase = _Phase.FINISHED
         rows = sum(part.rows for run in runs for part in run.parts)
         return HollowBatch(Description(self.lower, upper, self.since), rows, runs)
@@ -166,6 +168,7 @@ class BatchBuilder:
         if self._phase is _Phase.ABORTED:
             return 0
         self._phase = _Phase.ABORTED
+        self._buffer = Buffer(self._target.config.part_bytes)
         self._uploads.cancel()
         blob = self._target.blob
         # Also what failed: it may have happened. Lists go after what they list, outer ones last.
@@ -197,6 +200,21 @@ class BatchBuilder:
             raise UsageError(f"the batch is {self._phase.value} already: build another one")
         self._uploads.check()
 
+    @contextmanager
+    def _all_or_failed(self) -> Iterator[None]:
+        """Whatever goes wrong inside, an interrupt too, leaves nothing but `abort`.
+
+        SUBTLE: rows that were taken out of the buffer and not sent are lost. A builder that
+        went on would finish a batch without them.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if self._uploads.failure is None:
+                interrupted = UsageError("building the batch was interrupted: abort it")
+                self._uploads.failure = error if isinstance(error, Exception) else interrupted
+            raise
+
     def _send(self, table: pa.Table, *, is_consolidated: bool | None = None) -> None:
         """Begin to upload a part."""
         name = self._fresh("p")
@@ -210,13 +228,6 @@ class BatchBuilder:
         else:
             self._pieces.append(future)
         self._uploads.check()
-
-    def _gather(self, children: list[Future[Sent]]) -> Future[Sent]:
-        """Begin to upload a list of parts. Waits for them: a list says what is true of what it lists."""
-        parts = [part for child in children if (part := self._uploads.wait(child).part) is not None]
-        name = self._fresh("h")
-        self._run_keys.append(self._target.key(name))
-        return self._uploads.start(partial(self._target.send_run, name, parts))
 
     def _finish_runs(self) -> tuple[Run, ...]:
         """Everything that was added, as runs."""
@@ -266,6 +277,16 @@ class BatchBuilder:
         for what, by in (("runs spilled", 1), ("run bytes", len(data)), ("put retries", retries)):
             count(self.counters, what, by)
         return key
+
+
+def _gathered(
+    target: Target, uploads: Uploads, fresh: Callable[[str], str], keys: list[str], children: list[Future[Sent]]
+) -> Future[Sent]:
+    """Begin to upload a list of parts. Waits for them: a list says what is true of what it lists."""
+    parts = [part for child in children if (part := uploads.wait(child).part) is not None]
+    name = fresh("h")
+    keys.append(target.key(name))
+    return uploads.start(partial(target.send_run, name, parts))
 
 
 def chained(pieces: Sequence[Sent]) -> list[list[Part]]:
