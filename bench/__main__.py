@@ -107,6 +107,7 @@ def _merged(files: list[Path]) -> Report:
     works = {(entry["work"], entry["case"]): entry for each in reports for entry in each["works"]}
     order = list(WORKS)
     merged: Report = {**reports[-1], "works": sorted(works.values(), key=lambda entry: order.index(entry["work"]))}
+    merged["quick"] = any(each["quick"] for each in reports)
     merged["systems"] = {name: known for each in reports for name, known in each["systems"].items()}
     return merged
 

@@ -92,7 +92,7 @@ def shown(value: float, unit: str) -> str:
     """A value as people write it."""
     if unit == "x":
         return f"{value:.2f}x"
-    if unit != "s":
+    if unit.split()[0] != "s":
         return f"{value:,.0f} {unit}"
     if value < 0.001:
         return f"{value * 1e6:.0f} us"

@@ -100,7 +100,7 @@ def _section(report: Report, entry: Entry) -> str:
     lines = [
         f"### {figures.name(entry)}",
         "",
-        f"{entry['title']} (repetitions: {entry['repetitions']})".capitalize(),
+        f"{entry['title'][:1].upper()}{entry['title'][1:]} (repetitions: {entry['repetitions']})",
         "",
     ]
     lines += [f"| | {' | '.join(systems)} |", f"| --- |{' --- |' * len(systems)}"]

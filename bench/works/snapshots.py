@@ -8,7 +8,7 @@ from bench.peers.system import System, Version
 from bench.rows import Digest, digest, rows
 from bench.works.tables import Upserted, after_upsert
 from bench.works.upserts import FULL, QUICK
-from bench.works.work import Case, Out, Size, State, Work, attempt, check, median, opened, seconds
+from bench.works.work import UPKEEP, Case, Out, Size, State, Work, attempt, check, median, opened, seconds
 
 WINDOW = 50
 MAINTAIN_EVERY = 100
@@ -30,10 +30,10 @@ class Snapshots(Upserted):
 
             read("before the upsert", state["loaded"], before)
             read("after the upsert", None, after)
-            attempt(out, "compaction itself", lambda: seconds(system.compact))
+            attempt(out, "compaction itself", lambda: seconds(system.compact), UPKEEP)
             if system.why_not("compact") is None:
                 read("after compaction", None, after)
-            attempt(out, "expiry and compaction", lambda: seconds(lambda: _forget(system)))
+            attempt(out, "expiry and compaction", lambda: seconds(lambda: _forget(system)), UPKEEP)
             if system.why_not("expire") is None:
                 read("after compaction and expiry", None, after)
 
@@ -84,7 +84,7 @@ class ManyCommits(Work):
                 out.figure(f"commit, around the {stop:,}th", late)
                 out.figure(f"{stop:,}th commit / 100th", late / early, unit="x")
         if size["on"] and upkeep > 0.01:
-            out.figure("asked-for maintenance, in all", upkeep)
+            out.figure("asked-for maintenance, in all", upkeep, UPKEEP)
 
 
 def _read(system: System, version: Version, expected: Digest) -> float:

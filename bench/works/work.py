@@ -14,6 +14,9 @@ from typing import Any, ClassVar, Protocol
 
 from bench.peers.system import Cannot, System
 
+UPKEEP = "s of upkeep"
+"""The unit of what a system does to keep itself fast: shown, but not compared, since none does the same."""
+
 Size = Mapping[str, int]
 State = dict[str, Any]
 
@@ -99,15 +102,14 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def attempt(out: Out, metric: str, call: Callable[[], float | None]) -> None:
+def attempt(out: Out, metric: str, call: Callable[[], float], unit: str = "s") -> None:
     """One figure of several: a system that cannot give this one may still give the next."""
     try:
         value = call()
     except Cannot as reason:
         out.cannot(metric, str(reason))
         return
-    if value is not None:
-        out.figure(metric, value)
+    out.figure(metric, value, unit)
 
 
 def spread(times: list[float]) -> str:

@@ -103,9 +103,9 @@ def tell(error: Exception, *, as_json: bool, debug: bool) -> int:
         traceback.print_exception(error, file=sys.stderr)
     advice = hint(error)
     if as_json:
-        sys.stderr.write(msgspec.json.encode(_document(error, code, advice)).decode() + "\n")
+        print(msgspec.json.encode(_document(error, code, advice)).decode(), file=sys.stderr, flush=True)
     else:
-        sys.stderr.write(f"error: {message(error)}{'; ' if advice else ''}{advice}\n")
+        print(f"error: {message(error)}{'; ' if advice else ''}{advice}", file=sys.stderr, flush=True)
     return code
 
 

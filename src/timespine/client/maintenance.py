@@ -31,7 +31,7 @@ from timespine.core.protocols import collect, maintain
 from timespine.core.protocols.session import Session
 from timespine.core.state import State, Status
 from timespine.core.transitions import AdvanceUpper, Exert, Finalize, Refresh, Retain
-from timespine.errors import TimespineError, Unavailable, UsageError
+from timespine.errors import ClosedError, TimespineError, Unavailable, UsageError
 from timespine.model.frontier import CLOSED, Frontier
 
 GATHER = 8
@@ -48,6 +48,18 @@ SWEEP_S = 3600.0
 
 SPARE_BYTES = 64 << 20
 """What a merge leaves free on the disk, at least."""
+
+CLAIM_POLL_S = 0.05
+"""How often somebody who waits for a merge that others are at work on looks whether it is done."""
+
+SKIPPED_MAX = 16
+"""What could not be done, and why, is remembered of the last so many."""
+
+
+STEPS_MIN = 64
+"""Steps for one collection in one go, at least: more of them, the more batches there are."""
+
+COUNTED = ("merges", "rollups", "collected", "swept", "leases", "failures")
 
 
 @dataclass(slots=True)
@@ -68,7 +80,7 @@ class Report:
 
     def add(self, other: Report) -> None:
         """Add up two reports."""
-        for name in ("merges", "rollups", "collected", "swept", "leases", "failures"):
+        for name in COUNTED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.skipped.extend(other.skipped)
 
@@ -78,10 +90,16 @@ class _Upkeep:
     """What maintenance remembers of a collection. Only timing: everything that matters is in the state."""
 
     access: Access
-    seqno: int = -1
+    written: tuple[Frontier, int] | None = None
+    """Its upper, and the number of its next write, when it was last looked at."""
     changed: float = 0.0
+    """When they were seen to move."""
     expired: float = float("-inf")
     swept: float = float("-inf")
+    litter: bool = True
+    """Whether there may be blobs that only old states refer to: merges leave them."""
+    tidied: float = float("-inf")
+    """When they were last looked for."""
     skipped: dict[tuple[int, int], float] = field(default_factory=dict)
 
 
@@ -94,12 +112,17 @@ class Maintenance:
         accesses: Callable[[], list[Access]],
         free_bytes: Callable[[], int | None],
         *,
+        others: Callable[[], list[Access]] = list,
         monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._run = run
         self._accesses = accesses
+        self._others = others
         self._free_bytes = free_bytes
         self._monotonic = monotonic
+        self._sleep = sleep
+        self._looked = float("-inf")
         self._upkeep: dict[str, _Upkeep] = {}
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -107,6 +130,9 @@ class Maintenance:
         self._at_work = threading.Lock()
         self.report = Report()
         """What was done since the store was opened."""
+        self._skips = 0
+        self.reason = ""
+        """Why the last merge that failed did."""
 
     # The background thread.
 
@@ -132,12 +158,7 @@ class Maintenance:
         pause = IDLE_S
         while not self._stop.is_set():
             self._wake.clear()
-            try:
-                busy = self.round()
-            except TimespineError as error:
-                self.report.failures += 1
-                self.report.skipped[-16:] = [str(error)]
-                busy = False
+            busy = self.round()
             pause = IDLE_S if busy else min(pause * 2, 30.0)
             if not busy and self._wake.wait(pause):
                 pause = IDLE_S
@@ -145,15 +166,51 @@ class Maintenance:
                 self._stop.wait(0.02)
 
     def round(self) -> bool:
-        """One step for every collection; whether there was anything to do."""
-        busy = False
-        for access in self._accesses():
-            if self._stop.is_set():
-                return False
-            with self._at_work:
-                upkeep = self._upkeep.setdefault(access.id, _Upkeep(access))
-                busy = self._step(upkeep, idle=self._is_idle(upkeep)) or busy
-        return busy
+        """One step for every open collection; whether there was anything to do.
+
+        Now and then the others get as many as they need: whoever wrote to them may have exited at once.
+        """
+        busy = any([self._look_after(access, 1) for access in self._accesses()])
+        now = self._monotonic()
+        if now - self._looked >= EXPIRE_S:
+            self._looked = now
+            for access in self._found_others():
+                self._look_after(access, STEPS_MIN)
+        return busy and not self._stop.is_set()
+
+    def _found_others(self) -> list[Access]:
+        try:
+            return self._others()
+        except Exception as error:
+            self._skip(f"the other collections: {error}")
+            return []
+
+    def _look_after(self, access: Access, steps: int) -> bool:
+        """Some steps for one collection; whether there may be more to do. What goes wrong stops nothing else."""
+        try:
+            for _ in range(steps):
+                if self._stop.is_set():
+                    return False
+                with self._at_work:
+                    upkeep = self._remembered(access)
+                    if not self._step(upkeep, idle=self._is_idle(upkeep)):
+                        return False
+        except Exception as error:  # also what no error of ours is: this thread is the last to notice
+            self._skip(f"{access.name}: {type(error).__name__}: {error}")
+            return False
+        return True
+
+    def _remembered(self, access: Access) -> _Upkeep:
+        upkeep = self._upkeep.setdefault(access.id, _Upkeep(access))
+        upkeep.access = access
+        return upkeep
+
+    def _skip(self, what: str) -> None:
+        """Remember what could not be done."""
+        self.report.failures += 1
+        self.report.skipped.append(what)
+        del self.report.skipped[:-SKIPPED_MAX]
+        self._skips += 1
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -164,66 +221,84 @@ class Maintenance:
     # On demand.
 
     def maintain(self, accesses: list[Access], *, sweep: bool = False) -> Report:
-        """Do all there is to do now."""
-        before = Report()
-        before.add(self.report)
+        """Do all there is to do now. If some collection cannot be looked after, the others are all the same."""
+        failure: TimespineError | None = None
         with self._at_work:
+            before, skips = Report(), self._skips
+            before.add(self.report)
             for access in accesses:
-                upkeep = self._upkeep.setdefault(access.id, _Upkeep(access))
-                upkeep.skipped.clear()
-                upkeep.expired = float("-inf")
-                idle = [(access.id, command) for command in access.shared.leases.idle(access.id)]
-                if idle:
-                    access.committer.commit(*idle)
-                if sweep:
-                    upkeep.swept = float("-inf")
-                # As much as there was when it began, about: others may add more than one can keep up with.
-                for _ in range(64 + 4 * access.state().trace.hollow_count):
-                    if not self._step(upkeep, idle=True):
-                        break
-                self._collect(upkeep, force=True)
-        after = Report()
-        after.add(self.report)
-        for name in ("merges", "rollups", "collected", "swept", "leases", "failures"):
-            setattr(after, name, getattr(after, name) - getattr(before, name))
-        after.skipped = after.skipped[len(before.skipped) :]
-        return after
+                try:
+                    self._maintain(self._remembered(access), sweep=sweep)
+                except TimespineError as error:
+                    failure = failure or error
+            done = Report()
+            for name in COUNTED:
+                setattr(done, name, getattr(self.report, name) - getattr(before, name))
+            done.skipped = self.report.skipped[-(self._skips - skips) :] if self._skips > skips else []
+        if failure is not None:
+            raise failure
+        return done
+
+    def _maintain(self, upkeep: _Upkeep, *, sweep: bool) -> None:
+        upkeep.skipped.clear()
+        upkeep.expired = float("-inf")
+        if sweep:
+            upkeep.swept = float("-inf")
+        # As much as there was when it began, about: others may add more than one can keep up with.
+        for _ in range(STEPS_MIN + 4 * upkeep.access.state().trace.hollow_count):
+            if not self._step(upkeep, idle=True):
+                break
+        self._collect(upkeep, force=True)
 
     def compact(self, access: Access) -> None:
-        """Merge until there is a single run, or nothing that can be merged."""
-        with self._at_work:
-            upkeep = self._upkeep.setdefault(access.id, _Upkeep(access))
-            upkeep.skipped.clear()
-            while self._merge(upkeep, access.state(), least=1):
-                pass
-        state = access.state()
-        if state.trace.requests():
-            why = "; ".join(self.report.skipped[-1:]) or "others are at work on it"
-            raise Unavailable(f"{access.name} could not be made one run: {why}")
+        """Merge until what is there now is a single run. Waits for others who are at work on it."""
+        goal = access.state().trace.upper
+        self._remembered(access).skipped.clear()
+        while True:
+            with self._at_work:
+                upkeep, skips = self._remembered(access), self._skips
+                did = self._merge(upkeep, access.state(), least=1)
+                why = self.report.skipped[-1] if self._skips > skips else ""
+            state = access.state()
+            requests = state.trace.requests()
+            if not requests or _is_one_run(state, goal):
+                return
+            if self._stop.is_set():
+                raise UsageError("this store is closed: open it again")
+            if did and not why:
+                continue
+            if why or not any(_is_at_work(state, request, access) for request in requests):
+                raise Unavailable(f"{access.name} could not be made one run: {why or 'a merge of it failed'}")
+            self._sleep(CLAIM_POLL_S)
 
     def bury(self, access: Access) -> tuple[bool, int]:
-        """Close, finalize and empty a dropped collection; whether that was possible, and how many blobs went."""
-        state = access.state()
-        if state.status is not Status.FINALIZED:
+        """Close, finalize and empty a dropped collection; whether nothing is left of it, and how many blobs went."""
+        with self._at_work:
+            self._run(access.id, lambda session: maintain.expire_leases(session, access.id))
+        if access.state().status is not Status.FINALIZED:
             idle = [(access.id, command) for command in access.shared.leases.idle(access.id)]
-            access.committer.commit(*idle, (access.id, AdvanceUpper(CLOSED)))
-            access.committer.commit((access.id, Retain(CLOSED)))
             try:
+                access.committer.commit(*idle, (access.id, AdvanceUpper(CLOSED)), (access.id, Retain(CLOSED)))
                 access.committer.commit((access.id, Finalize()))
             except UsageError:
                 return False, 0  # somebody still reads it
+            except ClosedError:
+                pass  # somebody else buries it too
         with self._at_work:
             self._run(access.id, lambda session: maintain.roll_up(session, access.id))
-            collected = int(self._run(access.id, lambda session: collect.collect_garbage(session, access.id)))
-        return True, collected
+            gone = int(self._run(access.id, lambda session: collect.collect_garbage(session, access.id)))
+            gone += int(self._run(access.id, lambda session: collect.sweep(session, access.id)))
+        # A writer that is still registered may have left something: it goes when its lease does.
+        kept = {rollup.key for rollup in access.state().rollups.values()}
+        return all(info.key in kept for info in access.shared.blob.list_keys(f"{access.id}/")), gone
 
     # Steps.
 
     def _is_idle(self, upkeep: _Upkeep) -> bool:
         state = upkeep.access.state()
         now = self._monotonic()
-        if state.seqno != upkeep.seqno:
-            upkeep.seqno, upkeep.changed = state.seqno, now
+        if upkeep.written != (state.upper, state.unsealed_next):
+            upkeep.written, upkeep.changed = (state.upper, state.unsealed_next), now
         return now - upkeep.changed >= IDLE_S
 
     def _step(self, upkeep: _Upkeep, *, idle: bool) -> bool:
@@ -236,9 +311,13 @@ class Maintenance:
             return True
         if self._collect(upkeep):
             return True
-        if len(state.unsealed) and state.trace.upper != state.upper:
+        if _is_untidy(state):
             self._run(access.id, lambda session: maintain.tidy_unsealed(session, access.id))
-        return idle and self._progress(access, state)
+        if idle and self._progress(access, state):
+            return True
+        if idle and upkeep.litter and self._monotonic() - upkeep.tidied >= EXPIRE_S:
+            self._collect(upkeep, force=True)
+        return False
 
     def _merge(self, upkeep: _Upkeep, state: State, *, least: int) -> bool:
         """Do one merge; whether one was done. What fails or does not fit the disk is left alone for a while."""
@@ -257,15 +336,17 @@ class Maintenance:
         request = min(due, key=lambda request: request.rope.len)
         if not self._fits(access, request):
             upkeep.skipped[request.id] = now + EXPIRE_S
-            self.report.failures += 1
-            self.report.skipped.append(f"{access.name}: not enough free space for a merge of {_size(request)} bytes")
+            self._skip(f"{access.name}: not enough free space for a merge of {_size(request)} bytes")
             return False
+        self.reason = ""
         applied = self._run(access.id, lambda session: maintain.merge_once(session, access.id, request.id))
         if applied is None or not getattr(applied, "is_applied", False):
             upkeep.skipped[request.id] = now + EXPIRE_S
-            self.report.failures += applied is None
+            if self.reason:
+                self._skip(f"{access.name}: a merge of {_size(request)} bytes failed: {self.reason}")
         else:
             self.report.merges += 1
+            upkeep.litter = True
         return True
 
     def _progress(self, access: Access, state: State) -> bool:
@@ -289,9 +370,14 @@ class Maintenance:
         due = maintain.is_rollup_due(Session("k", "w", access.config), state)
         if due or (force and state.seqno > max(state.rollups, default=0) + 2):
             self.report.rollups += bool(self._run(access.id, lambda session: maintain.roll_up(session, access.id)))
+            did = bool(due)
+        if due or force:
             collected = self._run(access.id, lambda session: collect.collect_garbage(session, access.id))
             self.report.collected += int(collected or 0)
-            did = bool(due)
+            state = access.state()
+            # Readers of older states keep what those refer to: look again when they may be gone.
+            upkeep.litter = state.seqno_since < max(state.rollups, default=0)
+            upkeep.tidied = self._monotonic()
         now = self._monotonic()
         if now - upkeep.swept >= SWEEP_S:
             upkeep.swept = now
@@ -325,13 +411,34 @@ class Maintenance:
 
     def _fits(self, access: Access, request: MergeRequest) -> bool:
         """Whether the disk has room for the result beside the inputs."""
-        free = self._free_bytes()
+        try:
+            free = self._free_bytes()
+        except OSError:
+            return True  # nobody knows: the merge finds out
         return free is None or free >= _size(request) + SPARE_BYTES
 
 
 def _is_claimed(state: State, request: MergeRequest, access: Access) -> bool:
     claim = state.claims.get(request.id)
     return claim is not None and claim.until_ms >= access.now_ms()
+
+
+def _is_at_work(state: State, request: MergeRequest, access: Access) -> bool:
+    """Whether somebody who is still registered claims a merge."""
+    return _is_claimed(state, request, access) and state.claims[request.id].claimant in state.writers
+
+
+def _is_one_run(state: State, goal: Frontier) -> bool:
+    """Whether everything before a frontier is one run."""
+    first = next(iter(state.hollow_batches()), None)
+    return first is None or (goal <= first.desc.upper and len(first.runs) <= 1)
+
+
+def _is_untidy(state: State) -> bool:
+    """Whether there are unsealed batches that could be in the trace, or are."""
+    if not len(state.unsealed):
+        return False
+    return state.trace.upper != state.upper or any(batch.is_wholly_below(state.trace.upper) for batch in state.unsealed)
 
 
 def _size(request: MergeRequest) -> int:

@@ -10,18 +10,22 @@ A batch that was built and not committed belongs to the writer: `delete` removes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
 from timespine.client.moments import Moment, to_time
+from timespine.client.writing import count_appended, surely_not
 from timespine.columnar.builder import BatchBuilder, flush_to_blob
 from timespine.columnar.runs import delete_batch, written_by
 from timespine.columnar.transmit import decode_batch, encode_batch
 from timespine.core.hollow import HollowBatch, Order
 from timespine.core.transitions import AdvanceUpper, Append, Appended, CompareAndAppend
-from timespine.errors import InlineBudgetExceeded
+from timespine.errors import InlineBudgetExceeded, TimespineError
 from timespine.model.frontier import Frontier
+
+R = TypeVar("R")
 
 
 class Writer:
@@ -60,23 +64,37 @@ class Writer:
         self, batches: Sequence[HollowBatch], expected: Moment | Frontier, upper: Moment | Frontier
     ) -> Frontier:
         """Append batches for [expected, upper), all or none; UpperMismatch if the upper is another one."""
-        access = self._access
-        limit = access.config.inline_total_bytes
         first, last = self._frontier(expected), self._frontier(upper)
+
+        def commit(offered: tuple[HollowBatch, ...]) -> Frontier:
+            access = self._access
+            command = CompareAndAppend(offered, first, last, "append", access.config.inline_total_bytes)
+            (reached,) = access.committer.commit((access.id, command))
+            for batch in offered:
+                count_appended(access, batch.runs, batch.len)
+            return Frontier(reached.elements)
+
         try:
-            command = CompareAndAppend(tuple(batches), first, last, "append", limit)
-            (reached,) = access.committer.commit((access.id, command))
+            return commit(tuple(batches))
         except InlineBudgetExceeded:
-            flushed = tuple(self._flushed(batch) for batch in batches)
-            command = CompareAndAppend(flushed, first, last, "append", limit)
-            (reached,) = access.committer.commit((access.id, command))
-        return Frontier(reached.elements)
+            return self._with_flushed(tuple(batches), commit)
 
     def append(self, batch: HollowBatch) -> Appended:
-        """Append what of a batch is not there yet: for several writers that all write the same."""
-        (reply,) = self._access.committer.commit((self._access.id, Append(self._flushed(batch))))
-        assert isinstance(reply, Appended)
-        return reply
+        """Append what of a batch is not there yet: for several writers that all write the same.
+
+        A batch of which nothing was taken still belongs to the caller.
+        """
+
+        def commit(offered: tuple[HollowBatch, ...]) -> Appended:
+            (reply,) = self._access.committer.commit((self._access.id, Append(offered[0])))
+            assert isinstance(reply, Appended)
+            if reply.taken:
+                count_appended(self._access, offered[0].runs, offered[0].len)
+            else:
+                self._delete_flushed((batch,), offered)
+            return reply
+
+        return self._with_flushed((batch,), commit)
 
     def advance_upper(self, upper: Moment | Frontier) -> Frontier:
         """Say that nothing more comes before a time."""
@@ -95,6 +113,34 @@ class Writer:
         """Delete a batch that was not, and will not be, committed."""
         shared = self._access.shared
         delete_batch(batch, shared.blob, owned=written_by(self._access.id, self.id), counters=shared.counters)
+
+    def _with_flushed(self, batches: tuple[HollowBatch, ...], commit: Callable[[tuple[HollowBatch, ...]], R]) -> R:
+        """Commit batches with their inline parts in blobs; those are deleted again if it is refused."""
+        offered: list[HollowBatch] = []
+        try:
+            for batch in batches:
+                offered.append(self._flushed(batch))
+        except BaseException:
+            self._delete_flushed(batches, offered)
+            raise
+        try:
+            return commit(tuple(offered))
+        except TimespineError as error:
+            if surely_not(error):
+                self._delete_flushed(batches, offered)
+            raise
+
+    def _delete_flushed(self, batches: Sequence[HollowBatch], flushed: Sequence[HollowBatch]) -> None:
+        """Delete what only the flushed batches refer to."""
+        kept = {part.key for batch in batches for part in batch.parts}
+        shared = self._access.shared
+        for batch in flushed:
+            delete_batch(
+                batch,
+                shared.blob,
+                owned=lambda part: part.key not in kept and not part.hollow,
+                counters=shared.counters,
+            )
 
     def _flushed(self, batch: HollowBatch) -> HollowBatch:
         access = self._access

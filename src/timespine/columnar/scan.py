@@ -39,6 +39,9 @@ from timespine.location.blob import Blob
 BLOCK_GROUPS = 8
 """Row groups that are read, decoded and kept together: large enough for several threads."""
 
+SMALL_ROWS = 1 << 17
+"""A run of so many rows is not streamed but gathered with others like it."""
+
 ROW_BYTES = 64
 """What a row takes in memory, when nothing is known of it yet."""
 
@@ -251,8 +254,23 @@ def scan(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: int) -
     opened = open_runs(parts, runs, wanted, memory_bytes)
     if len(opened) == 1 and all(run.order is not Order.SORTED or len(runs) > 1 for run in runs):
         return opened[0]  # gathered into one table, and consolidated with it
+    if len(runs) == 1 and is_plain(parts, runs[0], wanted):
+        return opened[0]
     merged: Iterator[pa.Table] = merge(opened, wanted.order, cut_columns(parts, runs, wanted), chunk_bytes=memory_bytes)
     return merged
+
+
+def is_plain(parts: Parts, run: Run, wanted: Wanted) -> bool:
+    """Whether every row of a run is surely there only once, so that there is nothing to sum: at one time, all of it."""
+    if run.order is not Order.SORTED or parts.schema(run)[1] != wanted.schema:
+        return False
+    times = set()
+    for part in run.parts:
+        meta = meta_of(part)
+        if meta is None or meta.min_time != meta.max_time or part.rewrite is not None:
+            return False
+        times.add(meta.min_time)
+    return len(times) <= 1
 
 
 def cut_columns(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> tuple[str, ...]:
@@ -290,17 +308,18 @@ def open_runs(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: i
     leaves = [(run, list(parts.leaves(run.parts))) for run in runs]
     for run, inside in sorted(leaves, key=lambda each: sum(part.rows for part in each[1])):
         rows = sum(part.rows for part in inside)
-        if rows <= small_rows:
+        if rows <= min(small_rows, SMALL_ROWS):
             small.append((run, inside))
             small_rows -= rows
         elif run.order is Order.UNORDERED:
             large.extend((run, [part]) for part in inside)
         else:
             large.append((run, inside))
-    chunk_rows = chunk_rows_for(len(large) + 1, memory_bytes)
+    # A run alone is not merged with anything: its blocks need not be put together.
+    chunk_rows = chunk_rows_for(len(large) + 1, memory_bytes) if len(runs) > 1 else 1
     opened = [ahead(_ordered(parts, run, inside, wanted, chunk_rows), parts.pool) for run, inside in large]
     if len(small) == 1 and small[0][0].order is Order.SORTED:
-        opened.append(_ordered(parts, *small[0], wanted, chunk_rows))
+        opened.append(_ordered(parts, *small[0], wanted, 1))
     elif small:
         opened.append(_gathered(parts, small, wanted))
     if wanted.lower is None and wanted.upper is None:
