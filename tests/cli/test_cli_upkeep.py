@@ -4,7 +4,7 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
-from running import document, failure, part_of, rows, run
+from running import document, failure, part_of, rows, run, seqnos
 
 import timespine as ts
 
@@ -115,7 +115,9 @@ def test_vacuum_lists_and_only_deletes_when_told(store):
     leaked = store / "blobs" / id / "wgone" / "pleaked"
     leaked.parent.mkdir(parents=True)
     leaked.write_bytes(b"leaked")
+    before = seqnos(store)
     found = document("vacuum", store)
+    assert seqnos(store) == before
     assert (found["blobs"], found["bytes"], found["deleted"]) == ([f"{id}/wgone/pleaked"], 6, False)
     assert leaked.exists()
     assert "--delete" in run("vacuum", store).stdout

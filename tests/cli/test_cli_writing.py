@@ -187,8 +187,11 @@ def test_load_makes_a_collection_of_parquet(store, tmp_path):
     assert (done["rows"], done["upper"]) == (50, 1)
     assert len(rows("snapshot", store, "loaded")) == 50
     assert "exists" in failure("load", store, "loaded", tmp_path / "t.parquet", "--key", "id", code=2)
-    run("load", store, "loaded", tmp_path / "t.parquet", "--key", "id", "--replace")
+    run("load", store, "loaded", tmp_path / "t.parquet", "--key", "id", "--cluster", "s", "--replace")
+    assert document("describe", store, "loaded")["columns"][1]["cluster"] is True
     (tmp_path / "bad.parquet").write_bytes(b"nonsense")
     failure("load", store, "other", tmp_path / "bad.parquet", code=2)
+    failure("load", store, "loaded", tmp_path, "--key", "id", "--replace", code=2)
+    assert len(rows("snapshot", store, "loaded")) == 50
     failure("load", store, "other", tmp_path / "nope", code=2)
     failure("load", store, "other", tmp_path / "t.parquet", "--key", "nope", code=2)

@@ -257,3 +257,9 @@ def test_nested_types_widen_to_themselves_only(old, new):
     assert can_widen(old, old)
     if is_nested(old) and can_widen(old, new):
         assert old == new
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_timestamp_may_be_named_as_arrow_prints_it(unit: str) -> None:
+    assert parse_type(str(pa.timestamp(unit))) == pa.timestamp("us")
+    assert parse_type(str(pa.timestamp(unit, "Europe/Berlin"))) == pa.timestamp("us", "Europe/Berlin")

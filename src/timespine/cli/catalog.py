@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from timespine.cli.options import (
+    ClusterColumns,
     Name,
     Output,
     Replace,
@@ -39,12 +40,6 @@ KeyColumns = Annotated[
 ValueColumns = Annotated[
     list[str] | None,
     typer.Option("--value", metavar="NAME:TYPE", help="A value column. May be repeated.", show_default=False),
-]
-ClusterColumns = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--cluster", metavar="NAME", help="Sort rows by this column first. May be repeated.", show_default=False
-    ),
 ]
 
 

@@ -60,7 +60,9 @@ def expire(
 def hold(
     store: StorePath,
     name: Name,
-    action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)],
+    action: Annotated[
+        Action, typer.Argument(metavar="ACTION", help="add, advance, release or list.", show_default=False)
+    ],
     title: Annotated[
         str | None, typer.Argument(metavar="HOLD", help="The name of the hold.", show_default=False)
     ] = None,

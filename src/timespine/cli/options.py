@@ -81,6 +81,12 @@ TimelineOption = Annotated[
     Timeline,
     typer.Option("--timeline", help="Times are milliseconds of the wall clock, or count 0, 1, 2."),
 ]
+ClusterColumns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cluster", metavar="NAME", help="Sort rows by this column first. May be repeated.", show_default=False
+    ),
+]
 Retain = Annotated[
     str | None,
     typer.Option(

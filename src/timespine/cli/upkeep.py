@@ -107,7 +107,7 @@ def vacuum(
       timespine vacuum ./data --delete
     """
     where = destination(output, to)
-    with opened(store) as open_store, waiting("looking for files that nobody can reach"):
+    with opened(store, read_only=not delete) as open_store, waiting("looking for files that nobody can reach"):
         found = open_store.vacuum(dry_run=not delete)
     if where.format in (Format.csv, Format.parquet):
         write_table(where, ("key",), [{"key": key} for key in found.blobs])

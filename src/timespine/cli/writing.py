@@ -11,6 +11,7 @@ import typer
 
 from timespine.cli.intake import FileFormat, read_rows
 from timespine.cli.options import (
+    ClusterColumns,
     Name,
     Output,
     Replace,
@@ -73,8 +74,8 @@ def append(
 
     Columns are read as the types of the collection; the columns _time and _diff,
     if there are any, say when and how often. Dates and times are ISO 8601, binary
-    values base64. In CSV, nothing is null and "" is an empty text. Merging is left
-    to `timespine maintain`.
+    values base64. In CSV an empty cell is null, and "" in quotes an empty text.
+    Merging is left to `timespine maintain`.
 
     \b
     Example:
@@ -114,6 +115,7 @@ def load(
         list[str] | None,
         typer.Option("--key", metavar="NAME", help="A key column. May be repeated.", show_default=False),
     ] = None,
+    cluster: ClusterColumns = None,
     timeline: TimelineOption = Timeline.clock,
     retain: Retain = None,
     replace: Replace = False,
@@ -136,7 +138,14 @@ def load(
             told(done, total)
 
         made = open_store.load(
-            name, path, key=key or (), progress=taken, timeline=timeline.value, retain=retain, replace=replace
+            name,
+            path,
+            key=key or (),
+            cluster=cluster or (),
+            progress=taken,
+            timeline=timeline.value,
+            retain=retain,
+            replace=replace,
         )
         upper = plain(made.upper)
     result = {"name": name, "id": made.id, "rows": rows, "upper": upper}

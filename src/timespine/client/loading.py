@@ -7,23 +7,30 @@ a few parts. All rows appear at once, at one time, in one commit.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from timespine.client.access import Access
 from timespine.client.writer import Writer
-from timespine.client.writing import Committed
+from timespine.client.writing import Committed, count_appended, surely_not
 from timespine.columnar.rows import updates
 from timespine.core.hollow import HollowBatch
-from timespine.core.transitions import AppendNext
-from timespine.errors import UsageError
+from timespine.core.transitions import AppendNext, HeartbeatWriter
+from timespine.errors import InlineBudgetExceeded, TimespineError, UsageError
+from timespine.model.frontier import Frontier
 
 BATCH_ROWS = 262_144
 """Rows that are taken over at once."""
+
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""What Hive and Spark call a folder for null."""
+
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 Progress = Callable[[int], None]
 """Called with the number of rows taken over so far."""
@@ -34,21 +41,57 @@ def source_of(path: str | os.PathLike[str]) -> tuple[pa.Schema, Iterator[pa.Reco
     root = Path(path)
     if (root / "_delta_log").is_dir():
         return _delta(root)
-    files = [root] if root.is_file() else sorted(root.rglob("*.parquet"))
+    files = [root] if root.is_file() else _files(root)
     if not files:
         raise UsageError(f"there is no Parquet file at {root}")
+    partitions = _partitions(root, files)
     try:
-        schema = pq.read_schema(files[0])
+        schema = pq.read_schema(files[0]).remove_metadata()
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{files[0].name} is not a Parquet file that can be read") from error
-    return schema.remove_metadata(), _batches(files)
+    for name, values in partitions.items():
+        if name not in schema.names:
+            schema = schema.append(pa.field(name, values.type))
+    return schema, _batches(files, partitions)
 
 
-def _batches(files: list[Path]) -> Iterator[pa.RecordBatch]:
-    for file in files:
+def _files(root: Path) -> list[Path]:
+    """The Parquet files below a folder, but for those that others write on their way: below `_temporary` and such."""
+    found = sorted(root.rglob("*.parquet"))
+    return [
+        file
+        for file in found
+        if file.is_file() and not any(part.startswith(("_", ".")) for part in file.relative_to(root).parts)
+    ]
+
+
+def _partitions(root: Path, files: list[Path]) -> dict[str, pa.Array]:
+    """Columns that are in the names of folders, `day=2024-01-01/...`, as Hive and Spark write them: one value per file.
+
+    Whole numbers are int64, anything else is text.
+    """
+    named = [[part.partition("=") for part in file.relative_to(root).parts[:-1] if "=" in part] for file in files]
+    names = [[name for name, _, _ in parts] for parts in named]
+    if any(each != names[0] for each in names):
+        raise UsageError(f"the folders below {root} do not name the same columns everywhere")
+    columns: dict[str, pa.Array] = {}
+    for place, name in enumerate(names[0]):
+        texts = [None if parts[place][2] == NO_VALUE else unquote(parts[place][2]) for parts in named]
+        whole = all(text is None or _WHOLE.fullmatch(text) for text in texts)
+        numbers = [None if text is None else int(text) for text in texts] if whole else None
+        columns[unquote(name)] = pa.array(texts, pa.string()) if numbers is None else pa.array(numbers, pa.int64())
+    return columns
+
+
+def _batches(files: list[Path], partitions: dict[str, pa.Array]) -> Iterator[pa.RecordBatch]:
+    for place, file in enumerate(files):
         try:
             with pq.ParquetFile(file) as opened:
-                yield from opened.iter_batches(BATCH_ROWS)
+                for batch in opened.iter_batches(BATCH_ROWS):
+                    for name, values in partitions.items():
+                        if name not in batch.schema.names:
+                            batch = batch.append_column(name, pa.repeat(values[place], batch.num_rows))
+                    yield batch
         except (pa.ArrowException, OSError) as error:
             raise UsageError(f"{file.name} cannot be read as Parquet: {type(error).__name__}") from error
 
@@ -56,10 +99,28 @@ def _batches(files: list[Path]) -> Iterator[pa.RecordBatch]:
 def _delta(root: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     try:
         from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
     except ImportError as error:
         raise UsageError("to load a Delta table, install deltalake: pip install deltalake") from error
-    reader = pa.RecordBatchReader.from_stream(DeltaTable(str(root)).to_pyarrow_dataset().scanner().to_reader())
-    return reader.schema, iter(reader)
+    failures = (DeltaError, pa.ArrowException, OSError, ValueError)
+    try:
+        # A few batches ahead and no more: memory stays within its bound.
+        scanner = (
+            DeltaTable(str(root))
+            .to_pyarrow_dataset()
+            .scanner(batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
+        )
+        reader = scanner.to_reader()
+    except failures as error:
+        raise UsageError(f"{root} cannot be read as a Delta table: {type(error).__name__}") from error
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from reader
+        except failures as error:
+            raise UsageError(f"{root} cannot be read as a Delta table: {type(error).__name__}") from error
+
+    return reader.schema, batches()
 
 
 def load(access: Access, batches: Iterator[pa.RecordBatch], progress: Progress | None = None) -> Committed:
@@ -71,18 +132,36 @@ def load(access: Access, batches: Iterator[pa.RecordBatch], progress: Progress |
     at = max(access.next_time(), state.upper.elements[0][0] if state.upper.elements else 0)
     writer = Writer(access)
     rows = 0
+    beaten_ms = access.now_ms()
     with writer.builder((at,)) as builder:
         for batch in batches:
             builder.add(updates(pa.Table.from_batches([batch]), schema, (at,)))
             rows += batch.num_rows
+            if access.now_ms() - beaten_ms >= access.config.writer_lease_ms // 4:
+                beaten_ms = access.now_ms()
+                access.committer.commit((access.id, HeartbeatWriter(writer.id)))
             if progress is not None:
                 progress(rows)
-        built: HollowBatch = builder.finish(type(state.upper).at(at + 1))
+        built = builder.finish(Frontier.at(at + 1))
+    return _committed(access, writer, built, at)
+
+
+def _committed(access: Access, writer: Writer, built: HollowBatch, at: int) -> Committed:
+    """Commit what was built; it is deleted again if that is refused."""
+
+    def commit(batch: HollowBatch) -> Committed:
+        command = AppendNext(batch, at, None, "load", access.config.inline_total_bytes)
+        (reply,) = access.committer.commit((access.id, command))
+        count_appended(access, batch.runs, batch.len)
+        return Committed(reply.time, reply.upper, batch.len)
+
     try:
-        (reply,) = access.committer.commit(
-            (access.id, AppendNext(built, at, None, "load", access.config.inline_total_bytes))
-        )
-    except UsageError:
-        writer.delete(built)
+        try:
+            return commit(built)
+        except InlineBudgetExceeded:
+            built = writer.flushed(built)
+            return commit(built)
+    except TimespineError as error:
+        if surely_not(error):
+            writer.delete(built)
         raise
-    return Committed(reply.time, reply.upper, int(np.int64(built.len)))

@@ -170,7 +170,7 @@ class Maintenance:
 
         Now and then the others get as many as they need: whoever wrote to them may have exited at once.
         """
-        busy = any([self._look_after(access, 1) for access in self._accesses()])
+        busy = sum(self._look_after(access, 1) for access in self._accesses()) > 0
         now = self._monotonic()
         if now - self._looked >= EXPIRE_S:
             self._looked = now

@@ -75,10 +75,11 @@ def of_collection(access: Access) -> dict[str, float]:
 def of_process(store: Store) -> dict[str, float]:
     """What this process counted, over all collections."""
     shared = store._shared
+    # Copies: others count while we look.
     figures: dict[str, float] = dict(shared.committer.counters)
-    figures.update({f"upkeep {name}": value for name, value in store._upkeep.counters.items()})
-    for counters in (shared.counters, *shared.by_collection.values()):
-        for name, value in counters.items():
+    figures.update({f"upkeep {name}": value for name, value in dict(store._upkeep.counters).items()})
+    for counters in (shared.counters, *dict(shared.by_collection).values()):
+        for name, value in dict(counters).items():
             figures[name] = figures.get(name, 0) + value
     cache = shared.cache
     figures.update({"cache hits": cache.hits, "cache misses": cache.misses, "cache evictions": cache.evictions})
@@ -100,18 +101,26 @@ class StoreCollector(Collector):
         families = {
             name: GaugeMetricFamily(f"timespine_{name}", text, labels=["collection"]) for name, text in GAUGES.items()
         }
-        for access in self._store._opened():
+        for label, access in self._current():
             try:
                 figures = of_collection(access)
             except TimespineError:
                 continue  # dropped, or storage is away: say nothing rather than something old
             for name, value in figures.items():
-                families[name].add_metric([access.name], value)
+                families[name].add_metric([label], value)
         yield from families.values()
         counted = CounterMetricFamily("timespine_events", "What this process did.", labels=["event"])
         for name, value in of_process(self._store).items():
             counted.add_metric([name], value)
         yield counted
+
+    def _current(self) -> list[tuple[str, Access]]:
+        """The open collections by the names that they have now; not those that were dropped."""
+        try:
+            names = {entry.id: name for name, entry in self._store._catalog.read().entries.items()}
+        except TimespineError:
+            return []
+        return [(names[access.id], access) for access in self._store._opened() if access.id in names]
 
     def describe(self) -> list[Metric]:
         """Nothing: what there is depends on the collections."""

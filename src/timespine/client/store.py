@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from timespine.client.access import Access, Shared, decoded_schema
-from timespine.client.catalog import Catalog, Entry, Names, check_name, fresh_collection_id
+from timespine.client.catalog import TIMELINES, Catalog, Entry, Names, check_name, fresh_collection_id
 from timespine.client.collection import Collection
 from timespine.client.committer import Committer
 from timespine.client.driver import Driver, fresh_id
@@ -32,7 +33,7 @@ from timespine.columnar.schema import Schema, define, infer
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
 from timespine.core.transitions import AdvanceUpper, ClaimMerge, HeartbeatWriter
-from timespine.errors import UsageError, shown
+from timespine.errors import TimespineError, Unavailable, UsageError, shown
 from timespine.location.blob import Blob
 from timespine.location.consensus import Consensus
 from timespine.location.local import LocalBlob
@@ -49,6 +50,9 @@ MERGE_BEAT_S = 60.0
 
 READ_THREADS = 4
 """Threads that read ahead and encode: decoding and encoding run outside of the interpreter's lock."""
+
+
+NO_RETENTION = "retain needs times that are points of the wall clock: timeline='clock', one coordinate"
 
 
 def open(  # as users know it
@@ -68,13 +72,16 @@ def open(  # as users know it
     share of parts skipped by their statistics that is read all the same, to see that it was right.
     """
     create = create and not read_only
-    text = os.fspath(location)
+    text = os.fsdecode(location)
     if "://" in text:
         raise UsageError(f"{shown(text)}: this version keeps stores in folders; give a path")
     root = Path(text)
     if not create and not (root / CONSENSUS).exists():
         raise UsageError(f"there is no store in {root}: create it with timespine.open(path) or `timespine init`")
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{root} cannot be a store: {error.strerror}") from error
     blob = LocalBlob(root / BLOBS)
     try:
         consensus = SqliteConsensus(root / CONSENSUS)
@@ -108,6 +115,7 @@ class Store:
         audit: float = 0.0,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
         free_bytes: Callable[[], int | None] = lambda: None,
         location: str = "",
     ) -> None:
@@ -129,13 +137,15 @@ class Store:
         self._driver = Driver(blob, consensus, self._merge, clock=clock, sleep=sleep)
         self._committer = Committer(self._driver, config, read_only=read_only)
         # Maintenance commits by itself: nobody who writes waits for a merge.
-        self._upkeep = Committer(self._driver, config)
-        self._leases = Leases(self._committer, read_only=read_only)
+        self._upkeep = Committer(self._driver, config, read_only=read_only)
+        self._leases = Leases(self._committer, read_only=read_only, monotonic=monotonic)
         self._shared = Shared(self._committer, self._leases, blob, self._cache, self._pool, config, clock, audit=audit)
         self._catalog = Catalog(self._driver, self._committer.session)
         self._accesses: dict[str, Access] = {}
         self._lock = threading.Lock()
-        self.maintenance = Maintenance(self._upkeep.run, self._opened, free_bytes)
+        self.maintenance = Maintenance(
+            self._upkeep.run, self._opened, free_bytes, others=self._others, monotonic=monotonic, sleep=sleep
+        )
         """What looks after the collections."""
         self._committer.told.append(self._told)
         self._stop = threading.Event()
@@ -161,25 +171,41 @@ class Store:
         if_exists: str = "error",
     ) -> Collection:
         """Create a collection. `if_exists="open"` opens one of the same shape; `replace=True` takes its name over."""
+        if schema is not None and (key is not None or value is not None or tuple(cluster) or arity != 1):
+            raise UsageError("a schema says what key, value, cluster and arity are: give either")
+        made = schema if schema is not None else define(key, value, cluster, arity)
+        return self._create(name, made, timeline, retain, replace=replace, if_exists=if_exists)[0]
+
+    def _create(
+        self,
+        name: str,
+        made: Schema,
+        timeline: str = "clock",
+        retain: Any = None,
+        *,
+        replace: bool = False,
+        if_exists: str = "error",
+    ) -> tuple[Collection, bool]:
+        """A collection of that name and shape, and whether it is new."""
         self._check_writable()
-        if timeline not in ("clock", "counter"):
+        if timeline not in TIMELINES:
             raise UsageError(f"timeline is 'clock' or 'counter', not {shown(timeline)}")
         if if_exists not in ("error", "open"):
             raise UsageError(f"if_exists is 'error' or 'open', not {shown(if_exists)}")
-        made = schema if schema is not None else define(key, value, cluster, arity)
         retain_ms = to_ms(retain) if retain is not None else None
         if retain_ms is not None and (timeline != "clock" or made.arity != 1):
-            raise UsageError("retain needs times that are points of the wall clock: timeline='clock', one coordinate")
+            raise UsageError(NO_RETENTION)
         now_ms = int(self._shared.clock() * 1000)
         entry = Entry(fresh_collection_id(check_name(name)), timeline, retain_ms, now_ms)
         found, new = self._catalog.create(name, entry, made.encode(), made.arity, replace=replace)
+        if not new and if_exists == "error":
+            raise UsageError(f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
         collection = self._collection(name, found)
-        if not new:
-            if if_exists == "error":
-                raise UsageError(f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
-            if collection.schema != made:
-                raise UsageError(f"collection {name} exists with another schema: evolve it, or pass replace=True")
-        return collection
+        if not new and collection.schema != made:
+            raise UsageError(f"collection {name} exists with another schema: evolve it, or pass replace=True")
+        if found.timeline != timeline:
+            raise UsageError(f"collection {name} exists with timeline={found.timeline!r}: open it with store[{name!r}]")
+        return collection, new
 
     def collection(self, name: str) -> Collection:
         """Open a collection by its name."""
@@ -188,10 +214,12 @@ class Store:
     __getitem__ = collection
 
     def __contains__(self, name: object) -> bool:
+        self._committer.check_open()
         return isinstance(name, str) and name in self._catalog.read().entries
 
     def names(self) -> list[str]:
         """The names of all collections."""
+        self._committer.check_open()
         return sorted(self._catalog.read().entries)
 
     def rename(self, old: str, new: str) -> None:
@@ -199,25 +227,35 @@ class Store:
         self._check_writable()
         check_name(new)
 
-        def renamed(names: Names) -> Names:
-            if old not in names.entries:
+        id = self._catalog.find(old).id
+
+        def renamed(names: Names) -> Names | None:
+            known = names.entries.get(new)
+            if known is not None and known.id == id:
+                return None  # done, though its reply was lost
+            if old not in names.entries or names.entries[old].id != id:
                 raise UsageError(f"there is no collection {old}")
-            if new in names.entries:
+            if known is not None:
                 raise UsageError(f"there is a collection {new} already")
             entries = {new if name == old else name: entry for name, entry in names.entries.items()}
             return Names(names.seqno, entries, names.dropped)
 
         self._catalog.change(renamed)
+        with self._lock:
+            if id in self._accesses:
+                self._accesses[id].name = new
 
     def drop(self, name: str) -> None:
         """Remove a collection. Its data goes when nobody can read it any more, with maintenance."""
         self._check_writable()
+        self._drop(self._catalog.find(name).id)
 
-        def dropped(names: Names) -> Names:
-            if name not in names.entries:
-                raise UsageError(f"there is no collection {name}")
-            entries = {each: entry for each, entry in names.entries.items() if each != name}
-            return Names(names.seqno, entries, (*names.dropped, names.entries[name].id))
+    def _drop(self, id: str) -> None:
+        def dropped(names: Names) -> Names | None:
+            entries = {name: entry for name, entry in names.entries.items() if entry.id != id}
+            if len(entries) == len(names.entries):
+                return None  # done, though its reply was lost; or by somebody else
+            return Names(names.seqno, entries, (*names.dropped, id))
 
         self._catalog.change(dropped)
 
@@ -227,19 +265,51 @@ class Store:
         path: str | os.PathLike[str],
         *,
         key: Sequence[str] = (),
+        cluster: Sequence[str] = (),
         progress: Callable[[int], None] | None = None,
+        replace: bool = False,
         **options: Any,
     ) -> Collection:
-        """Make a collection of an existing Parquet file, folder of files, or Delta table, in one commit."""
+        """Make a collection of an existing Parquet file, folder of files, or Delta table, in one commit.
+
+        With `replace` the rows are loaded first, and take over the name when all are there.
+        """
+        self._check_writable()
         arrow, batches = source_of(path)
-        collection = self.create(name, schema=infer(arrow, key), **options)
-        load(collection._access, batches, progress)
-        return collection
+        made = infer(arrow, key, cluster=cluster)
+        check_name(name)
+        under = f"{name[:80]}.load-{fresh_id('')[:16]}" if replace else name
+        collection, new = self._create(under, made, **options)
+        try:
+            load(collection._access, batches, progress)
+            if replace:
+                self._take_over(name, collection.id)
+        except BaseException:
+            if new:
+                with contextlib.suppress(TimespineError):  # storage is away: an empty collection stays
+                    self._drop(collection.id)
+            raise
+        return self.collection(name) if replace else collection
+
+    def _take_over(self, name: str, id: str) -> None:
+        """Give a collection the name that another one has, which is dropped; or that nobody has."""
+
+        def taken(names: Names) -> Names | None:
+            known = names.entries.get(name)
+            if known is not None and known.id == id:
+                return None  # done, though its reply was lost
+            (entry,) = (each for each in names.entries.values() if each.id == id)
+            entries = {each: other for each, other in names.entries.items() if other.id != id}
+            dropped = (*names.dropped, known.id) if known is not None else names.dropped
+            return Names(names.seqno, {**entries, name: entry}, dropped)
+
+        self._catalog.change(taken)
 
     # Maintenance.
 
     def maintain(self, *names: str, sweep: bool = False) -> Report:
         """Do now what the background does: merges, rollups, garbage collection, expiry."""
+        self._check_writable()
         chosen = names or tuple(self.names())
         report = self.maintenance.maintain([self.collection(name)._access for name in chosen], sweep=sweep)
         if not names:
@@ -248,12 +318,15 @@ class Store:
 
     def vacuum(self, *, dry_run: bool = True) -> Vacuumed:
         """Find blobs that nobody can reach, and delete them unless it is a dry run."""
+        if not dry_run:
+            self._check_writable()
         accesses = [self.collection(name)._access for name in self.names()]
         with self.maintenance.paused():
-            return vacuum(accesses, self._shared.blob, self._upkeep.run, dry_run=dry_run)
+            return vacuum(accesses, self._shared.blob, self._upkeep, dry_run=dry_run)
 
     def advance(self, to: int | None = None) -> int:
         """Seal idle collections of the wall clock at one time, in one commit; the time."""
+        self._check_writable()
         time_ms = to if to is not None else int(self._shared.clock() * 1000)
         commands = [
             (entry.id, AdvanceUpper(Frontier.at(time_ms)))
@@ -300,32 +373,65 @@ class Store:
         """Change how long a collection keeps history."""
         self._check_writable()
 
+        # A handle that is open knows its collection by id, whatever it is called by now.
+        opened = next((access for access in self._opened() if access.name == name), None)
+        id = opened.id if opened is not None else self._catalog.find(name).id
+        if retain_ms is not None and self._committer.state(id).arity != 1:
+            raise UsageError(NO_RETENTION)
+
         def changed(names: Names) -> Names:
-            if name not in names.entries:
-                raise UsageError(f"there is no collection {name}")
-            entry = msgspec.structs.replace(names.entries[name], retain_ms=retain_ms)
-            return Names(names.seqno, {**names.entries, name: entry}, names.dropped)
+            found = [(each, entry) for each, entry in names.entries.items() if entry.id == id]
+            if not found:
+                raise UsageError(f"there is no collection {name} any more")
+            ((now, entry),) = found
+            if retain_ms is not None and entry.timeline != "clock":
+                raise UsageError(NO_RETENTION)
+            changed = msgspec.structs.replace(entry, retain_ms=retain_ms)
+            return Names(names.seqno, {**names.entries, now: changed}, names.dropped)
 
         self._catalog.change(changed)
-        self._collection(name, self._catalog.find(name))
+        self._learn(self._catalog.read())
 
     def compact(self, id: str) -> None:
         """Merge a collection into one run."""
-        self.maintenance.compact(self._accesses[id])
+        self._check_writable()
+        access = next((access for access in self._opened() if access.id == id), None)
+        if access is None:
+            raise UsageError(f"collection {id} was dropped")
+        self.maintenance.compact(access)
 
     def _collection(self, name: str, entry: Entry) -> Collection:
+        self._committer.check_open()
         with self._lock:
-            if self._closed:
-                raise UsageError("this store is closed")
             access = self._accesses.get(entry.id)
             if access is None:
                 access = self._accesses[entry.id] = Access(self._shared, name, entry)
+            for other in self._accesses.values():
+                if other.name == name:
+                    other.name = other.id  # it had the name before
             access.name, access.entry = name, entry
         return Collection(access, self)
 
     def _check_writable(self) -> None:
+        self._committer.check_open()
         if self._read_only:
             raise UsageError("this store is open for reading only")
+
+    def _learn(self, names: Names) -> None:
+        """Take over what others changed about collections that are open here: names, and how long history is kept."""
+        for name, entry in names.entries.items():
+            if entry.id in self._accesses:
+                self._collection(name, entry)
+
+    def _others(self) -> list[Access]:
+        """Collections that are not open here, to be looked after too. Lets dropped ones go on the way."""
+        names = self._catalog.read()
+        self._learn(names)
+        if names.dropped:
+            self._bury()
+        return [
+            Access(self._shared, name, entry) for name, entry in names.entries.items() if entry.id not in self._accesses
+        ]
 
     def _opened(self) -> list[Access]:
         with self._lock:
@@ -337,7 +443,14 @@ class Store:
     def _merge(self, effect: MergeRuns) -> Protocol[Output]:
         if False:
             yield
-        return self.engine.merge(effect)
+        try:
+            return self.engine.merge(effect)
+        except Exception as error:
+            self.maintenance.reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, TimespineError):
+                raise
+            # A merge that cannot be done is skipped, whatever the reason.
+            raise Unavailable(f"a merge failed: {type(error).__name__}") from error
 
     def _told(self, collections: set[str]) -> None:
         with self._shared.committed:
@@ -361,9 +474,14 @@ class Store:
             buried, collected = self.maintenance.bury(Access(self._shared, id, Entry(id)))
             gone += collected
             if buried:
-                self._catalog.change(
-                    lambda names, id=id: Names(
-                        names.seqno, names.entries, tuple(each for each in names.dropped if each != id)
-                    )
-                )
+                self._catalog.change(partial(_buried, id))
+                with self._lock:
+                    self._accesses.pop(id, None)
         return gone
+
+
+def _buried(id: str, names: Names) -> Names | None:
+    """The names without a dropped collection of which nothing is left."""
+    if id not in names.dropped:
+        return None
+    return Names(names.seqno, names.entries, tuple(each for each in names.dropped if each != id))

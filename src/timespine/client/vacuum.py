@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from timespine.client.access import Access
+from timespine.client.committer import Committer
 from timespine.core.protocols import collect
 from timespine.location.blob import Blob
 
@@ -23,15 +23,15 @@ class Vacuumed:
     """Whether they were deleted."""
 
 
-def vacuum(accesses: list[Access], blob: Blob, run: Callable[..., Any], *, dry_run: bool) -> Vacuumed:
+def vacuum(accesses: list[Access], blob: Blob, committer: Committer, *, dry_run: bool) -> Vacuumed:
     """Find what leaked in these collections, and delete it unless it is a dry run."""
     found: list[str] = []
     size = 0
     for access in accesses:
-        orphans: list[str] = run(access.id, lambda session, id=access.id: collect.find_orphans(session, id))
+        orphans = committer.look(partial(collect.find_orphans, collection=access.id))
         found.extend(orphans)
         wanted = set(orphans)
         size += sum(info.size for info in blob.list_keys(f"{access.id}/") if info.key in wanted) if wanted else 0
         if not dry_run:
-            run(access.id, lambda session, id=access.id: collect.sweep(session, id))
+            committer.run(access.id, partial(collect.sweep, collection=access.id))
     return Vacuumed(found, size, not dry_run)

@@ -119,7 +119,7 @@ class Writer:
         offered: list[HollowBatch] = []
         try:
             for batch in batches:
-                offered.append(self._flushed(batch))
+                offered.append(self.flushed(batch))
         except BaseException:
             self._delete_flushed(batches, offered)
             raise
@@ -142,7 +142,8 @@ class Writer:
                 counters=shared.counters,
             )
 
-    def _flushed(self, batch: HollowBatch) -> HollowBatch:
+    def flushed(self, batch: HollowBatch) -> HollowBatch:
+        """The same batch with what is inline in blobs: for a state that has no room for it."""
         access = self._access
         return flush_to_blob(
             batch,

@@ -95,6 +95,7 @@ _INSTEAD = {
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 _NUMBERS = re.compile(r"\(\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*\)")
+_ARROW_TIMESTAMP = re.compile(r"\s*(?:s|ms|us|ns)\s*(?:,\s*tz=([^\],]+))?\s*")
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+/-]{0,63}")
 _UTC = {"utc", "z", "+00:00", "-00:00", "+0000"}
 
@@ -337,6 +338,9 @@ class _Parser:
             if end < 0:
                 raise _unknown(self.text)
             zone, self.at = self.text[self.at : end], end + 1
+            arrow = _ARROW_TIMESTAMP.fullmatch(zone)  # as Arrow prints it: the unit, and perhaps a zone
+            if arrow is not None:
+                return pa.timestamp("us", arrow[1] and _zone(arrow[1]))
             return pa.timestamp("us", _zone(zone.strip()))
         if name == "list" and self._taken("<"):
             inside = self._type(depth + 1)

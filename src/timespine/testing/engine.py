@@ -1,16 +1,20 @@
-"""The naive engine: parts are encoded lists of updates, and merging is done by the oracle.
+"""What the bytes of parts are, for the simulator: a format. And the naive one.
 
-It stands where the columnar engine will stand, for the simulator, the demo and
-tests of adapters: slow, obviously correct, and with every kind of output that a
-real engine has (several parts, hollow runs, parts passed through by reference).
+The naive engine encodes lists of updates, and lets the oracle merge them. It stands
+where the columnar engine stands, for most simulated histories and for tests of
+adapters: slow, obviously correct, and with every kind of output that a real engine
+has (several parts, hollow runs, parts passed through by reference). The real one is
+`timespine.testing.parquet`.
 """
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from timespine.config import Config
 from timespine.core.codec import decode_run, encode_run
 from timespine.core.effects import FreshId, GetBlob, MergeRuns, Protocol, PutBlob
 from timespine.core.hollow import HollowBatch, Part, Run, wrap_int64
@@ -23,11 +27,95 @@ from timespine.model.time import Time
 
 StoredUpdate = tuple[str, Time, int]
 
+Schemas = Sequence[bytes]
+"""The schemas of a collection as its state has them, the newest one last."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[StoredUpdate])
 
+CONFIG = Config(
+    reader_lease_ms=2_000,
+    writer_lease_ms=2_500,
+    claim_ms=1_000,
+    inline_part_bytes=40,
+    inline_total_bytes=120,
+    rollup_seqnos=8,
+    commit_attempts=40,
+    storage_attempts=6,
+    retry_pause_ms=1,
+    retry_pause_max_ms=20,
+    delete_batch=3,
+)
+"""Small limits and short leases, so that a history of sixty operations reaches all of them."""
+
 PART_ROWS = 2
 """Rows per part of a merge result: small, so that results have several parts."""
+
+
+class Format(typing.Protocol):
+    """What the bytes of parts are; who reads them, and who merges them."""
+
+    config: Config
+    """Limits for the processes that use it."""
+
+    def first_schema(self, arity: int) -> bytes | None:
+        """The schema that a collection begins with, if it needs one."""
+        ...
+
+    def next_schema(self, schemas: Schemas, name: str) -> bytes:
+        """Some schema that may follow these; `name` was never used before."""
+        ...
+
+    def data_of(self, updates: Sequence[Update], schemas: Schemas) -> Data:
+        """Updates as data to append, under the newest of the schemas."""
+        ...
+
+    def pieces_of(self, updates: Sequence[Update], schemas: Schemas) -> list[Data]:
+        """The same as the parts of one run: all of one order, and in it."""
+        ...
+
+    def rows_of(self, part: Part, data: bytes, schema: bytes | None) -> Sequence[StoredUpdate]:
+        """All updates in the bytes of a part that was written under a schema, as they were put."""
+        ...
+
+    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], schemas: Schemas) -> dict[Row, int]:
+        """How often each row counts, by the parts that a plan fetched."""
+        ...
+
+    def merge_runs(self, effect: MergeRuns, schemas: Schemas) -> Protocol[HollowBatch | None]:
+        """Carry out a MergeRuns effect; None if an input is gone."""
+        ...
+
+
+class Opaque:
+    """Lists of updates, and the oracle."""
+
+    config = CONFIG
+
+    def first_schema(self, arity: int) -> bytes | None:
+        return None
+
+    def next_schema(self, schemas: Schemas, name: str) -> bytes:
+        return name.encode()
+
+    def data_of(self, updates: Sequence[Update], schemas: Schemas) -> Data:
+        return data_of(updates)
+
+    def pieces_of(self, updates: Sequence[Update], schemas: Schemas) -> list[Data]:
+        return [data_of(updates[::2]), data_of(updates[1::2])]
+
+    def rows_of(self, part: Part, data: bytes, schema: bytes | None) -> Sequence[StoredUpdate]:
+        return decode_rows(data)
+
+    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], schemas: Schemas) -> dict[Row, int]:
+        return counted(plan, fetched)
+
+    def merge_runs(self, effect: MergeRuns, schemas: Schemas) -> Protocol[HollowBatch | None]:
+        return merge_runs(effect)
+
+
+OPAQUE: Format = Opaque()
+"""The naive format."""
 
 
 def encode_rows(updates: Iterable[Update]) -> bytes:
@@ -50,18 +138,23 @@ def data_of(updates: Sequence[Update]) -> Data:
 
 def counted(plan: Plan, fetched: Iterable[tuple[Part, bytes]]) -> dict[Row, int]:
     """How often each row counts, by the parts that a plan fetched."""
+    return counts_of(plan, ((part, decode_rows(data)) for part, data in fetched))
+
+
+def counts_of(plan: Plan, parts: Iterable[tuple[Part, Sequence[StoredUpdate]]]) -> dict[Row, int]:
+    """How often each row counts, by the updates in the parts of a plan."""
     counts: dict[Row, int] = {}
-    for part, data in fetched:
-        for row, time, diff in decode_rows(data):
+    for part, updates in parts:
+        for row, time, diff in updates:
             if plan.counts(part, time):
                 counts[row] = counts.get(row, 0) + diff
     return {row: check_diff(count) for row, count in counts.items() if count != 0}
 
 
-def visible(part: Part, data: bytes) -> list[Update]:
+def visible(part: Part, updates: Iterable[StoredUpdate]) -> list[Update]:
     """The updates that are seen through a reference to a part, at the times they are seen at."""
     seen: list[Update] = []
-    for row, time, diff in decode_rows(data):
+    for row, time, diff in updates:
         if part.lower is not None and not part.lower.less_equal(time):
             continue
         if part.upper is not None and part.upper.less_equal(time):
@@ -87,7 +180,7 @@ def merge_runs(effect: MergeRuns) -> Protocol[HollowBatch | None]:
         if part.hollow:
             waiting.extend(seen_through(part, child) for child in decode_run(data))
         else:
-            parts.append((part, visible(part, data)))
+            parts.append((part, visible(part, decode_rows(data))))
     desc = effect.request.desc
     merged = {(row, time): diff for row, time, diff in compact((u for _, seen in parts for u in seen), desc.since)}
     passed: list[Part] = []

@@ -31,7 +31,7 @@ from timespine.errors import TimespineError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import Row, Update, restrict
-from timespine.testing.engine import decode_rows
+from timespine.testing.engine import OPAQUE, Format
 
 EMPTY_RUN = encode_run(())
 
@@ -50,7 +50,9 @@ def operation_of(row: Row) -> str:
 class World:
     """Logs, blobs, and the truth about both."""
 
-    def __init__(self) -> None:
+    def __init__(self, format: Format = OPAQUE) -> None:
+        self.format = format
+        """What the bytes of parts are."""
         self.step = 0
         self.logs: dict[str, list[bytes]] = {}
         """Every entry ever, by key."""
@@ -126,7 +128,7 @@ class World:
                 state = apply_diff(old, change)
                 for broken in violations(old, state):
                     self.violate(f"{key} at {state.seqno}: {broken}")
-                self._learn(key, change, Description(old.upper, state.upper, state.since))
+                self._learn(key, change, old, state)
                 self.states[key].append(state)
                 self.commit_steps[key].append(self.step)
         except TimespineError as error:
@@ -134,32 +136,39 @@ class World:
             return
         log.append(data)
 
-    def _learn(self, key: str, change: StateDiff, appended: Description) -> None:
+    def _learn(self, key: str, change: StateDiff, old: State, new: State) -> None:
         """Note which operations' updates a diff makes durable, and that what it refers to exists.
 
         What an append makes durable follows from the bytes that were put, from what was asked for and from
         how far the upper moved, not from the bounds or the rewriting that the system itself gave the part.
         """
-        written = [part for batch in change.y for part in batch.parts]
-        pushed = [part for batch in (change.t.a.values() if change.t else ()) for part in batch.parts]
-        for part in (*written, *pushed):
+        appended = Description(old.upper, new.upper, new.since)
+        written = [(part, batch.schema) for batch in change.y for part in batch.parts]
+        pushed = [
+            (part, run.schema, part.inline is not None and not batch.desc.upper <= old.trace.upper)
+            for batch in (change.t.a.values() if change.t else ())
+            for run in batch.runs
+            for part in run.parts
+        ]
+        for part, schema, is_new in (*((*each, each[0].inline is not None) for each in written), *pushed):
             identity = part.inline if part.inline is not None else part.key
             if part.key and not self._exists(part):
                 self.violate(f"{key} at {change.n} refers to {part.key}, which does not exist")
-            elif identity not in self.seen and (part.inline is not None or is_user_data(part.key)):
-                updates = self._updates(part)
-                self._add_truth(key, updates if part in written else self._appended(updates, appended))
+            elif identity not in self.seen and (is_new or (part.key and is_user_data(part.key))):
+                updates = self._updates(part, None if schema is None else new.schemas[schema])
+                is_written = (part, schema) in written
+                self._add_truth(key, updates if is_written else self._appended(updates, appended))
             self.seen.add(identity)
         for rollup in change.rollups.values():
             if rollup is not None and rollup.key not in self.blobs:
                 self.violate(f"{key} at {change.n} refers to rollup {rollup.key}, which does not exist")
 
-    def _updates(self, part: Part) -> list[Update]:
+    def _updates(self, part: Part, schema: bytes | None) -> list[Update]:
         """The updates in a part, as they were put; for a hollow run those of all its parts."""
         data = self.blobs[part.key] if part.inline is None else part.inline
         if part.hollow:
-            return [update for child in decode_run(data) for update in self._updates(child)]
-        return list(decode_rows(data))
+            return [update for child in decode_run(data) for update in self._updates(child, schema)]
+        return list(self.format.rows_of(part, data, schema))
 
     def _appended(self, updates: list[Update], appended: Description) -> list[Update]:
         """What an append makes durable of the updates of one operation, and at which times.

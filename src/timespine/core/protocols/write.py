@@ -20,16 +20,24 @@ class Data(msgspec.Struct, frozen=True):
     """Opaque bytes that hold updates, and what is known of them."""
 
     value: bytes
+    """The updates as inline data."""
     rows: int
     diff_sum: int | None = None
     order: Order = Order.SORTED
+    schema: int | None = None
+    """The id of the schema that they were written with."""
+
+    def sealed(self, key: str) -> tuple[bytes, bytes]:
+        """The updates as a blob of this key, and what the state shall know of it (`Part.meta`)."""
+        return self.value, b""
 
 
 def put_part(session: Session, collection: str, data: Data) -> Protocol[Part]:
     """Make data durable under the session's writer."""
     key = f"{collection}/{session.writer}/{(yield FreshId('p'))}"
-    yield from retried(session, PutBlob(key, data.value))
-    return Part(key, data.rows, len(data.value), data.diff_sum)
+    value, meta = data.sealed(key)
+    yield from retried(session, PutBlob(key, value))
+    return Part(key, data.rows, len(value), data.diff_sum, meta=meta)
 
 
 def inline_part(data: Data) -> Part:
@@ -45,13 +53,13 @@ def compare_and_append(
         return (yield from _committed(session, collection, CompareAndAppend((), expected, new_upper), ()))
     desc = _interval(expected, new_upper)
     if len(data.value) <= session.config.inline_part_bytes:
-        batch = _batch(inline_part(data), data.order, desc)
+        batch = _batch(inline_part(data), data, desc)
         command = CompareAndAppend((batch,), expected, new_upper, inline_total_bytes=session.config.inline_total_bytes)
         reply = yield from _committed(session, collection, command, ())
         if not (isinstance(reply, Refused) and isinstance(reply.reason, InlineBudgetExceeded)):
             return reply
     part = yield from put_part(session, collection, data)
-    batch = _batch(part, data.order, desc)
+    batch = _batch(part, data, desc)
     return (yield from _committed(session, collection, CompareAndAppend((batch,), expected, new_upper), (part.key,)))
 
 
@@ -63,13 +71,13 @@ def append_next(session: Session, collection: str, data: Data, at: int) -> Proto
     """
     desc = Description(Frontier.at(at), CLOSED, Frontier.minimum(1))
     if len(data.value) <= session.config.inline_part_bytes:
-        batch = _batch(inline_part(data), data.order, desc)
+        batch = _batch(inline_part(data), data, desc)
         command = AppendNext(batch, at, inline_total_bytes=session.config.inline_total_bytes)
         reply = yield from _placed(session, collection, command, ())
         if not (isinstance(reply, Refused) and isinstance(reply.reason, InlineBudgetExceeded)):
             return reply
     part = yield from put_part(session, collection, data)
-    batch = _batch(part, data.order, desc)
+    batch = _batch(part, data, desc)
     return (yield from _placed(session, collection, AppendNext(batch, at), (part.key,)))
 
 
@@ -79,7 +87,7 @@ def append(
     """Append what of [lower, upper) is not there yet: for writers that all write the same."""
     desc = _interval(lower, upper)
     part = yield from put_part(session, collection, data)
-    replies = yield from commit(session, collection, Append(_batch(part, data.order, desc)))
+    replies = yield from commit(session, collection, Append(_batch(part, data, desc)))
     if isinstance(replies, Refused) or not replies[0].taken:
         yield from forget(session, (part.key,))
     if isinstance(replies, Refused):
@@ -91,7 +99,7 @@ def append(
 def write(session: Session, collection: str, data: Data, lower: Frontier, latest: Time) -> Protocol[int | Refused]:
     """Make updates durable ahead of the seal; the number of the write."""
     part = yield from put_part(session, collection, data)
-    replies = yield from commit(session, collection, Write(lower, latest, (part,)))
+    replies = yield from commit(session, collection, Write(lower, latest, (part,), data.schema))
     if isinstance(replies, Refused):
         yield from forget(session, (part.key,))
         return replies
@@ -109,7 +117,7 @@ def append_to_many(
     for (collection, data, expected, new_upper), desc in zip(appends, intervals, strict=True):
         part = yield from put_part(session, collection, data)
         keys.append(part.key)
-        batch = _batch(part, data.order, desc)
+        batch = _batch(part, data, desc)
         commands.append((collection, CompareAndAppend((batch,), expected, new_upper)))
     (reply,) = yield from commit_transactions(session, Transaction(tuple(commands)))
     if isinstance(reply, Refused):
@@ -130,8 +138,8 @@ def _interval(lower: Frontier, upper: Frontier) -> Description:
     return Description(lower, upper, Frontier.minimum(lower.arity or upper.arity or 1))
 
 
-def _batch(part: Part, order: Order, desc: Description) -> HollowBatch:
-    return HollowBatch(desc, part.rows, (Run((part,), order),))
+def _batch(part: Part, data: Data, desc: Description) -> HollowBatch:
+    return HollowBatch(desc, part.rows, (Run((part,), data.order, data.schema),))
 
 
 def _committed(
