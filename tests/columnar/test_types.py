@@ -138,7 +138,6 @@ def test_what_lies_inside_is_nullable_has_no_metadata_and_one_name():
         ("list<int>", "use int64"),
         ("list", "list<int64>"),
         ("map<string,int64>", "list<struct<key:K,value:V>>"),
-        ("timestamp[us]", "Europe/Berlin"),
         ("timestamp[+02:00]", "UTC"),
         ("timestamp[Mars/Olympus]", "not a known time zone"),
         ("list<timestamp[Mars/Olympus]>", "not a known time zone"),

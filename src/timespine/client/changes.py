@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.rows import Rows
+from timespine.client.rows import BATCH_ROWS, Rows
 from timespine.columnar.schema import DIFF
 from timespine.errors import UsageError
 
@@ -27,6 +28,16 @@ class Changes(Rows):
         """All changes: rows with `_diff`; with images, rows with `_change_type`."""
         table = super().to_arrow()
         return with_images(table, list(self._wanted.schema.key_names)) if self._images else table
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of what is given."""
+        empty = self._empty()
+        return with_images(empty, list(self._wanted.schema.key_names)).schema if self._images else empty.schema
+
+    def batches(self, memory_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+        """The changes piece by piece. Images are paired by key over all of them, so they are read whole first."""
+        return iter(self.to_arrow().to_batches(BATCH_ROWS)) if self._images else super().batches(memory_bytes)
 
     def _names(self) -> tuple[str, ...]:
         if not self._images:

@@ -28,7 +28,6 @@ from timespine.core.transitions import Drain, Evict, Exert, Finalize, ReleaseHol
 from timespine.errors import Determinate
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.time import Time
-from timespine.testing.engine import counted, data_of
 from timespine.testing.simulator import Faults, Operation, Process, Simulator
 from timespine.testing.workload import Workload
 
@@ -115,15 +114,15 @@ def _quiesce(simulator: Simulator, workload: Workload) -> None:
 def _settle(simulator: Simulator, workload: Workload, process: Process, name: str) -> Protocol[None]:
     """Maintenance to its end: nothing may be left that nobody refers to."""
     session, world = process.session, simulator.world
-    yield from create(session, name, workload.arities[name])
-    yield from enter(session, name)
+    yield from workload.open(session, name)
     yield from maintain.expire_leases(session, name)
     for hold, held in session.state(name).holds.items():
         yield from commit(session, name, ReleaseHold(hold, held.token))
     state = session.state(name)
     new_upper, times = workload._next_upper(state.upper)
     updates = [(f"{name}end.0", times[0], 1)]
-    reply = yield from write.compare_and_append(session, name, data_of(updates), state.upper, new_upper)
+    data = workload.format.data_of(updates, state.schemas)
+    reply = yield from write.compare_and_append(session, name, data, state.upper, new_upper)
     if isinstance(reply, Refused):
         world.violate(f"no progress: an append to {name} was refused: {reply.reason!r}")
     yield from commit(session, name, Drain())
@@ -191,7 +190,7 @@ def _read_everything(simulator: Simulator, workload: Workload, process: Process,
     for as_of in _readable(state.since, state.upper):
         reply = yield from read.snapshot_without_lease(process.session, name, as_of)
         if isinstance(reply, tuple):
-            workload.compare(name, as_of, counted(*reply), "the last read")
+            workload.compare(name, as_of, workload.format.counted(*reply, state.schemas), "the last read")
         else:
             world.violate(f"{name} cannot be read as of {as_of}: {reply!r}")
 

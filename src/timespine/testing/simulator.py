@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from timespine.config import Config
 from timespine.core.effects import (
     CompareAndSet,
     DeleteBlobs,
@@ -34,23 +33,7 @@ from timespine.core.flat import thin
 from timespine.core.protocols.session import Session
 from timespine.core.state import State
 from timespine.errors import Determinate, Indeterminate
-from timespine.testing.engine import merge_runs
 from timespine.testing.world import World
-
-CONFIG = Config(
-    reader_lease_ms=2_000,
-    writer_lease_ms=2_500,
-    claim_ms=1_000,
-    inline_part_bytes=40,
-    inline_total_bytes=120,
-    rollup_seqnos=8,
-    commit_attempts=40,
-    storage_attempts=6,
-    retry_pause_ms=1,
-    retry_pause_max_ms=20,
-    delete_batch=3,
-)
-"""Small limits and short leases, so that a history of sixty operations reaches all of them."""
 
 MUTATING = (CompareAndSet, PutBlob, DeleteBlobs, Truncate)
 DELICATE = (DeleteBlobs, Truncate)
@@ -117,11 +100,12 @@ class Process:
 class Simulator:
     """Runs processes on a world until their operations are done."""
 
-    def __init__(self, seed: int, faults: Faults | None = None, processes: int = 3) -> None:
+    def __init__(self, seed: int, faults: Faults | None = None, world: World | None = None, processes: int = 3) -> None:
         self.seed = seed
         self.random = random.Random(seed)
         self.faults = faults or Faults()
-        self.world = World()
+        self.world = world or World()
+        self.format = self.world.format
         self.now = 1_000_000
         self.ids = 0
         self.ghosts: list[Effect] = []
@@ -140,7 +124,7 @@ class Simulator:
 
     def new_process(self) -> Process:
         """A process that has just started: new session, new ids."""
-        session = Session(self.fresh("k"), self.fresh("w"), CONFIG)
+        session = Session(self.fresh("k"), self.fresh("w"), self.format.config)
         return Process(self.fresh("process"), session, self.random.randrange(-300, 300))
 
     def start(self, process: Process, operation: Operation, protocol: Protocol[Any]) -> None:
@@ -213,7 +197,8 @@ class Simulator:
             self._resume(process, self.fresh(effect.prefix), None)
         else:
             assert isinstance(effect, MergeRuns)
-            process.stack.append(merge_runs(effect))
+            schemas = process.session.state(effect.collection).schemas
+            process.stack.append(self.format.merge_runs(effect, schemas))
             self._resume(process, None, None)
 
     def _storage(self, process: Process, effect: Effect) -> None:
@@ -261,6 +246,7 @@ class Simulator:
         self.note(process, "crashes")
         for protocol in process.stack:
             protocol.close()
+        self.world.reopen()
         if process.operation is not None:
             process.operation.status = "crashed"
             process.operation.returned = self.world.step

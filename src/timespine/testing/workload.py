@@ -17,9 +17,9 @@ from timespine.core.group import Refused, Transaction
 from timespine.core.hollow import HollowBatch, Part, Run, wrap_int64
 from timespine.core.plan import Plan
 from timespine.core.protocols import collect, maintain, read, write
-from timespine.core.protocols.commit import commit, commit_transactions, enter
+from timespine.core.protocols.commit import commit, commit_transactions, enter, raise_refusal
 from timespine.core.protocols.fetch import create, refresh
-from timespine.core.protocols.session import retried
+from timespine.core.protocols.session import Session, retried
 from timespine.core.state import State
 from timespine.core.transitions import (
     AddSchema,
@@ -38,6 +38,7 @@ from timespine.core.transitions import (
     ReleaseHold,
     Retain,
     RollUpAll,
+    SchemaMismatch,
     Seal,
     Trim,
 )
@@ -49,10 +50,10 @@ from timespine.errors import (
 )
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
-from timespine.model.oracle import Update
+from timespine.model.oracle import Row, Update
 from timespine.model.time import Time
 from timespine.testing.answers import Answers
-from timespine.testing.engine import counted, data_of, encode_rows, visible
+from timespine.testing.engine import Schemas, visible
 from timespine.testing.simulator import Operation, Process, Simulator
 
 MAINTENANCE = ("merge", "ask for merges", "roll up", "collect garbage")
@@ -68,6 +69,7 @@ class Workload(Answers):
         self.simulator = simulator
         self.random = simulator.random
         self.world = simulator.world
+        self.format = simulator.format
         self.left = operations
         # Every eighth history has a collection with two coordinates: a partial order.
         self.arities = {"c1": 1, "c2": 2 if simulator.seed % 8 == 0 else 1}
@@ -130,8 +132,7 @@ class Workload(Answers):
         try:
             for each in self.arities if operation.kind == "append to both" else (name,):
                 if each not in process.entered:
-                    yield from create(process.session, each, self.arities[each])
-                    yield from enter(process.session, each)
+                    yield from self.open(process.session, each)
                     process.entered.add(each)
             reply = yield from body(process, name, operation)
         except Fenced:
@@ -141,12 +142,31 @@ class Workload(Answers):
             self._reopen(process)
         return reply
 
+    def open(self, session: Session, name: str) -> Protocol[None]:
+        """Create a collection with its first schema, unless it is there, and register with it."""
+        arity = self.arities[name]
+        yield from create(session, name, arity)
+        yield from enter(session, name)
+        schema = self.format.first_schema(arity)
+        if schema is not None and not session.state(name).schemas:
+            reply = yield from commit(session, name, AddSchema(None, schema))
+            if isinstance(reply, Refused) and not isinstance(reply.reason, SchemaMismatch):
+                raise_refusal(reply)
+
     def _reopen(self, process: Process) -> None:
         """What a caller does that was fenced: a new session under new ids."""
         process.session, process.entered = self.simulator.new_process().session, set()
 
     def _known(self, process: Process, name: str) -> State:
         return process.session.state(name)
+
+    def _data(self, process: Process, name: str, updates: list[Update]) -> write.Data:
+        """Updates as data to append, under the newest schema that a process knows."""
+        return self.format.data_of(updates, self._known(process, name).schemas)
+
+    def _counted(self, process: Process, name: str, fetched: read.Fetched) -> dict[Row, int]:
+        """How often each row counts, by what a read fetched."""
+        return self.format.counted(*fetched, self._known(process, name).schemas)
 
     def _updates(self, operation: Operation, name: str, times: list[Time]) -> list[Update]:
         """A few inserts with the operation's id in the row, and perhaps a retraction of an older row."""
@@ -176,7 +196,7 @@ class Workload(Answers):
             upper = self._next_upper(upper)[0]  # a caller that is wrong about the upper
         new_upper, times = self._next_upper(upper)
         updates = self._updates(operation, name, times) if self.random.random() < 0.85 else []
-        data = data_of(updates) if updates else None
+        data = self._data(process, name, updates) if updates else None
         reply = yield from write.compare_and_append(process.session, name, data, upper, new_upper)
         if isinstance(reply, Refused):
             yield from refresh(process.session, name)
@@ -187,7 +207,8 @@ class Workload(Answers):
         for each in self.arities:
             upper = self._known(process, each).upper
             new_upper, times = self._next_upper(upper)
-            appends.append((each, data_of(self._updates(operation, each, times)), upper, new_upper))
+            data = self._data(process, each, self._updates(operation, each, times))
+            appends.append((each, data, upper, new_upper))
         operation.details["both"] = True
         reply = yield from write.append_to_many(process.session, appends)
         if isinstance(reply, Refused):
@@ -203,9 +224,10 @@ class Workload(Answers):
         operation.details["at"] = self.world.next_free[operation.id] = at
         updates = self._updates(operation, name, [(at,)])
         if self.random.random() < 0.7:
-            return (yield from write.append_next(session, name, data_of(updates), at))
-        part, keys = yield from self._spilled(process, name, updates)
-        batch = HollowBatch(Description(Frontier.at(0), Frontier.at(0), Frontier.at(0)), part.rows, (Run((part,)),))
+            return (yield from write.append_next(session, name, self._data(process, name, updates), at))
+        run, keys = yield from self._spilled(process, name, updates)
+        rows = sum(part.rows for part in run.parts)
+        batch = HollowBatch(Description(Frontier.at(0), Frontier.at(0), Frontier.at(0)), rows, (run,))
         replies = yield from commit(session, name, AppendNext(batch, at))
         if isinstance(replies, Refused):
             yield from write.forget(session, keys)
@@ -226,7 +248,8 @@ class Workload(Answers):
                 desc = Description(Frontier.at(start), Frontier.at(end), Frontier.at(0))
                 return (yield from self._append_seen(process, name, operation, updates, desc))
             upper = Frontier.at(start)
-        return (yield from write.append(process.session, name, data_of(updates), upper, new_upper))
+        data = self._data(process, name, updates)
+        return (yield from write.append(process.session, name, data, upper, new_upper))
 
     def _append_seen(
         self, process: Process, name: str, operation: Operation, updates: list[Update], desc: Description
@@ -234,10 +257,12 @@ class Workload(Answers):
         """A replicated append of data that is rewritten, or truncated at either end before it is cut to fit."""
         session = process.session
         if self.random.random() < 0.3:
-            part, keys = yield from self._spilled(process, name, updates)
+            run, keys = yield from self._spilled(process, name, updates)
         else:
-            part = yield from write.put_part(session, name, data_of(updates))
-            keys = (part.key,)
+            data = self._data(process, name, updates)
+            put = yield from write.put_part(session, name, data)
+            run, keys = Run((put,), data.order, data.schema), (put.key,)
+        (part,) = run.parts
         (start,), (end,) = desc.lower.elements[0], desc.upper.elements[0]
         lower, upper, rewrite = start, end, start
         if self.random.random() < 0.6:
@@ -249,23 +274,25 @@ class Workload(Answers):
         self.world.meant[operation.id] = [
             (row, (max(time, rewrite),), diff) for row, (time,), diff in updates if lower <= time < upper
         ]
-        append = Append(HollowBatch(desc, part.rows, (Run((part,)),)))
+        append = Append(HollowBatch(desc, part.rows, (Run((part,), run.order, run.schema),)))
         replies = yield from commit(session, name, append)
         if isinstance(replies, Refused) or not replies[0].taken:
             yield from write.forget(session, keys)
         return replies if isinstance(replies, Refused) else replies[0].upper
 
-    def _spilled(self, process: Process, name: str, updates: list[Update]) -> Protocol[tuple[Part, tuple[str, ...]]]:
-        """Updates as a hollow run of two parts, and the keys of all that was put."""
+    def _spilled(self, process: Process, name: str, updates: list[Update]) -> Protocol[tuple[Run, tuple[str, ...]]]:
+        """Updates as a run of one hollow run of two parts, and the keys of all that was put."""
         session = process.session
+        pieces = self.format.pieces_of(updates, self._known(process, name).schemas)
         parts = []
-        for half in (updates[::2], updates[1::2]):
-            parts.append((yield from write.put_part(session, name, data_of(half))))
-        run = encode_run(tuple(parts))
+        for piece in pieces:
+            parts.append((yield from write.put_part(session, name, piece)))
+        listed = encode_run(tuple(parts))
         key = f"{name}/{session.writer}/{(yield FreshId('p'))}"
-        yield from retried(session, PutBlob(key, run))
+        yield from retried(session, PutBlob(key, listed))
         diff_sum = wrap_int64(sum(diff for _, _, diff in updates))
-        return Part(key, len(updates), len(run), diff_sum, hollow=True), (*(part.key for part in parts), key)
+        part = Part(key, sum(part.rows for part in parts), len(listed), diff_sum, hollow=True)
+        return Run((part,), pieces[0].order, pieces[0].schema), (*(part.key for part in parts), key)
 
     def _sink(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         """A batch of a streaming sink, tried again until it is known to be in."""
@@ -273,10 +300,11 @@ class Workload(Answers):
         upper = self._known(process, name).upper
         new_upper, times = self._next_upper(upper)
         row = f"{name}sink{batch}"
-        data = data_of([(f"{row}.0", times[0], 1)])
+        data = self._data(process, name, [(f"{row}.0", times[0], 1)])
         part = yield from write.put_part(session, name, data)
         desc = Description(upper, new_upper, Frontier.minimum(self.arities[name]))
-        append = CompareAndAppend((HollowBatch(desc, 1, (Run((part,)),)),), upper, new_upper)
+        run = Run((part,), data.order, data.schema)
+        append = CompareAndAppend((HollowBatch(desc, 1, (run,)),), upper, new_upper)
         reply = yield from commit(session, name, CommitSink("sink", batch), append)
         if isinstance(reply, Refused) and not isinstance(reply.reason, AlreadyCommitted):
             yield from refresh(session, name)
@@ -307,7 +335,7 @@ class Workload(Answers):
 
     def _schema(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         known = self._known(process, name).schemas
-        schema = operation.id.encode()
+        schema = self.format.next_schema(known, operation.id)
         reply = yield from commit(process.session, name, AddSchema(len(known) - 1 if known else None, schema))
         if not isinstance(reply, Refused) and self.world.head(name).schemas[reply[0]] != schema:
             self.world.violate(f"schema {reply[0]} of {name} is not the one that was added")
@@ -322,7 +350,8 @@ class Workload(Answers):
         updates = self._updates(operation, name, times)
         lower = Frontier(tuple(time for _, time, _ in updates))
         latest = tuple(map(max, *(time for _, time, _ in updates))) if len(updates) > 1 else updates[0][1]
-        return (yield from write.write(process.session, name, data_of(updates), lower, latest))
+        data = self._data(process, name, updates)
+        return (yield from write.write(process.session, name, data, lower, latest))
 
     def _seal(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         upper = self._next_upper(self._known(process, name).upper)[0]
@@ -339,12 +368,12 @@ class Workload(Answers):
     def _snapshot(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         operation.details["as_of"] = as_of = self._time(process, name)
         reply = yield from read.snapshot(process.session, name, as_of)
-        return counted(*reply) if isinstance(reply, tuple) else reply
+        return self._counted(process, name, reply) if isinstance(reply, tuple) else reply
 
     def _snapshot_without_lease(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         operation.details["as_of"] = as_of = self._time(process, name)
         reply = yield from read.snapshot_without_lease(process.session, name, as_of)
-        return counted(*reply) if isinstance(reply, tuple) else reply
+        return self._counted(process, name, reply) if isinstance(reply, tuple) else reply
 
     def _listen(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         if self.arities[name] != 1:
@@ -373,7 +402,7 @@ class Workload(Answers):
         plan: Plan = reply[0]
         self.listeners[session.committer, name] = (reader, plan.until)
         operation.details["until"] = plan.until
-        return counted(*reply)
+        return self._counted(process, name, reply)
 
     def _retain(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         since = Frontier((self._time(process, name),))
@@ -432,16 +461,20 @@ class Workload(Answers):
             return None
         if self.random.random() < 0.5:
             return (yield from commit(session, name, Trim(batch.seqno)))
+        # It stays a batch of the schema that it was written with.
+        schemas: Schemas = () if batch.schema is None else state.schemas[: batch.schema + 1]
         parts = []
         for part in batch.parts:
             data = yield from retried(session, GetBlob(part.key))
             if data is None:
                 return None  # somebody else trimmed or evicted it
-            kept = [update for update in visible(part, data) if upper.less_equal(update[1])]
+            stored = self.format.rows_of(part, data, schemas[-1] if schemas else None)
+            kept = [update for update in visible(part, stored) if upper.less_equal(update[1])]
             key = f"{name}/{session.writer}/{(yield FreshId('t'))}"
-            value = encode_rows(kept)
+            trimmed = self.format.data_of(kept, schemas)
+            value, meta = trimmed.sealed(key)
             yield from retried(session, PutBlob(key, value))
-            parts.append(Part(key, len(kept), len(value)))
+            parts.append(Part(key, trimmed.rows, len(value), meta=meta))
         return (yield from commit(session, name, Trim(batch.seqno, tuple(parts), upper)))
 
     def _roll_up(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:

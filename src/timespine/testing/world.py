@@ -94,6 +94,9 @@ class World:
         """Record that a promise was broken."""
         self.violations.append(f"step {self.step}: {what}")
 
+    def reopen(self) -> None:
+        """Somebody crashed: whatever is kept open beside storage is to be opened anew."""
+
     def head(self, collection: str) -> State:
         """The newest state."""
         return self.states[collection][-1]
@@ -143,25 +146,31 @@ class World:
         how far the upper moved, not from the bounds or the rewriting that the system itself gave the part.
         """
         appended = Description(old.upper, new.upper, new.since)
-        written = [(part, batch.schema) for batch in change.y for part in batch.parts]
-        pushed = [
-            (part, run.schema, part.inline is not None and not batch.desc.upper <= old.trace.upper)
-            for batch in (change.t.a.values() if change.t else ())
-            for run in batch.runs
-            for part in run.parts
-        ]
-        for part, schema, is_new in (*((*each, each[0].inline is not None) for each in written), *pushed):
-            identity = part.inline if part.inline is not None else part.key
-            if part.key and not self._exists(part):
-                self.violate(f"{key} at {change.n} refers to {part.key}, which does not exist")
-            elif identity not in self.seen and (is_new or (part.key and is_user_data(part.key))):
-                updates = self._updates(part, None if schema is None else new.schemas[schema])
-                is_written = (part, schema) in written
-                self._add_truth(key, updates if is_written else self._appended(updates, appended))
-            self.seen.add(identity)
+        for unsealed in change.y:
+            for part in unsealed.parts:
+                self._see(new, part, unsealed.schema, None)
+        for batch in change.t.a.values() if change.t else ():
+            # What lies below the trace's upper was there before: it is merged.
+            is_merged = batch.desc.upper <= old.trace.upper
+            for run in batch.runs:
+                for part in run.parts:
+                    self._see(new, part, run.schema, appended, is_merged)
         for rollup in change.rollups.values():
             if rollup is not None and rollup.key not in self.blobs:
                 self.violate(f"{key} at {change.n} refers to rollup {rollup.key}, which does not exist")
+
+    def _see(
+        self, state: State, part: Part, schema: int | None, appended: Description | None, is_merged: bool = False
+    ) -> None:
+        """A part that a state begins to refer to: if a user put it, its updates are part of the truth from now on."""
+        identity = part.inline if part.inline is not None else part.key
+        is_users = not is_merged if part.inline is not None else is_user_data(part.key)
+        if part.key and not self._exists(part):
+            self.violate(f"{state.collection} at {state.seqno} refers to {part.key}, which does not exist")
+        elif identity not in self.seen and is_users:
+            updates = self._updates(part, None if schema is None else state.schemas[schema])
+            self._add_truth(state.collection, updates if appended is None else self._appended(updates, appended))
+        self.seen.add(identity)
 
     def _updates(self, part: Part, schema: bytes | None) -> list[Update]:
         """The updates in a part, as they were put; for a hollow run those of all its parts."""
