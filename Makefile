@@ -5,9 +5,10 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 JOBS ?= 2
 HISTORIES ?= 20000
+REAL_HISTORIES ?= 1000
 SEED ?= 0
 
-.PHONY: demo test check sim replay planted soak bench lint unit unit-O determinism clean help
+.PHONY: demo test check sim sim-real crash replay planted soak bench lint unit unit-O determinism clean help
 
 help:            ## what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
@@ -27,7 +28,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 demo: $(VENV)/.runtime            ## a small history on the embedded store, for a person to read
 	@$(RUN) -m timespine.testing.demo
 
-test: lint unit unit-O determinism planted sim demo            ## everything that must hold
+test: lint unit unit-O determinism planted crash sim sim-real demo            ## everything that must hold
 
 check: lint            ## the quick version: lint, types, unit tests, 1,000 histories
 	$(RUN) -m pytest tests -x
@@ -56,17 +57,28 @@ planted: $(VENV)/.dev            ## every planted bug is caught by its pinned se
 sim: $(VENV)/.dev            ## many simulated histories: make sim HISTORIES=20000 SEED=0
 	$(RUN) -m timespine.testing.simulate --histories $(HISTORIES) --ops 60 --seed $(SEED) --jobs $(JOBS)
 
+sim-real: $(VENV)/.dev            ## simulated histories with real Parquet bytes, on real files and SQLite
+	$(RUN) -m timespine.testing.simulate --real --histories $(REAL_HISTORIES) --ops 25 --seed $(SEED) --jobs $(JOBS)
+
+crash: $(VENV)/.dev            ## kill -9 of writers, readers and maintenance, at least fifty times
+	$(RUN) -m pytest tests/crash -m slow
+
 replay: $(VENV)/.dev            ## one history, step by step: make replay SEED=42
 	$(RUN) -m timespine.testing.simulate --histories 1 --seed $(SEED) --trace
 
 soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and the search for every planted bug
 	$(RUN) -m timespine.testing.simulate --histories 200000 --ops 60 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --histories 10000 --ops 400 --seed 2000000 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --real --histories 20000 --ops 60 --seed 3000000 --jobs $(JOBS)
+	$(RUN) -m pytest tests/client/test_machine.py --hypothesis-profile=soak
 	$(RUN) tests/simulation/planted.py
 
-bench: $(VENV)/.dev            ## figures: the core, SQLite, the simulator
-	$(RUN) -m bench.core
-	$(RUN) -m bench.consensus
+$(VENV)/.bench: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'
+	@touch $@ $(VENV)/.dev $(VENV)/.runtime
+
+bench: $(VENV)/.bench            ## the same work on us and on peers, in one run: make bench WORKS="commit-100 lookup"
+	$(RUN) -m bench $(WORKS) --json $(VENV)/bench.json --markdown docs/benchmarks.md
 
 clean:            ## remove the environment
 	rm -rf $(VENV)

@@ -163,6 +163,7 @@ def small(enabled=True):
                 (order, "_SAMPLED_ROWS", 4),
                 (order, "_SAMPLED_TOGETHER", 2),
                 (ties, "_SAMPLED", 4),
+                (ties, "_BEGUN_MAX", 1),
                 (gather, "THREADED_ROWS", 4),
                 (merge, "_ALONE_ROWS", 2),
             ):

@@ -126,6 +126,34 @@ def test_ties_of_many_long_texts_with_a_common_prefix_in_every_group():
     check(table, ["v", "k"])
 
 
+def test_nulls_among_values_of_all_64_bits_are_told_apart():
+    draw = np.random.default_rng(6)
+    rows = 3000
+    wide = draw.integers(-MAX - 1, MAX, 40)
+    wide[:2] = -MAX - 1, MAX
+    columns = {name: pa.array(wide[draw.integers(0, 40, rows)], mask=draw.random(rows) < 0.3) for name in "abc"}
+    table = pa.table({**columns, "_diff": draw.integers(-1, 2, rows)})
+    check(table, ["a", "b", "c"])
+
+
+def test_texts_that_differ_only_in_how_many_nul_bytes_they_end_with():
+    draw = np.random.default_rng(7)
+    pool = [prefix + "\0" * count for prefix in ("", "a", "bcdefghi", "\x7f" * 20) for count in range(25)]
+    for rows in (300, 5000):
+        texts = pa.array([pool[place] for place in draw.integers(0, len(pool), rows)])
+        noise = pa.array(draw.integers(-MAX - 1, MAX, 5)[draw.integers(0, 5, rows)])
+        table = pa.table({"n": noise, "k": texts, "v": draw.integers(0, 2, rows), "_diff": draw.integers(-1, 2, rows)})
+        check(table, ["k", "n", "v"])
+        check(table, ["n", "k", "v"])
+
+
+def test_texts_that_are_equal_for_thousands_of_bytes_take_no_thousands_of_rounds():
+    stems = ["A" * 5000, "B" * 5000]
+    draw = np.random.default_rng(8)
+    texts = [stems[draw.integers(2)] + str(draw.integers(50)) for _ in range(2500)]
+    check(pa.table({"k": texts, "_diff": draw.integers(-1, 2, 2500)}), ["k"])
+
+
 @pytest.mark.parametrize("spread", [1, 1000])
 def test_a_key_with_nearly_all_the_rows(spread):
     draw = np.random.default_rng(2)

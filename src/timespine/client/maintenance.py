@@ -240,12 +240,16 @@ class Maintenance:
         return done
 
     def _maintain(self, upkeep: _Upkeep, *, sweep: bool) -> None:
+        access = upkeep.access
         upkeep.skipped.clear()
         upkeep.expired = float("-inf")
+        idle = [(access.id, command) for command in access.shared.leases.idle(access.id)]
+        if idle:
+            access.committer.commit(*idle)
         if sweep:
             upkeep.swept = float("-inf")
         # As much as there was when it began, about: others may add more than one can keep up with.
-        for _ in range(STEPS_MIN + 4 * upkeep.access.state().trace.hollow_count):
+        for _ in range(STEPS_MIN + 4 * access.state().trace.hollow_count):
             if not self._step(upkeep, idle=True):
                 break
         self._collect(upkeep, force=True)

@@ -63,8 +63,10 @@ class Position(NamedTuple):
     """How far into the columns words reach: everything before this is in them."""
 
     column: int
+    digit: int = 0
+    """Digits of the column that are in them. If it has nulls, the first one says whether there is a value."""
     byte: int = 0
-    """Bytes of a column of text that are in them."""
+    """Bytes of text that are in them."""
 
 
 START = Position(0)
@@ -223,10 +225,11 @@ def pack(
         return packed
     for number in range(start.column, len(columns)):
         column = columns[number] if picked is None else columns[number].take(picked)
+        begin = start if number == start.column else Position(number)
         if is_text(column.type):
-            packed.rest = _push_text(packed, number, Text(column), start.byte if number == start.column else 0)
+            packed.rest = _push_text(packed, begin, Text(column))
         elif is_fixed(column.type):
-            packed.rest = _push_fixed(packed, number, column)
+            packed.rest = _push_fixed(packed, begin, column)
         else:
             packed.rest = Position(number)
         if packed.rest is not None:
@@ -239,38 +242,38 @@ def pack(
     return packed
 
 
-def _push_fixed(packed: Packed, number: int, column: pa.Array) -> Position | None:
+def _push_fixed(packed: Packed, begin: Position, column: pa.Array) -> Position | None:
     """Append a column of fixed width. The position where it stopped, if it did not fit."""
     low = high = 0
-    digits = fixed_digits(column)
-    for values in digits:
+    for digit, values in enumerate(fixed_digits(column)):
+        if digit < begin.digit:
+            continue
         low, high = int(values.min()), int(values.max())
         if not packed.push(values, low, high):
-            return Position(number)
+            return begin._replace(digit=digit)
     # SUBTLE: if all values are null, the bit that says so is the same for all, and left out.
     if column.type.id in INTEGERS and column.null_count < len(column):
-        packed.slots.append(Slot(number, low, (high - low).bit_length(), packed.used))
+        packed.slots.append(Slot(begin.column, low, (high - low).bit_length(), packed.used))
     return None
 
 
-def _push_text(packed: Packed, number: int, text: Text, byte: int) -> Position | None:
+def _push_text(packed: Packed, begin: Position, text: Text) -> Position | None:
     """Append a column of strings or binary. The position where it stopped, if it did not fit."""
-    if text.valid is not None and not packed.push(text.valid, 0, 1):
-        return Position(number, byte)
-    at = byte or text.common_prefix()
+    if text.valid is not None and begin.digit == 0 and not packed.push(text.valid, 0, 1):
+        return begin
+    at = begin.byte or text.common_prefix()
     end = min(text.longest, at + 8 * Text.WORDS_MAX)
-    unclear = False
+    # What went before is not known to be clear.
+    unclear = begin.byte > 0
     while at < end:
-        values, unsure = text.squeezed(at)
-        unclear |= unsure
+        values, is_unclear = text.squeezed(at)
+        unclear |= is_unclear
         if not packed.push(values, int(values.min()), int(values.max())):
-            return Position(number, at)
+            return Position(begin.column, 1, at)
         at += 8
-    if at < text.longest:
-        return Position(number, at)
     # SUBTLE: padded with zeros, "a" and "a\0" are the same bytes; only their lengths tell them apart.
-    if unclear and not packed.push(text.lengths, 0, text.longest):
-        return Position(number, at)
+    if at < text.longest or (unclear and not packed.push(text.lengths, 0, text.longest)):
+        return Position(begin.column, 1, at)
     return None
 
 

@@ -42,6 +42,9 @@ BLOCK_GROUPS = 8
 SMALL_ROWS = 1 << 17
 """A run of so many rows is not streamed but gathered with others like it."""
 
+WHOLE = Part("", 0)
+"""A reference through which everything is seen as it was written."""
+
 ROW_BYTES = 64
 """What a row takes in memory, when nothing is known of it yet."""
 
@@ -118,6 +121,7 @@ class Parts:
     tally: Tally = field(default_factory=Tally)
     audit: float = 0.0
     """The share of skipped parts that is read all the same, to see that skipping them was right."""
+    _pruners: dict[int, tuple[Wanted, Pruner]] = field(default_factory=dict)
 
     def schema(self, run: Run) -> tuple[int, Schema]:
         """The schema that a run was written with."""
@@ -163,7 +167,12 @@ class Parts:
 
     def tables(self, part: Part, id: int, schema: Schema, wanted: Wanted, chunk_rows: int) -> Iterator[pa.Table]:
         """The rows of one part that count, in chunks of about so many, in the order they were written in."""
-        pruner = Pruner(wanted, schema)
+        for table in self.written(part, id, schema, wanted, chunk_rows):
+            yield self.shown(table, part, schema, wanted)
+
+    def written(self, part: Part, id: int, schema: Schema, wanted: Wanted, chunk_rows: int) -> Iterator[pa.Table]:
+        """The rows of one part that may count, as they were written, skipped ones left out."""
+        pruner = self._pruner(id, schema, wanted)
         if not pruner.part_may_match(part):
             self.tally.parts_skipped += 1
             if self.audit and random.random() < self.audit:
@@ -171,7 +180,7 @@ class Parts:
             return
         self.tally.parts += 1
         if part.inline is not None:
-            yield self._shown(self._inline(part, id, schema, wanted.hint), part, schema, wanted)
+            yield self._inline(part, id, schema, wanted.hint)
             return
         reader = self.open(part, id, schema)
         groups = pruner.groups(reader)
@@ -184,10 +193,21 @@ class Parts:
             gathered.append(self._read(reader, part, block, columns, wanted.hint))
             rows += gathered[-1].num_rows
             if rows >= chunk_rows:
-                yield self._shown(pa.concat_tables(gathered), part, schema, wanted)
+                yield pa.concat_tables(gathered)
                 gathered, rows = [], 0
         if gathered:
-            yield self._shown(pa.concat_tables(gathered), part, schema, wanted)
+            yield pa.concat_tables(gathered)
+
+    def columns(self, id: int, wanted: Wanted) -> list[str]:
+        """The columns of a part written with one schema that have to be read."""
+        return list(self._pruner(id, self.schema_of(id), wanted).written_columns)
+
+    def _pruner(self, id: int, schema: Schema, wanted: Wanted) -> Pruner:
+        """What decides for parts of one schema. There may be thousands of them in a scan."""
+        known = self._pruners.get(id)
+        if known is None or known[0] is not wanted:
+            known = self._pruners[id] = (wanted, Pruner(wanted, schema))
+        return known[1]
 
     def _audit(self, part: Part, id: int, schema: Schema, wanted: Wanted) -> None:
         """Read a part that was skipped; a CorruptionError if it has a row that is wanted."""
@@ -195,9 +215,9 @@ class Parts:
         if part.inline is not None:
             table = decode_inline(part.inline, schema, part.rows, self.config)
         else:
-            columns = Pruner(wanted, schema).written_columns
+            columns = self._pruner(id, schema, wanted).written_columns
             table = self.open(part, id, schema).read(None, columns)
-        table = filtered(self._shown(table, part, schema, wanted), wanted)
+        table = filtered(self.shown(table, part, schema, wanted), wanted)
         if (wanted.lower is not None or wanted.upper is not None) and table.num_rows:
             table = clip(consolidate(table, wanted.order), wanted.schema.order_names[:1], wanted.lower, wanted.upper)
         if table.num_rows:
@@ -227,7 +247,7 @@ class Parts:
         table: pa.Table = self.cache.get_or_load((part.key, groups, columns), load, hint)
         return table
 
-    def _shown(self, table: pa.Table, part: Part, schema: Schema, wanted: Wanted) -> pa.Table:
+    def shown(self, table: pa.Table, part: Part, schema: Schema, wanted: Wanted) -> pa.Table:
         """A chunk through the part's bounds and the window, under the wanted schema. Not filtered yet."""
         table = seen(table, part, wanted.window, schema.arity)
         table = project(table, schema, wanted.schema, columns=wanted.read)
@@ -357,12 +377,25 @@ def _ordered(parts: Parts, run: Run, inside: list[Part], wanted: Wanted, chunk_r
 
 
 def _gathered(parts: Parts, runs: list[tuple[Run, list[Part]]], wanted: Wanted) -> Iterator[pa.Table]:
-    """Runs that fit the memory, as one table in order."""
+    """Runs that fit the memory, as one table in order.
+
+    Parts that are seen whole and as they were written are put together first: the window and the
+    schema are then applied once, and not to each of a thousand small parts.
+    """
     tables: list[pa.Table] = []
+    plain: dict[int, list[pa.Table]] = {}
     for run, inside in runs:
         id, schema = parts.schema(run)
         for part in inside:
-            tables.extend(parts.tables(part, id, schema, wanted, 1 << 62))
+            if part.is_truncated or part.rewrite is not None:
+                tables.extend(parts.tables(part, id, schema, wanted, 1 << 62))
+            else:
+                plain.setdefault(id, []).extend(parts.written(part, id, schema, wanted, 1 << 62))
+    columns = {id: parts.columns(id, wanted) for id in plain}
+    for id, written in plain.items():
+        if written:
+            whole = pa.concat_tables([table.select(columns[id]) for table in written])
+            tables.append(parts.shown(whole, WHOLE, parts.schema_of(id), wanted))
     if tables:
         yield consolidate(filtered(pa.concat_tables(tables), wanted), wanted.order)
 

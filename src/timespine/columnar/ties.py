@@ -26,6 +26,9 @@ Flags = NDArray[np.bool_]
 _DENSE = 4
 """If at least one of so many rows is tied, the next words are made of all rows: reading in order beats picking."""
 
+_BEGUN_MAX = 4
+"""Words that may begin in one column. What is still tied then is long, and compared whole."""
+
 _SAMPLED = 1 << 10
 _FEW = 16
 """Text is compared whole if, of so many tied rows, less than one of so many differs from the one before."""
@@ -56,14 +59,17 @@ def settle(columns: Sequence[pa.Array], packed: Packed, index: Index, first: Fla
     group. Afterwards a group is rows that are equal in all columns.
     """
     where = _refine(packed.words, packed.used, index, first, np.flatnonzero(~_alone(first)))
-    rest = packed.rest
+    rest, begun = packed.rest, 0
     while rest is not None and where.size:
         column = columns[rest.column]
-        if _is_compared_whole(column, rest.byte, index[where[:_SAMPLED]], first[where[:_SAMPLED]]):
-            where = _settle_column(column, rest.byte, index, first, where)
-            rest = Position(rest.column + 1) if rest.column + 1 < len(columns) else None
+        some = where[:_SAMPLED]
+        if begun >= _BEGUN_MAX or _is_compared_whole(column, rest.byte, index[some], first[some]):
+            where = _settle_column(column, index, first, where)
+            after = Position(rest.column + 1) if rest.column + 1 < len(columns) else None
         else:
-            where, rest = _settle_word(columns, rest, index, first, where)
+            where, after = _settle_word(columns, rest, index, first, where)
+        begun = begun + 1 if after is not None and after.column == rest.column else 0
+        rest = after
 
 
 def _settle_word(
@@ -94,7 +100,7 @@ def _is_compared_whole(column: pa.Array, byte: int, rows: Index, first: Flags) -
     return bool(np.count_nonzero(differs) * _FEW < len(rows))
 
 
-def _settle_column(column: pa.Array, byte: int, index: Index, first: Flags, where: Index) -> Index:
+def _settle_column(column: pa.Array, index: Index, first: Flags, where: Index) -> Index:
     """Go on to the end of a column. Only groups in which its values are not all the same have to be put in order."""
     groups = Groups(first[where])
     values = pl.Series(column.take(pa.array(index[where])))

@@ -17,19 +17,20 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from timespine.core.codec import decode_run
 from timespine.core.effects import Protocol
 from timespine.core.group import Refused
 from timespine.core.protocols import collect, maintain, read, write
 from timespine.core.protocols.collect import references
-from timespine.core.protocols.commit import commit, enter
-from timespine.core.protocols.fetch import create, load
+from timespine.core.protocols.commit import commit
+from timespine.core.protocols.fetch import load
 from timespine.core.transitions import Drain, Evict, Exert, Finalize, ReleaseHold, Retain, RollUpAll
 from timespine.errors import Determinate
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.time import Time
+from timespine.testing.real import RealWorld
 from timespine.testing.simulator import Faults, Operation, Process, Simulator
 from timespine.testing.workload import Workload
+from timespine.testing.world import World
 
 FAULT_KINDS = (
     "determinate",
@@ -58,17 +59,26 @@ class Result:
     """A number that is the same whenever the same history happened."""
 
 
-def run_history(seed: int, operations: int, faults: Faults | None = None, tracing: bool = False) -> Result:
-    """Run one history and everything that is checked after it."""
-    simulator = Simulator(seed, faults)
+def run_history(
+    seed: int, operations: int, faults: Faults | None = None, tracing: bool = False, real: bool = False
+) -> Result:
+    """Run one history and everything that is checked after it; with real rows on real storage if told so."""
+    if not real:
+        return _run(World(), seed, operations, faults, tracing)
+    with RealWorld() as world:
+        return _run(world, seed, operations, faults, tracing)
+
+
+def _run(world: World, seed: int, operations: int, faults: Faults | None, tracing: bool) -> Result:
+    simulator = Simulator(seed, faults, world)
     simulator.tracing = tracing
     workload = Workload(simulator, operations)
     simulator.run(workload.next_operation, steps_max=400 * operations + 20_000)
     done = len(simulator.history)
-    if not simulator.world.violations:
+    if not world.violations:
         _quiesce(simulator, workload)
-    world = simulator.world
-    return Result(seed, done, world.counts, world.violations, simulator.trace, _digest(simulator))
+    counts = world.counts + world.format.counts
+    return Result(seed, done, counts, world.violations, simulator.trace, _digest(simulator))
 
 
 def _digest(simulator: Simulator) -> int:
@@ -156,10 +166,7 @@ def _referred_by_log(simulator: Simulator, name: str) -> set[str]:
     world = simulator.world
     live = world.reachable(name)
     for state in world.states[name][max(world.first.get(name, 0) - 1, 0) :]:
-        for key, hollow in references(state).items():
-            live.add(key)
-            if hollow and key in world.blobs:
-                live.update(part.key for part in decode_run(world.blobs[key]))
+        live |= world.with_children(references(state))
     return live
 
 

@@ -10,6 +10,7 @@ has (several parts, hollow runs, parts passed through by reference). The real on
 from __future__ import annotations
 
 import typing
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -57,6 +58,8 @@ class Format(typing.Protocol):
 
     config: Config
     """Limits for the processes that use it."""
+    counts: Counter[str]
+    """How often it did what, for whoever wants to see that all of it happens."""
 
     def first_schema(self, arity: int) -> bytes | None:
         """The schema that a collection begins with, if it needs one."""
@@ -91,6 +94,7 @@ class Opaque:
     """Lists of updates, and the oracle."""
 
     config = CONFIG
+    counts: Counter[str] = Counter()
 
     def first_schema(self, arity: int) -> bytes | None:
         return None

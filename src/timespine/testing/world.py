@@ -25,7 +25,7 @@ from timespine.core.effects import (
 )
 from timespine.core.hollow import Part
 from timespine.core.invariants import violations
-from timespine.core.protocols.collect import references
+from timespine.core.protocols.collect import References, references
 from timespine.core.state import State
 from timespine.errors import TimespineError
 from timespine.model.description import Description
@@ -242,18 +242,22 @@ class World:
         states = self.states.get(collection, [])
         if not states:
             return set()
-        keys: dict[str, bool] = {}
+        keys: References = {}
         # Counted here once more, so that a mistake in the state's own count is seen.
         held = min((reader.seqno for reader in states[-1].readers.values()), default=states[-1].seqno)
         for state in states[held:]:
             keys.update(references(state))
+        return self.with_children(keys)
+
+    def with_children(self, keys: References) -> set[str]:
+        """Some blobs, and those inside hollow runs among them, at any depth."""
+        found = set(keys)
         waiting = [key for key, hollow in keys.items() if hollow]
         while waiting:
-            for part in decode_run(self.blobs.get(waiting.pop(), EMPTY_RUN)):
-                keys[part.key] = part.hollow
-                if part.hollow:
-                    waiting.append(part.key)
-        return set(keys)
+            children = decode_run(self.blobs.get(waiting.pop(), EMPTY_RUN))
+            waiting.extend(part.key for part in children if part.hollow and part.key not in found)
+            found.update(part.key for part in children)
+        return found
 
     def uppers_between(self, collection: str, begin: int, end: int) -> list[Frontier]:
         """Every upper that the collection had at some moment between two steps."""

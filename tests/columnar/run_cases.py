@@ -1,0 +1,369 @@
+"""Runs of every kind in a memory blob, under schemas that changed, and what a reader should see of them, naively."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import pyarrow as pa
+from hypothesis import strategies as st
+from kernel_cases import TYPES, array, key
+
+from timespine.columnar.bounds import encode_row
+from timespine.columnar.cache import PartCache
+from timespine.columnar.consolidate import consolidate
+from timespine.columnar.inline import encode_inline
+from timespine.columnar.part import encode_part
+from timespine.columnar.runs import hollow_part
+from timespine.columnar.scan import Parts
+from timespine.columnar.schema import Schema, define
+from timespine.columnar.stats import describe
+from timespine.columnar.types import can_widen, is_nested, parse_type, type_name
+from timespine.config import DEFAULT
+from timespine.core.codec import encode_run
+from timespine.core.hollow import Order, Part, Run, wrap_int64
+from timespine.location.memory import MemoryBlob
+from timespine.model.frontier import Frontier, advance_by
+
+CONFIG = replace(DEFAULT, row_group_rows=3, bound_bytes=12, stats_bytes=120, inline_part_bytes=1 << 20)
+"""Row groups of three rows, and bounds so short that they are cut."""
+
+FLAT = [kind for kind in TYPES if not is_nested(kind)]
+WIDER = [
+    (old, new) for old in TYPES for new in TYPES if not is_nested(old) and old != new and can_widen(old, new)
+] + [(pa.decimal128(9, 2), pa.decimal128(20, 2))]
+
+
+@dataclass
+class Place:
+    """One collection: its schemas, its blobs, and how runs get there."""
+
+    schemas: list[Schema]
+    config: object = CONFIG
+    blob: MemoryBlob = field(default_factory=MemoryBlob)
+    collection: str = "orders"
+    writer: str = "w1"
+    numbers: itertools.count = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def newest(self):
+        return self.schemas[-1]
+
+    def parts(self, cache_bytes=1 << 20, **options):
+        cache = PartCache(cache_bytes)
+        return Parts(self.blob, self.collection, self.schemas.__getitem__, self.config, cache, **options)
+
+    def name(self, prefix="p"):
+        return f"{prefix}{next(self.numbers)}"
+
+    def stored(self, table, id, *, is_sorted=True):
+        """A part in a blob."""
+        name = self.name()
+        made = encode_part(
+            table.combine_chunks(),
+            self.schemas[id],
+            id,
+            self.collection,
+            name,
+            self.config,
+            is_sorted=is_sorted,
+        )
+        blob_key = f"{self.collection}/{self.writer}/{name}"
+        self.blob.put(blob_key, made.data)
+        return Part(blob_key, made.rows, len(made.data), made.diff_sum, meta=made.meta.encode())
+
+    def inline(self, table, id, *, described=True, is_sorted=True):
+        """A part that lives in the state."""
+        data = encode_inline(table)
+        meta = describe(table, self.schemas[id], sorted=is_sorted, budget=0, bound_bytes=self.config.bound_bytes)
+        diff_sum = wrap_int64(sum(table.column("_diff").to_pylist()))
+        return Part(
+            "", table.num_rows, len(data), diff_sum, inline=data, meta=meta.encode() if described else b""
+        )
+
+    def listed(self, children):
+        """A hollow run of these parts."""
+        data = encode_run(tuple(children))
+        blob_key = f"{self.collection}/{self.writer}/{self.name('h')}"
+        self.blob.put(blob_key, data)
+        return hollow_part(blob_key, children, len(data))
+
+    def table(self, updates, id):
+        """An update table of (row, time, diff), where a row is a tuple in the order of the schema's names."""
+        return update_table(updates, self.schemas[id])
+
+    def ordered(self, updates, id):
+        """The same in order, each update once."""
+        schema = self.schemas[id]
+        return consolidate(update_table(updates, schema), (*schema.order_names, *schema.time_names))
+
+    def run(self, updates, id=0, *, cuts=(), kinds=("stored",), nested=False, order=Order.SORTED):
+        """A run of these updates, cut into parts."""
+        table = self.ordered(updates, id)
+        edges = [0, *sorted({min(cut, table.num_rows) for cut in cuts}), table.num_rows]
+        pieces = [table.slice(a, b - a) for a, b in itertools.pairwise(edges) if b > a]
+        made = [getattr(self, kind)(piece, id) for piece, kind in zip(pieces, itertools.cycle(kinds), strict=False)]
+        if nested and made:
+            half = (len(made) + 1) // 2
+            made = [self.listed(each) for each in (made[:half], made[half:]) if each]
+            made = [self.listed(made)]
+        return Run(tuple(made), order, id)
+
+
+def update_table(updates, schema):
+    """An update table of (row, time, diff), where a row is a tuple in the order of the schema's names."""
+    columns = [[row[place] for row, _, _ in updates] for place in range(len(schema.names))]
+    columns += [[time[place] for _, time, _ in updates] for place in range(schema.arity)]
+    columns.append([diff for _, _, diff in updates])
+    arrays = [array(column, each.type) for column, each in zip(columns, schema.update_arrow, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema.update_arrow)
+
+
+def plain(table, names):
+    """The values of some columns, row by row, as `update_table` takes them."""
+    columns = []
+    for name in names:
+        column = table.column(name)
+        # Python has no year 300000, Arrow has.
+        columns.append((column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist())
+    return list(zip(*columns, strict=True)) if columns else [()] * table.num_rows
+
+
+def updates_of(table, schema):
+    """The (row, time, diff) of an update table."""
+    rows = plain(table, schema.names)
+    times = plain(table, schema.time_names)
+    return list(zip(rows, times, table.column("_diff").to_pylist(), strict=True))
+
+
+# What is seen, naively.
+
+
+def visible(updates, part):
+    """The updates that are seen through a reference, at the times they are seen at."""
+    for row, time, diff in updates:
+        if part.lower is not None and not part.lower.less_equal(time):
+            continue
+        if part.upper is not None and part.upper.less_equal(time):
+            continue
+        yield row, time if part.rewrite is None else advance_by(time, part.rewrite), diff
+
+
+def seen_as(row, written, wanted):
+    """A row that was written under one schema, under another: by ids."""
+    by_id = {each.id: (each, value) for each, value in zip(written.fields, row, strict=True)}
+    return tuple(_seen_value(by_id.get(each.id), each) for each in wanted.fields)
+
+
+def _seen_value(written, wanted):
+    if written is None:
+        scalar = wanted.default_scalar()
+        return scalar.value if pa.types.is_timestamp(scalar.type) else scalar.as_py()
+    source, value = written
+    if value is not None and source.type != wanted.type and pa.types.is_floating(wanted.arrow_type):
+        return float(value)
+    return value
+
+
+def in_window(time, window):
+    """Whether an update at a time counts."""
+    if window.until is not None and not _before(time, window.until):
+        return False
+    return window.after is None or not _before(time, window.after)
+
+
+def _before(left, right):
+    return all(a <= b for a, b in zip(left, right, strict=True))
+
+
+def naive(history, wanted, where=None, keys=None):
+    """What a scan should give: counts by row, or by row and time if those are kept.
+
+    `history` is (updates, part, schema it was written with); `where` is a function of a row as a dictionary.
+    """
+    schema = wanted.schema
+    names = [name for name in schema.names if name in wanted.read]
+    counts = Counter()
+    for updates, part, written in history:
+        for row, time, diff in visible(updates, part):
+            if not in_window(time, wanted.window):
+                continue
+            if wanted.window.since is not None:
+                time = advance_by(time, wanted.window.since)
+            seen = dict(zip(schema.names, seen_as(row, written, schema), strict=True))
+            if where is not None and not where(seen):
+                continue
+            if keys is not None and tuple(key(seen[name]) for name in schema.key_names) not in keys:
+                continue
+            if not within(seen, wanted):
+                continue
+            given = tuple(key(seen[name]) for name in names)
+            counts[(given, time) if wanted.timed else given] += diff
+    return Counter({row: count for row, count in counts.items() if count})
+
+
+def within(seen, wanted):
+    """Whether the first ordered column of a row lies in the wanted range."""
+    if wanted.lower is None and wanted.upper is None:
+        return True
+    name = wanted.schema.order_names[0]
+    table = pa.table({name: array([seen[name]], wanted.schema.types[name])})
+    encoded = encode_row(table, 0, [name])
+    return (wanted.lower is None or wanted.lower <= encoded) and (wanted.upper is None or encoded < wanted.upper)
+
+
+def given(tables, wanted):
+    """What a scan gave, in the same form; a row that comes twice is an error of its own."""
+    counts = Counter()
+    for table in tables:
+        assert table.num_rows == 0 or set(table.column_names) == {*wanted.order, "_diff"}
+        names = [name for name in wanted.schema.names if name in wanted.read]
+        rows = [tuple(map(key, row)) for row in plain(table, names)]
+        times = plain(table, wanted.schema.time_names) if wanted.timed else [None] * len(rows)
+        for row, time, diff in zip(rows, times, table.column("_diff").to_pylist(), strict=True):
+            place = (row, time) if wanted.timed else row
+            if place in counts:
+                raise AssertionError(f"{place} was given twice")
+            if diff == 0:
+                raise AssertionError(f"{place} was given with a count of 0")
+            counts[place] = diff
+    return counts
+
+
+def order_keys(tables, names):
+    """What Python orders as rows are, of all rows of some tables."""
+    return [[tuple(map(key, row)) for row in plain(table, names)] for table in tables]
+
+
+# Strategies.
+
+
+@st.composite
+def schemas(draw, max_changes=3, arity=None, keyless=None, kinds=FLAT, value_kinds=None):
+    """One to four schemas, each made from the one before, and for each field id the values that rows draw from."""
+    number = draw(st.integers(0, 2))
+    is_keyless = draw(st.booleans()) if keyless is None else keyless
+    key_kinds = [] if is_keyless else draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=2))
+    most = list(value_kinds or TYPES)
+    value_types = draw(st.lists(st.sampled_from(most), min_size=2 if is_keyless else number, max_size=3))
+    key_columns = {f"k{place}": kind for place, kind in enumerate(key_kinds)}
+    value_columns = {f"v{place}": kind for place, kind in enumerate(value_types)}
+    flat = [name for name, kind in (key_columns | value_columns).items() if not is_nested(kind)]
+    cluster = draw(st.lists(st.sampled_from(flat), max_size=1)) if flat else []
+    coordinates = draw(st.integers(1, 2)) if arity is None else arity
+    made = [define(key_columns, value_columns, cluster, coordinates)]
+    pools = {each.id: draw(_pool(each.arrow_type)) for each in made[0].fields}
+    for number in range(draw(st.integers(0, max_changes))):
+        made.append(draw(_changed(made[-1], number, pools)))
+    return made, pools
+
+
+def _pool(kind):
+    return st.lists(st.none() | TYPES[kind], min_size=1, max_size=4)
+
+
+@st.composite
+def _changed(draw, schema, number, pools):
+    """A schema after one change, if one is possible."""
+    what = draw(st.sampled_from(["add", "drop", "rename", "widen", "widen"]))
+    fixed = {*schema.key, *schema.cluster}
+    if what == "drop" and len(schema.fields) > 1:
+        loose = [each.name for each in schema.fields if each.id not in fixed]
+        if loose:
+            return schema.drop(draw(st.sampled_from(loose)))
+    if what == "rename":
+        return schema.rename(draw(st.sampled_from(schema.names)), f"r{number}")
+    if what == "widen":
+        pairs = [(each.name, new) for each in schema.fields for old, new in WIDER if each.arrow_type == old]
+        if pairs:
+            return schema.widen(*draw(st.sampled_from(pairs)))
+    kind = draw(st.sampled_from([pa.int8(), pa.int64(), pa.string(), pa.float64(), pa.date32()]))
+    default = draw(st.none() | TYPES[kind])
+    pools[schema.next_id] = draw(_pool(kind))
+    return schema.add(f"a{number}", type_name(parse_type(kind)), default)
+
+
+@st.composite
+def updates(draw, schema, pools, max_size=12, times=4):
+    """Updates of rows from few values, so that rows meet each other."""
+
+    def value(each):
+        drawn = draw(st.sampled_from(pools[each.id]))
+        # A pool is that of the first type of its column.
+        is_number = isinstance(drawn, int) and not isinstance(drawn, bool)
+        return float(drawn) if is_number and pa.types.is_floating(each.arrow_type) else drawn
+
+    number = draw(st.integers(0, max_size))
+    made = []
+    for _ in range(number):
+        time = tuple(draw(st.integers(0, times)) for _ in range(schema.arity))
+        made.append((tuple(value(each) for each in schema.fields), time, draw(st.sampled_from([1, 1, 1, -1, 2]))))
+    return made
+
+
+@st.composite
+def runs(draw, place, pools, arity, times=4):
+    """A run of any kind, and what is in it: (updates, part as it is seen, schema) of every part."""
+    id = draw(st.integers(0, len(place.schemas) - 1))
+    schema = place.schemas[id]
+    drawn = draw(updates(schema, pools))
+    is_sorted = draw(st.booleans())
+    if is_sorted:
+        table = place.ordered(drawn, id)
+    else:
+        table = place.table([each for each in drawn if each[2]], id)
+    cuts = draw(st.lists(st.integers(0, table.num_rows), max_size=3))
+    edges = [0, *sorted(cuts), table.num_rows]
+    pieces = [table.slice(a, b - a) for a, b in itertools.pairwise(edges) if b > a]
+    parts = []
+    for piece in pieces:
+        kind = draw(st.sampled_from(["stored", "stored", "inline", "bare"]))
+        if not is_sorted and draw(st.booleans()):
+            piece = consolidate(piece, (*schema.order_names, *schema.time_names))
+        if piece.num_rows == 0:
+            continue
+        ascending = is_sorted or _is_ascending(piece, schema)
+        if kind == "stored":
+            parts.append((place.stored(piece, id, is_sorted=ascending), piece))
+        else:
+            parts.append((place.inline(piece, id, described=kind == "inline", is_sorted=ascending), piece))
+    parts = draw(_seen_through(place, parts, arity, times))
+    contents = [(updates_of(piece, schema), part, schema) for part, piece in parts]
+    made = [part for part, _ in parts]
+    if made and draw(st.booleans()):
+        made = [place.listed(made)]
+    return Run(tuple(made), Order.SORTED if is_sorted else Order.UNORDERED, id), contents
+
+
+def _is_ascending(table, schema):
+    rows = order_keys([table], (*schema.order_names, *schema.time_names))[0]
+    return rows == sorted(rows)
+
+
+@st.composite
+def _seen_through(draw, place, parts, arity, times):
+    """The same parts, perhaps truncated and rewritten, as one reference to all of them would."""
+    bound = st.lists(
+        st.tuples(*[st.integers(0, times + 1)] * arity), min_size=1, max_size=1 if arity == 1 else 2
+    ).map(lambda elements: Frontier(tuple(elements)))
+    how = draw(st.sampled_from(["whole", "whole", "truncated", "rewritten", "both"]))
+    lower = upper = rewrite = None
+    if how in ("truncated", "both"):
+        lower, upper = draw(st.none() | bound), draw(st.none() | bound)
+    if how in ("rewritten", "both"):
+        rewrite = draw(bound)
+    return [
+        (msgspec.structs.replace(part, lower=lower, upper=upper, rewrite=rewrite), piece) for part, piece in parts
+    ]
+
+
+@st.composite
+def worlds(draw, max_runs=4, times=4, **options):
+    """A place, runs in it, and all that is in them."""
+    made, pools = draw(schemas(**options))
+    place = Place(made)
+    arity = made[0].arity
+    drawn = [draw(runs(place, pools, arity, times)) for _ in range(draw(st.integers(0, max_runs)))]
+    return place, [run for run, _ in drawn], [each for _, contents in drawn for each in contents], pools
