@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timespine.columnar import transmit
-from timespine.columnar.transmit import decode_batch, encode_batch, refuse_truncation, rewrite
+from timespine.columnar.transmit import decode_batch, encode_batch, rewrite
 from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.core.plan import seen_through
 from timespine.errors import CorruptionError, UsageError, VersionError
@@ -244,50 +244,3 @@ def test_no_update_of_a_rewritten_batch_is_at_or_after_its_upper(lower, width, f
         return
     (part,) = moved.parts
     assert all(moved.desc.contains(advance_by(time, part.rewrite)) for time in written)
-
-
-# Cut to fit.
-
-
-def test_a_batch_may_span_more_than_it_is_committed_for() -> None:
-    batch = batch_of(BLOB, lower=at(2), upper=at(8))
-    for lower, upper in [(2, 8), (3, 8), (2, 7), (4, 5)]:
-        assert refuse_truncation(batch, at(lower), at(upper), any_batch_rewrite=False) is None
-    for lower, upper in [(1, 8), (2, 9), (0, 1), (1, 9)]:
-        refusal = refuse_truncation(batch, at(lower), at(upper), any_batch_rewrite=False)
-        assert isinstance(refusal, UsageError)
-        assert "does not cover" in str(refusal)
-    assert refuse_truncation(batch, at(2), CLOSED, any_batch_rewrite=False) is not None
-    assert refuse_truncation(batch_of(BLOB, upper=CLOSED), at(2), CLOSED, any_batch_rewrite=False) is None
-
-
-def test_a_batch_whose_upper_cannot_be_compared_does_not_cover_the_interval() -> None:
-    batch = batch_of(BLOB, lower=at(0, 0), upper=at(0, 5), since=at(0, 0))
-    assert refuse_truncation(batch, at(0, 0), at(5, 0), any_batch_rewrite=False) is not None
-
-
-def test_if_a_batch_of_the_commit_was_rewritten_nothing_may_be_cut_off_at_the_end() -> None:
-    batch = batch_of(BLOB, upper=at(8))
-    refusal = refuse_truncation(batch, ZERO, at(7), any_batch_rewrite=True)
-    assert "may have updates past [7]" in str(refusal)
-    assert refuse_truncation(batch, ZERO, at(8), any_batch_rewrite=True) is None
-
-
-def test_if_a_batch_of_the_commit_was_rewritten_nothing_may_be_cut_off_at_the_beginning() -> None:
-    moved = rewrite(batch_of(BLOB, HOLLOW), at(4), at(8))
-    assert refuse_truncation(moved, at(3), at(8), any_batch_rewrite=True) is None
-    assert refuse_truncation(moved, at(4), at(8), any_batch_rewrite=True) is None
-    assert "may have updates before [5]" in str(refuse_truncation(moved, at(5), at(8), any_batch_rewrite=True))
-    untouched = batch_of(BLOB, upper=at(8))
-    assert "from [0] on" in str(refuse_truncation(untouched, at(1), at(8), any_batch_rewrite=True))
-    assert refuse_truncation(untouched, ZERO, at(8), any_batch_rewrite=True) is None
-
-
-def test_a_rewritten_batch_must_still_cover_the_interval() -> None:
-    moved = rewrite(batch_of(BLOB, lower=at(3)), at(4), at(8))
-    assert "does not cover" in str(refuse_truncation(moved, at(2), at(8), any_batch_rewrite=True))
-
-
-def test_an_empty_batch_is_judged_by_its_bounds_alone() -> None:
-    assert refuse_truncation(batch_of(), ZERO, at(5), any_batch_rewrite=True) is None
-    assert refuse_truncation(batch_of(), at(1), at(5), any_batch_rewrite=True) is None

@@ -289,11 +289,13 @@ class Maintenance:
             except ClosedError:
                 pass  # somebody else buries it too
         with self._at_work:
+            kept = {rollup.key for rollup in access.state().rollups.values()}
             self._run(access.id, lambda session: maintain.roll_up(session, access.id))
             gone = int(self._run(access.id, lambda session: collect.collect_garbage(session, access.id)))
             gone += int(self._run(access.id, lambda session: collect.sweep(session, access.id)))
-        # A writer that is still registered may have left something: it goes when its lease does.
-        kept = {rollup.key for rollup in access.state().rollups.values()}
+        # A writer that is still registered may have left something: it goes when its lease does. What stays is
+        # the tombstone: its log, its rollup, and the one before, which the next collection would take.
+        kept.update(rollup.key for rollup in access.state().rollups.values())
         return all(info.key in kept for info in access.shared.blob.list_keys(f"{access.id}/")), gone
 
     # Steps.

@@ -19,7 +19,7 @@ from timespine.client.moments import Moment, to_time
 from timespine.client.writing import count_appended, surely_not
 from timespine.columnar.builder import BatchBuilder, flush_to_blob
 from timespine.columnar.runs import delete_batch, written_by
-from timespine.columnar.transmit import decode_batch, encode_batch
+from timespine.columnar.transmit import decode_batch, encode_batch, rewrite
 from timespine.core.hollow import HollowBatch, Order
 from timespine.core.transitions import AdvanceUpper, Append, Appended, CompareAndAppend
 from timespine.errors import InlineBudgetExceeded, TimespineError
@@ -108,6 +108,10 @@ class Writer:
     def receive(self, data: bytes) -> HollowBatch:
         """The batch in such bytes; one of another collection or version is refused."""
         return decode_batch(data, self._access.id)
+
+    def rewrite(self, batch: HollowBatch, to: Moment | Frontier, upper: Moment | Frontier) -> HollowBatch:
+        """The same batch with all its times moved to `to`, up to `upper`: metadata only, nothing is read or written."""
+        return rewrite(batch, self._frontier(to), self._frontier(upper))
 
     def delete(self, batch: HollowBatch) -> None:
         """Delete a batch that was not, and will not be, committed."""

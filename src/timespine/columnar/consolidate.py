@@ -137,7 +137,7 @@ def _arrange(columns: Sequence[pa.Array], packed: Packed) -> _Arranged:
         return arranged
     if not exact:
         index = np.concatenate([arranged.index_of(block) for block in blocks(rows)])
-        settle(columns, packed, index, first)
+        settle(columns, packed, arranged.dropped, index, first)
         arranged.index = None if arranged.keys is None and (index[1:] > index[:-1]).all() else index
     arranged.first = None if first.all() else first
     return arranged

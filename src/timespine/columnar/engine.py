@@ -234,7 +234,7 @@ class _Merge:
 
     def _put_run(self, data: bytes) -> str:
         key = self.target.key(self.fresh("h"))
-        self.blob.put(key, data)
+        self.target.put(key, data)
         return key
 
     def _undo(self) -> None:

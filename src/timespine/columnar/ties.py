@@ -52,42 +52,41 @@ class Groups:
         return np.repeat(values, self.sizes)
 
 
-def settle(columns: Sequence[pa.Array], packed: Packed, index: Index, first: Flags) -> None:
+def settle(columns: Sequence[pa.Array], packed: Packed, dropped: int, index: Index, first: Flags) -> None:
     """Order the rows of equal words by the rest of the columns. Changes `index` and `first`.
 
-    `index` lists the rows in the order of the upper bits of their words, `first` says which begin a
-    group. Afterwards a group is rows that are equal in all columns.
+    `index` lists the rows in the order of their words without so many of their low bits, `first` says
+    which begin a group. Afterwards a group is rows that are equal in all columns.
     """
-    where = _refine(packed.words, packed.used, index, first, np.flatnonzero(~_alone(first)))
+    if dropped:
+        _refine(packed.words, dropped, index, first)
     rest, begun = packed.rest, 0
-    while rest is not None and where.size:
-        column = columns[rest.column]
-        some = where[:_SAMPLED]
-        if begun >= _BEGUN_MAX or _is_compared_whole(column, rest.byte, index[some], first[some]):
-            where = _settle_column(column, index, first, where)
+    while rest is not None and not first.all():
+        if begun >= _BEGUN_MAX or _is_compared_whole(columns[rest.column], rest.byte, index, first):
+            _settle_column(columns[rest.column], index, first)
             after = Position(rest.column + 1) if rest.column + 1 < len(columns) else None
         else:
-            where, after = _settle_word(columns, rest, index, first, where)
+            after = _settle_word(columns, rest, index, first)
         begun = begun + 1 if after is not None and after.column == rest.column else 0
         rest = after
 
 
-def _settle_word(
-    columns: Sequence[pa.Array], rest: Position, index: Index, first: Flags, where: Index
-) -> tuple[Index, Position | None]:
-    """Go on by one word. The places that are still tied, and where to go on."""
-    rows = index[where]
-    if len(rows) * _DENSE > len(index):
+def _settle_word(columns: Sequence[pa.Array], rest: Position, index: Index, first: Flags) -> Position | None:
+    """Go on by one word. Where to go on after it."""
+    tied = ~_alone(first)
+    if np.count_nonzero(tied) * _DENSE > len(index):
         packed = pack(columns, len(index), rest)
         words = packed.words
     else:
+        rows = index[tied]
         packed = pack(columns, len(index), rest, only=rows)
         words = np.empty(len(index), np.uint64)
         words[rows] = packed.words
-    return _refine(words, packed.used, index, first, where), packed.rest
+    _refine(words, packed.used, index, first)
+    return packed.rest
 
 
-def _is_compared_whole(column: pa.Array, byte: int, rows: Index, first: Flags) -> bool:
+def _is_compared_whole(column: pa.Array, byte: int, index: Index, first: Flags) -> bool:
     """Whether to compare the values of a column before putting them in order by their bytes.
 
     That is so if there is no other way, or if they are long and seem to be equal inside of groups.
@@ -96,22 +95,25 @@ def _is_compared_whole(column: pa.Array, byte: int, rows: Index, first: Flags) -
         return True
     if not is_text(column.type) or Text(column).longest <= byte + 8:
         return False
-    differs = _differs(pl.Series(column.take(pa.array(rows))), first)
-    return bool(np.count_nonzero(differs) * _FEW < len(rows))
+    begin = int(first.argmin()) - 1
+    some = slice(begin, begin + _SAMPLED)
+    differs = _differs(pl.Series(column.take(pa.array(index[some]))), first[some])
+    return bool(np.count_nonzero(differs) * _FEW < np.count_nonzero(~first[some]))
 
 
-def _settle_column(column: pa.Array, index: Index, first: Flags, where: Index) -> Index:
+def _settle_column(column: pa.Array, index: Index, first: Flags) -> None:
     """Go on to the end of a column. Only groups in which its values are not all the same have to be put in order."""
-    groups = Groups(first[where])
-    values = pl.Series(column.take(pa.array(index[where])))
+    where = np.flatnonzero(~_alone(first))
+    rows, groups = index[where], Groups(first[where])
+    values = pl.Series(column.take(pa.array(rows)))
     mixed = np.logical_or.reduceat(_differs(values, first[where]), groups.starts)
+    if not mixed.any():
+        return
     inside = np.flatnonzero(groups.spread(mixed))
-    if inside.size:
-        words = np.empty(len(index), np.uint64)
-        number = groups.spread(np.arange(len(groups.starts), dtype=np.uint32))[inside]
-        words[index[where[inside]]] = _ranks(values.gather(inside), number)
-        _refine(words, WORD_BITS, index, first, where[inside])
-    return where[~_alone(first[where])]
+    number = groups.spread(np.arange(len(groups.starts), dtype=np.uint32))[inside]
+    words = np.zeros(len(index), np.uint64)
+    words[rows[inside]] = _ranks(values.gather(inside), number)
+    _refine(words, WORD_BITS, index, first)
 
 
 def _differs(values: pl.Series, first: Flags) -> Flags:
@@ -147,41 +149,51 @@ def group_blocks(rows: int, first: Flags | None) -> Iterator[slice]:
         start = stop
 
 
-def _refine(words: Words, used: int, index: Index, first: Flags, where: Index) -> Index:
-    """Order groups by the words of their rows, of so many bits, and split them. The places that are still tied."""
-    for block in group_blocks(len(where), first[where]):
-        _refine_block(words, used, index, first, where[block])
-    return where[~_alone(first[where])]
+def _refine(words: Words, used: int, index: Index, first: Flags) -> None:
+    """Order groups by the lower bits of the words of their rows, so many of them, and split them."""
+    mask = np.uint64((1 << used) - 1)
+    for block in group_blocks(len(index), first):
+        rows, is_first = index[block], first[block]
+        if is_first.all():
+            continue
+        tied = ~_alone(is_first)
+        if np.count_nonzero(tied) * 2 > len(rows):
+            _refine_block(words, mask, rows, is_first)
+            continue
+        where = np.flatnonzero(tied)
+        some, some_first = rows[where], is_first[where]
+        _refine_block(words, mask, some, some_first)
+        rows[where], is_first[where] = some, some_first
 
 
-def _refine_block(words: Words, used: int, index: Index, first: Flags, where: Index) -> None:
-    while where.size:
-        rows, is_first = index[where], first[where]
-        digits = words[rows]
-        if ((digits[1:] == digits[:-1]) | is_first[1:]).all():
-            return
-        groups = Groups(is_first)
-        room = WORD_BITS - groups.bits - groups.place_bits
-        width = used
-        wide: Flags | None = None
-        if width > room:
-            digits -= groups.spread(np.minimum.reduceat(digits, groups.starts))
-            width = int(digits.max()).bit_length()
-        if width > room:
-            # A few groups need more bits than there are. They get their upper ones now, and come back.
-            excess = np.frexp(np.maximum.reduceat(digits, groups.starts).astype(np.float64))[1] - room
-            wide = groups.spread(excess > 0)
-            digits >>= groups.spread(np.maximum(excess, 0).astype(np.uint64))
-            width = room
-        fresh = _sort(rows, groups, digits, width)
-        index[where], first[where] = rows, fresh
-        if wide is None:
-            return
-        where = where[wide & ~_alone(fresh)]
+def _refine_block(words: Words, mask: np.uint64, rows: Index, first: Flags) -> None:
+    digits = words.take(rows)
+    digits &= mask
+    if ((digits[1:] == digits[:-1]) | first[1:]).all():
+        return
+    groups = Groups(first)
+    room = WORD_BITS - groups.bits - groups.place_bits
+    width = int(mask).bit_length()
+    excess: NDArray[Any] | None = None
+    if width > room:
+        digits -= groups.spread(np.minimum.reduceat(digits, groups.starts))
+        width = int(digits.max()).bit_length()
+    if width > room:
+        # A few groups need more bits than there are. They get their upper ones now, and come back.
+        excess = np.frexp(np.maximum.reduceat(digits, groups.starts).astype(np.float64))[1] - room
+        digits >>= groups.spread(np.maximum(excess, 0).astype(np.uint64))
+        width = room
+    _sort(rows, first, groups, digits, width)
+    if excess is not None:
+        where = np.flatnonzero(groups.spread(excess > 0) & ~_alone(first))
+        some, some_first = rows[where], first[where]
+        if some.size:
+            _refine_block(words, mask, some, some_first)
+            rows[where], first[where] = some, some_first
 
 
-def _sort(rows: Index, groups: Groups, digits: Words, width: int) -> Flags:
-    """Put the rows of each group in the order of their digits, in place. Which of them begin a group now."""
+def _sort(rows: Index, first: Flags, groups: Groups, digits: Words, width: int) -> None:
+    """Put the rows of each group in the order of their digits, and split it where they differ."""
     starts = groups.spread(groups.starts.view(np.uint64))
     places = np.arange(len(rows), dtype=np.uint64)
     places -= starts
@@ -193,12 +205,9 @@ def _sort(rows: Index, groups: Groups, digits: Words, width: int) -> Flags:
     source = digits >> np.uint64(width + groups.place_bits)
     np.bitwise_and(digits, np.uint64((1 << groups.place_bits) - 1), out=places)
     source += places
-    rows[:] = rows[source.view(np.int64)]
-    fresh = np.empty(len(rows), np.bool_)
-    fresh[:1] = True
+    rows[:] = rows.take(source.view(np.int64))
     digits >>= np.uint64(groups.place_bits)
-    np.not_equal(digits[1:], digits[:-1], out=fresh[1:])
-    return fresh
+    np.not_equal(digits[1:], digits[:-1], out=first[1:])
 
 
 def _alone(first: Flags) -> Flags:

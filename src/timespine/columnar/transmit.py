@@ -148,30 +148,3 @@ def rewrite(batch: HollowBatch, frontier: Frontier, new_upper: Frontier) -> Holl
 
 def _rewritten(part: Part, frontier: Frontier) -> Part:
     return msgspec.structs.replace(part, rewrite=frontier)
-
-
-def refuse_truncation(
-    batch: HollowBatch, lower: Frontier, upper: Frontier, *, any_batch_rewrite: bool
-) -> UsageError | None:
-    """Why a batch cannot be committed for [lower, upper), if so. It may span more: what is outside is cut off.
-
-    If any batch of the same commit was rewritten, nothing may have to be cut off, and that must be
-    provable: the upper is the batch's own, and all times, as they are seen, begin at or after `lower`.
-
-    SUBTLE: truncation looks at times as they were written, before rewriting. A rewritten batch
-    that is accepted here must be committed without truncating its parts, or updates written
-    before `lower` and rewritten to after it would be lost.
-    """
-    desc = batch.desc
-    if any_batch_rewrite:
-        if upper != desc.upper:
-            return UsageError(f"a rewritten batch up to {desc.upper} may have updates past {upper}")
-        for part in batch.parts:
-            begins = desc.lower if part.rewrite is None else part.rewrite
-            if not lower <= begins:
-                return UsageError(f"a rewritten batch from {begins} on may have updates before {lower}")
-    # SUBTLE: not `desc.upper < upper`. That is false too for uppers that cannot be compared, and then
-    # the batch does not speak for all of the interval.
-    if not (desc.lower <= lower and upper <= desc.upper):
-        return UsageError(f"a batch of [{desc.lower}, {desc.upper}) does not cover the append [{lower}, {upper})")
-    return None

@@ -63,6 +63,20 @@ COLUMNS_MAX = 3
 TYPES = (("int32", 7), ("string", None), ("double", -0.5), ("string", "some"))
 """Columns that are added: their types and defaults."""
 
+PATHS = (
+    "merges",
+    "merges of several parts",
+    "merges in rounds",
+    "parts passed through",
+    "hollow runs",
+    "inline results",
+    "empty results",
+    "parts read",
+    "parts skipped",
+    "row groups skipped",
+)
+"""What is counted, to see that histories get everywhere."""
+
 
 class Rows(Data, frozen=True, kw_only=True):
     """Updates as an Arrow table: inline as it is, Parquet as a blob."""
@@ -85,6 +99,8 @@ class Parquet:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.cache = PartCache(16 << 20)
+        """What readers have decoded: one for all processes, and so only good for one history."""
 
     def first_schema(self, arity: int) -> bytes | None:
         """With a key, or without one if times are partially ordered: there both ways are met."""
@@ -136,7 +152,7 @@ class Parquet:
             for (part, schema), (_, data) in zip(leaves, fetched, strict=True)
         ]
         expected = counts_of(plan, stored)
-        reading = _Reading(runs, fetched, schemas, plan)
+        reading = _Reading(runs, fetched, schemas, plan, self.cache)
         found = reading.all()
         if found != expected:
             raise CorruptionError(f"the scan of state {plan.seqno} finds {found}, its parts have {expected}")
@@ -188,7 +204,12 @@ class _Reading:
     """The reads that users do, over the parts of one plan."""
 
     def __init__(
-        self, runs: Sequence[Run], fetched: Sequence[tuple[Part, bytes]], schemas: Schemas, plan: Plan
+        self,
+        runs: Sequence[Run],
+        fetched: Sequence[tuple[Part, bytes]],
+        schemas: Schemas,
+        plan: Plan,
+        cache: PartCache,
     ) -> None:
         blob = MemoryBlob()
         for part, data in fetched:
@@ -197,7 +218,7 @@ class _Reading:
         known = [Schema.decode(each) for each in schemas]
         (collection,) = {part.key.split("/")[0] for part, _ in fetched if part.key} or {"none"}
         # Every part that is skipped is read all the same, to see that skipping it was right.
-        self.parts = Parts(blob, collection, known.__getitem__, CONFIG, PartCache(1 << 20), audit=1.0)
+        self.parts = Parts(blob, collection, known.__getitem__, CONFIG, cache, audit=1.0)
         self.runs = runs
         self.wanted = Wanted(known[-1], known[-1].names, Window(plan.after, plan.until))
 

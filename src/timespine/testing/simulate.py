@@ -2,6 +2,7 @@
 
 A history is decided by its seed alone. On a violation the seed and a shrunken
 trace are printed; `--seed S --histories 1 --trace` replays one history in full.
+With `--real`, rows are in Parquet, blobs are files and logs are in SQLite.
 """
 
 from __future__ import annotations
@@ -11,22 +12,29 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
 
 from timespine.testing.checker import FAULT_KINDS, Result, run_history
+from timespine.testing.parquet import PATHS
 from timespine.testing.simulator import Faults
 
 CHUNK = 25
 """Histories that a worker runs between two reports."""
 
 
-def run_seeds(seeds: range, operations: int) -> tuple[int, int, Counter[str], list[tuple[int, list[str]]], int]:
-    """Run some histories: how many, their operations, their counts, their violations, a digest of all."""
+Done = tuple[int, int, Counter[str], list[tuple[int, list[str]]], int]
+"""How many histories, their operations, their counts, their violations, a digest of all."""
+
+
+def run_seeds(seeds: range, operations: int, real: bool = False) -> Done:
+    """Run some histories."""
     done, counts, digest = 0, Counter[str](), 0
     failed: list[tuple[int, list[str]]] = []
     for seed in seeds:
-        result = run_history(seed, operations)
+        result = run_history(seed, operations, real=real)
         done += result.operations
         counts.update(result.counts)
         digest = (digest * 31 + result.digest) % (1 << 61)
@@ -36,31 +44,32 @@ def run_seeds(seeds: range, operations: int) -> tuple[int, int, Counter[str], li
     return len(seeds), done, counts, failed, digest
 
 
-def shrink(seed: int, operations: int) -> tuple[Result, Faults, int]:
+def shrink(seed: int, operations: int, real: bool = False) -> tuple[Result, Faults, int]:
     """A shorter and calmer history of the same seed that still goes wrong, with its trace."""
     faults, smallest = Faults(), operations
     for fewer in sorted({*range(1, min(operations, 12)), *range(12, operations, 6)}):
-        if run_history(seed, fewer, faults).violations:
+        if run_history(seed, fewer, faults, real=real).violations:
             smallest = fewer
             break
     for calmer in ("fail", "crash", "pause", "clock", "outage"):
         kept = getattr(faults, calmer)
         setattr(faults, calmer, 0.0)
-        if not run_history(seed, smallest, faults).violations:
+        if not run_history(seed, smallest, faults, real=real).violations:
             setattr(faults, calmer, kept)
-    return run_history(seed, smallest, faults, tracing=True), faults, smallest
+    return run_history(seed, smallest, faults, tracing=True, real=real), faults, smallest
 
 
-def report_failure(seed: int, operations: int, violations: list[str]) -> None:
+def report_failure(seed: int, operations: int, violations: list[str], real: bool = False) -> None:
     """Print a violation so that somebody can begin to look."""
     print(f"\nseed {seed}: {violations[0]}")
-    result, faults, smallest = shrink(seed, operations)
+    result, faults, smallest = shrink(seed, operations, real)
     print(f"shrunk to {smallest} operations with {faults}; the last steps:")
     for line in result.trace[-60:]:
         print(f"  {line}")
     for violation in result.violations:
         print(f"  => {violation}")
-    print(f"replay: python -m timespine.testing.simulate --seed {seed} --histories 1 --ops {operations} --trace")
+    options = f"--seed {seed} --histories 1 --ops {operations} --trace{' --real' if real else ''}"
+    print(f"replay: python -m timespine.testing.simulate {options}")
 
 
 def _chunks(first: int, histories: int) -> Iterable[range]:
@@ -75,16 +84,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ops", type=int, default=60, help="operations per history (default 60)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    parser.add_argument("--real", action="store_true", help="with Parquet, files and SQLite")
     parser.add_argument("--trace", action="store_true", help="print every step (with --histories 1)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
     options = parser.parse_args(arguments)
     if options.histories < 1 or options.ops < 1 or options.jobs < 1 or options.seed < 0:
         parser.error("--histories, --ops and --jobs must be at least 1, --seed at least 0")
     if options.trace:
-        result = run_history(options.seed, options.ops, tracing=True)
+        result = run_history(options.seed, options.ops, tracing=True, real=options.real)
         print("\n".join([*result.trace, *result.violations, f"digest {result.digest:08x}"]))
         return 1 if result.violations else 0
     return _run(options)
+
+
+def _results(options: argparse.Namespace) -> Iterator[Done]:
+    """What came of every chunk, in order."""
+    arguments = (list(_chunks(options.seed, options.histories)), repeat(options.ops), repeat(options.real))
+    if options.jobs == 1:
+        yield from map(run_seeds, *arguments)
+        return
+    # Not forked: Arrow and Polars have threads of their own, which do not survive that.
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run_seeds, *arguments)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -92,16 +113,14 @@ def _run(options: argparse.Namespace) -> int:
     histories, operations, digest = 0, 0, 0
     counts: Counter[str] = Counter()
     failed: list[tuple[int, list[str]]] = []
-    chunks = list(_chunks(options.seed, options.histories))
-    with ProcessPoolExecutor(options.jobs) as pool:
-        for done in pool.map(run_seeds, chunks, [options.ops] * len(chunks)):
-            histories += done[0]
-            operations += done[1]
-            counts.update(done[2])
-            failed.extend(done[3])
-            digest = (digest * 31 + done[4]) % (1 << 61)
-            if histories % 2000 < CHUNK and not options.json:
-                print(f"  {histories} of {options.histories} histories, {len(failed)} violations", file=sys.stderr)
+    for done in _results(options):
+        histories += done[0]
+        operations += done[1]
+        counts.update(done[2])
+        failed.extend(done[3])
+        digest = (digest * 31 + done[4]) % (1 << 61)
+        if histories % 2000 < CHUNK and not options.json:
+            print(f"  {histories} of {options.histories} histories, {len(failed)} violations", file=sys.stderr)
     seconds = time.perf_counter() - began
     figures = {
         "histories": histories,
@@ -110,6 +129,7 @@ def _run(options: argparse.Namespace) -> int:
         "faults in all": sum(counts[kind] for kind in FAULT_KINDS) + counts["crashes"],
         "crashes": counts["crashes"],
         "commits": counts["commits"],
+        **({"paths": {kind: counts[kind] for kind in PATHS}} if options.real else {}),
         "violations": len(failed),
         "histories per second": round(histories / seconds, 1),
         "digest": f"{digest:016x}",
@@ -120,7 +140,7 @@ def _run(options: argparse.Namespace) -> int:
         for name, value in figures.items():
             print(f"{name:22} {value}")
     for seed, violations in failed[:3]:
-        report_failure(seed, options.ops, violations)
+        report_failure(seed, options.ops, violations, options.real)
     return 1 if failed else 0
 
 

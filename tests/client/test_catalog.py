@@ -1,0 +1,504 @@
+"""Names of collections: one winner, whoever comes at the same time, and nothing that damage could make of them."""
+
+import random
+import zlib
+
+import msgspec
+import pytest
+from places import BLOBS, Place, Script, in_threads
+
+from timespine.client.catalog import LOG, MAGIC, Catalog, Entry, Names, decode, encode
+from timespine.client.maintenance import EXPIRE_S
+from timespine.columnar.schema import define
+from timespine.errors import (
+    ClosedError,
+    CorruptionError,
+    Determinate,
+    Indeterminate,
+    TimespineError,
+    UsageError,
+    VersionError,
+)
+from timespine.location.consensus import Write
+from timespine.location.unreliable import Fault
+
+KEY = {"n": "int64"}
+LOST = [Fault.INDETERMINATE_DONE, Fault.INDETERMINATE_NOT, Fault.LATE]
+
+
+@pytest.fixture
+def place():
+    with Place() as made:
+        yield made
+
+
+def rows_of(collection):
+    return sorted(row["n"] for row in collection.snapshot().to_pylist())
+
+
+def overwrite(place, data):
+    """Put another entry at the end of the catalog."""
+    head = place.consensus.head(LOG)
+    place.consensus.compare_and_set([Write(LOG, head.seqno if head else None, data)])
+
+
+# Creating.
+
+
+def test_of_two_stores_that_create_the_same_name_at_once_one_wins_and_the_other_is_told(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    made = []
+    script.add("compare_and_set", Fault.NONE, key=LOG, hook=lambda: made.append(other.create("orders", key=KEY)))
+    with pytest.raises(UsageError, match="orders exists"):
+        store.create("orders", key=KEY)
+    assert store["orders"].id == made[0].id
+    # The loser left nothing behind: a collection and its name appear together.
+    assert [key for key in place.consensus.list_keys() if key != LOG] == [made[0].id]
+
+
+def test_of_many_threads_that_open_or_create_the_same_name_all_get_the_same_collection(place):
+    stores = [place.open() for _ in range(4)]
+    found = []
+
+    def work(store):
+        for _ in range(5):
+            found.append(store.create("orders", key=KEY, if_exists="open").id)
+
+    in_threads(*(lambda store=store: work(store) for store in stores))
+    assert len(set(found)) == 1
+
+
+def test_collections_that_are_created_at_once_are_all_there(place):
+    stores = [place.open() for _ in range(4)]
+    in_threads(
+        *(
+            lambda n=n, store=store: [store.create(f"c{n}-{each}", key=KEY) for each in range(5)]
+            for n, store in enumerate(stores)
+        )
+    )
+    assert place.open().names() == sorted(f"c{n}-{each}" for n in range(4) for each in range(5))
+
+
+def test_what_exists_is_opened_if_it_has_the_same_shape_and_refused_otherwise(place):
+    store = place.open()
+    first = store.create("orders", key=KEY, value={"v": "string"}, timeline="counter")
+    again = store.create("orders", key=KEY, value={"v": "string"}, timeline="counter", if_exists="open")
+    assert again.id == first.id
+    with pytest.raises(UsageError, match="another schema"):
+        store.create("orders", key=KEY, value={"v": "int64"}, timeline="counter", if_exists="open")
+    with pytest.raises(UsageError, match="another schema"):
+        store.create("orders", key=KEY, value={"v": "string"}, arity=2, timeline="counter", if_exists="open")
+    with pytest.raises(UsageError, match="timeline='counter'"):
+        store.create("orders", key=KEY, value={"v": "string"}, if_exists="open")
+    with pytest.raises(UsageError, match="exists"):
+        store.create("orders", key=KEY, value={"v": "string"})
+    with pytest.raises(UsageError, match="if_exists"):
+        store.create("orders", key=KEY, if_exists="maybe")
+    assert store["orders"].id == first.id
+
+
+def test_replacing_takes_the_name_over_and_leaves_the_old_rows_to_those_who_read_them(place):
+    store = place.open()
+    old = store.create("orders", key=KEY, timeline="counter")
+    old.append([{"n": 1}])
+    snapshot = old.snapshot()
+    new = store.create("orders", key={"m": "string"}, timeline="counter", replace=True)
+    assert new.id != old.id
+    assert store["orders"].id == new.id
+    assert new.count() == 0
+    assert snapshot.to_pylist() == [{"n": 1}]
+    assert old.name != "orders"  # whoever still holds it is not misled
+    assert store.names() == ["orders"]
+
+
+def test_a_schema_and_columns_at_once_are_refused(place):
+    store = place.open()
+    schema = define(KEY, None)
+    assert store.create("a", schema=schema).schema == schema
+    with pytest.raises(UsageError, match="either"):
+        store.create("b", schema=schema, key=KEY)
+    with pytest.raises(UsageError, match="either"):
+        store.create("b", schema=schema, arity=2)
+    assert store.names() == ["a"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", "a b", "a/b", "../a", ".a", "-a", "_a", "a\n", "a\x00", "é", "a" * 129, "catálogo", None, 7, b"a", ["a"]],
+)
+def test_names_with_odd_characters_are_refused(place, name):
+    store = place.open()
+    store.create("there", key=KEY)
+    for refused in (
+        lambda: store.create(name, key=KEY),
+        lambda: store.collection(name),
+        lambda: store.rename("there", name),
+        lambda: store.drop(name),
+    ):
+        with pytest.raises(UsageError):
+            refused()
+    assert name not in store
+    assert store.names() == ["there"]
+
+
+@pytest.mark.parametrize("name", ["a", "A", "7", "a.b", "Orders_2024-01", "a" * 128, "catalog"])
+def test_names_that_people_use_are_fine(place, name):
+    store = place.open()
+    store.create(name, key=KEY, timeline="counter").append([{"n": 1}])
+    assert name in store
+    assert rows_of(place.open()[name]) == [1]
+
+
+def test_an_unknown_name_is_answered_with_those_that_there_are(place):
+    store = place.open()
+    with pytest.raises(UsageError, match="there are: none"):
+        store["orders"]
+    store.create("customers", key=KEY)
+    with pytest.raises(UsageError, match="customers"):
+        store["orders"]
+
+
+# Renaming and dropping.
+
+
+def test_renaming_keeps_the_collection_and_its_open_handles(place):
+    store, other = place.open(), place.open()
+    orders = store.create("orders", key=KEY, timeline="counter")
+    orders.append([{"n": 1}])
+    theirs = other["orders"]
+    store.rename("orders", "sales")
+    assert store.names() == ["sales"]
+    assert (orders.name, theirs.name) == ("sales", "orders")
+    orders.append([{"n": 2}])
+    theirs.append([{"n": 3}])
+    assert rows_of(store["sales"]) == [1, 2, 3]
+    with pytest.raises(UsageError, match="no collection"):
+        store["orders"]
+
+
+def test_a_name_that_is_taken_or_not_there_cannot_be_part_of_a_rename(place):
+    store = place.open()
+    store.create("a", key=KEY)
+    store.create("b", key=KEY)
+    with pytest.raises(UsageError, match="already"):
+        store.rename("a", "b")
+    with pytest.raises(UsageError, match="no collection"):
+        store.rename("c", "d")
+    assert store.names() == ["a", "b"]
+
+
+def test_a_policy_set_through_an_old_handle_goes_to_its_own_collection(place):
+    store = place.open()
+    first = store.create("orders", key=KEY)
+    store.rename("orders", "archive")
+    second = store.create("orders", key=KEY)
+    first.retain("7 days")
+    assert first._access.entry.retain_ms == 7 * 86_400_000
+    assert second._access.entry.retain_ms is None
+    names = place.open()._catalog.read().entries
+    assert (names["archive"].retain_ms, names["orders"].retain_ms) == (7 * 86_400_000, None)
+
+
+def test_a_policy_needs_times_of_the_wall_clock(place):
+    store = place.open()
+    with pytest.raises(UsageError, match="wall clock"):
+        store.create("a", key=KEY, timeline="counter", retain="7 days")
+    with pytest.raises(UsageError, match="wall clock"):
+        store.create("a", key=KEY, arity=2, retain="7 days")
+    for collection in (store.create("b", key=KEY, timeline="counter"), store.create("c", key=KEY, arity=2)):
+        with pytest.raises(UsageError, match="wall clock"):
+            collection.retain("7 days")
+        collection.retain(None)
+
+
+def test_a_dropped_collection_is_gone_for_those_who_open_it_and_not_for_those_who_read_it(place):
+    store, other = place.open(config=BLOBS), place.open(config=BLOBS)
+    orders = store.create("orders", key=KEY, timeline="counter")
+    orders.append([{"n": 1}])
+    reading = other["orders"].snapshot()
+    store.drop("orders")
+    assert "orders" not in other
+    with pytest.raises(UsageError, match="no collection"):
+        store.drop("orders")
+    for _ in range(2):
+        store.maintain()
+    # Somebody still reads it: it is closed, but nothing of it went.
+    assert reading.to_pylist() == [{"n": 1}]
+    with pytest.raises(ClosedError):
+        other_handle(other, orders).append([{"n": 2}])
+    reading.close()
+    other.close()
+    store.maintain()
+    assert store._catalog.read().dropped == ()
+    left = place.blobs()
+    assert all("/s" in key for key in left), left  # the rollup of its tombstone, and no rows
+    assert len(left) <= 1
+
+
+def other_handle(store, collection):
+    """The handle that a store has of a collection, whatever it is called."""
+    from timespine.client.collection import Collection
+
+    return Collection(store._accesses[collection.id], store)
+
+
+def test_the_name_of_a_dropped_collection_can_be_given_again(place):
+    store = place.open(config=BLOBS)
+    for round in range(3):
+        collection = store.create("orders", key=KEY, timeline="counter")
+        collection.append([{"n": round}])
+        assert rows_of(store["orders"]) == [round]
+        store.drop("orders")
+    store.maintain()
+    assert len(place.blobs()) <= 3
+
+
+def test_a_lease_that_lapsed_does_not_keep_a_dropped_collection(place):
+    store, other = place.open(config=BLOBS), place.open(config=BLOBS)
+    store.create("orders", key=KEY, timeline="counter").append([{"n": 1}])
+    reading = other["orders"].snapshot()  # and its process is never seen again
+    store.drop("orders")
+    store.maintain()
+    assert store._catalog.read().dropped
+    place.clock.advance(2 * 3600)
+    store.maintain()
+    assert store._catalog.read().dropped == ()
+    assert reading is not None
+
+
+def test_two_processes_may_bury_the_same_collection_at_once(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    orders = store.create("orders", key=KEY, timeline="counter")
+    orders.append([{"n": 1}])
+    store.drop("orders")
+    # While one is about to close it, the other does all of it.
+    script.add("compare_and_set", Fault.NONE, key=orders.id, skip=1, hook=lambda: other.maintain())
+    store.maintain()
+    assert script.is_done
+    assert store._catalog.read().dropped == ()
+
+
+def test_the_background_buries_what_was_dropped(place):
+    store = place.open(config=BLOBS)
+    store.create("orders", key=KEY, timeline="counter").append([{"n": 1}])
+    store.drop("orders")
+    other = place.open(config=BLOBS)  # another process, which never opened it
+    store.close()
+    other.maintenance.round()
+    assert other._catalog.read().dropped == ()
+    assert len(place.blobs()) <= 1
+
+
+def test_what_crashed_writers_left_in_a_dropped_collection_goes_too(place):
+    store, crashed = place.open(config=BLOBS), place.open(config=BLOBS)
+    orders = store.create("orders", key=KEY, timeline="counter")
+    orders.append([{"n": 1}])
+    writer = crashed["orders"].writer()
+    place.blob.put(f"{orders.id}/{writer.id}/leaked", b"leaked")
+    store.drop("orders")
+    store.maintain()
+    # Its writer might still be alive: the collection is not forgotten before that is known.
+    assert store._catalog.read().dropped == (orders.id,)
+    place.clock.advance(2 * 3600)
+    store.maintain()
+    assert store._catalog.read().dropped == ()
+    assert not any("leaked" in key for key in place.blobs())
+
+
+# Replies that are lost.
+
+
+@pytest.mark.parametrize("fault", LOST)
+@pytest.mark.parametrize("there", [False, True])
+def test_creating_survives_a_lost_reply_of_the_catalog(place, fault, there):
+    script = Script()
+    store = place.open(script=script)
+    if there:
+        place.open().create("other", key=KEY)
+    script.add("compare_and_set", fault, key=LOG)
+    orders = store.create("orders", key=KEY, timeline="counter")
+    assert script.is_done
+    store.ghosts()
+    orders.append([{"n": 1}])
+    assert rows_of(place.open()["orders"]) == [1]
+    assert "orders" in place.open()
+
+
+@pytest.mark.parametrize("fault", LOST)
+def test_creating_survives_a_lost_reply_even_if_others_change_the_catalog_before_it_is_known(place, fault):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    other.create("first", key=KEY)
+    script.add("compare_and_set", fault, key=LOG)
+    script.add("compare_and_set", Fault.NONE, key=LOG, hook=lambda: other.create("second", key=KEY))
+    orders = store.create("orders", key=KEY)
+    store.ghosts()
+    assert script.is_done
+    assert place.open().names() == ["first", "orders", "second"]
+    assert place.open()["orders"].id == orders.id
+
+
+@pytest.mark.parametrize("fault", LOST)
+@pytest.mark.parametrize("change", ["rename", "drop", "retain", "replace"])
+def test_every_change_of_the_catalog_survives_a_lost_reply_and_is_made_once(place, fault, change):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    orders = store.create("orders", key=KEY)
+    script.add("compare_and_set", fault, key=LOG)
+    script.add("compare_and_set", Fault.NONE, key=LOG, hook=lambda: other.create("second", key=KEY))
+    if change == "rename":
+        store.rename("orders", "sales")
+    elif change == "drop":
+        store.drop("orders")
+    elif change == "retain":
+        orders.retain("7 days")
+    else:
+        orders = store.create("orders", key={"m": "int64"}, replace=True)
+    store.ghosts()
+    assert script.is_done
+    names = other._catalog.read()
+    assert (
+        set(names.entries)
+        == {
+            "rename": {"sales", "second"},
+            "drop": {"second"},
+            "retain": {"orders", "second"},
+            "replace": {"orders", "second"},
+        }[change]
+    )
+    assert len(names.dropped) == (change in ("drop", "replace"))
+    if change == "retain":
+        assert names.entries["orders"].retain_ms == 7 * 86_400_000
+    if change == "replace":
+        assert names.entries["orders"].id == orders.id
+
+
+def test_a_catalog_that_does_not_answer_is_unavailable_in_the_right_way(place):
+    script = Script()
+    store = place.open(script=script)
+    script.add("compare_and_set", Fault.DETERMINATE, key=LOG, times=99)
+    with pytest.raises(Determinate):
+        store.create("orders", key=KEY)
+    script.rules.clear()
+    assert store.names() == []
+    script.add("compare_and_set", Fault.INDETERMINATE_NOT, key=LOG, times=99)
+    with pytest.raises(Indeterminate):
+        store.create("orders", key=KEY)
+    script.rules.clear()
+    script.add("truncate", Fault.DETERMINATE, key=LOG, times=99)
+    store.create("orders", key=KEY)
+    store.create("others", key=KEY)  # old entries that stay for once are no failure
+    assert store.names() == ["orders", "others"]
+
+
+# Damage.
+
+
+def test_a_damaged_catalog_is_a_corruption_error_for_whatever_is_asked(place):
+    store = place.open()
+    store.create("orders", key=KEY)
+    overwrite(place, b"something else")
+    other = place.open()
+    for asked in (other.names, lambda: other["orders"], lambda: other.create("a", key=KEY), other.maintain):
+        with pytest.raises(CorruptionError, match="catalog"):
+            asked()
+
+
+def test_a_catalog_of_a_newer_version_is_refused_as_such(place):
+    store = place.open()
+    store.create("orders", key=KEY)
+    payload = msgspec.msgpack.encode({"whatever": "it may hold"})
+    overwrite(place, b"TSC2" + zlib.crc32(payload).to_bytes(4, "big") + payload)
+    with pytest.raises(VersionError, match="upgrade"):
+        place.open().names()
+
+
+def test_no_damage_of_a_catalog_gives_other_names():
+    names = Names(3, {"orders": Entry("orders-1", "counter", 5000, 17), "b": Entry("b-2")}, ("gone-3",))
+    data = encode(names)
+    assert decode(3, data) == names
+    for length in range(len(data)):
+        with pytest.raises(CorruptionError):
+            decode(3, data[:length])
+    for place in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[place] ^= 1 << bit
+            with pytest.raises((CorruptionError, VersionError)):
+                decode(3, bytes(damaged))
+
+
+def test_a_catalog_that_is_forged_to_look_whole_is_an_error_and_never_a_crash():
+    random_bytes = random.Random(7)
+    valid = encode(Names(3, {"orders": Entry("orders-1", "counter", 5000, 17)}))[8:]
+    for _ in range(3000):
+        payload = bytearray(valid)
+        for _ in range(random_bytes.randint(1, 4)):
+            payload[random_bytes.randrange(len(payload))] = random_bytes.randrange(256)
+        forged = MAGIC + zlib.crc32(payload).to_bytes(4, "big") + bytes(payload)
+        try:
+            decode(3, forged)
+        except (CorruptionError, VersionError):
+            continue
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Entry("../../etc"),
+        Entry(""),
+        Entry("a/b"),
+        Entry("a-1", "sundial"),
+        Entry("a-1", "clock", 0),
+        Entry("a-1", "clock", -5),
+    ],
+)
+def test_an_entry_that_no_store_would_write_is_damage(entry):
+    with pytest.raises(CorruptionError):
+        decode(0, encode(Names(0, {"a": entry})))
+
+
+def test_a_dropped_id_that_no_store_would_write_is_damage():
+    with pytest.raises(CorruptionError):
+        decode(0, encode(Names(0, {}, ("../../etc",))))
+
+
+def test_the_catalog_keeps_only_its_newest_entry(place):
+    store = place.open()
+    for number in range(20):
+        store.create(f"c{number}", key=KEY)
+    assert len(place.consensus.scan(LOG)) == 1
+
+
+def test_a_catalog_that_others_keep_changing_is_given_up_at_some_point(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    counter = iter(range(1000))
+
+    class Busy(Script):
+        def __call__(self, operation, key):
+            if operation == "compare_and_set" and LOG in key:
+                other.create(f"c{next(counter)}", key=KEY)
+            return Fault.NONE
+
+    busy = place.open(script=Busy())
+    with pytest.raises(TimespineError, match="others keep changing"):
+        busy.create("orders", key=KEY)
+    assert "orders" not in store
+    assert isinstance(store._catalog, Catalog)
+
+
+def test_policies_that_others_change_are_learnt_by_the_background(place):
+    store, other = place.open(), place.open()
+    orders = store.create("orders", key=KEY, retain="7 days")
+    other["orders"].retain(None)
+    store.maintenance.round()
+    assert orders._access.entry.retain_ms is None
+    other["orders"].retain("1 day")
+    store.maintenance.round()
+    assert orders._access.entry.retain_ms is None  # not every time: it reads the catalog
+    place.clock.advance(EXPIRE_S)
+    store.maintenance.round()
+    assert orders._access.entry.retain_ms == 86_400_000

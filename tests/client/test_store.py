@@ -1,0 +1,195 @@
+"""Opening a place, sealing what is idle, and leaving nothing behind."""
+
+import os
+import threading
+
+import pytest
+from places import Place, Script, in_threads, until
+
+import timespine as ts
+from timespine.client.store import CONSENSUS
+from timespine.errors import NotSealed, TimespineError, Unavailable, UsageError
+from timespine.location.unreliable import Fault
+from timespine.model.frontier import Frontier
+
+KEY = {"n": "int64"}
+
+
+@pytest.fixture
+def place():
+    with Place() as made:
+        yield made
+
+
+def rows_of(collection):
+    return sorted(row["n"] for row in collection.snapshot().to_pylist())
+
+
+# A folder.
+
+
+def test_a_folder_becomes_a_store_and_keeps_what_was_put_into_it(tmp_path):
+    root = tmp_path / "new" / "store"
+    with ts.open(root) as store:
+        store.create("numbers", key=KEY, timeline="counter").append([{"n": 1}])
+        assert str(root) in repr(store)
+    for location in (root, str(root), os.fsencode(root)):
+        with ts.open(location, create=False) as store:
+            assert rows_of(store["numbers"]) == [1]
+    with ts.open(root, read_only=True) as store:
+        assert rows_of(store["numbers"]) == [1]
+
+
+def test_a_store_that_is_not_there_is_not_made_unless_asked_for(tmp_path):
+    for options in ({"create": False}, {"read_only": True}):
+        with pytest.raises(UsageError, match="no store"):
+            ts.open(tmp_path / "nothing", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    for location in (file, file / "below"):
+        with pytest.raises(UsageError):
+            ts.open(location)
+    with pytest.raises(UsageError, match="folders"):
+        ts.open("s3://bucket/prefix")
+    with pytest.raises(TypeError):
+        ts.open(7)
+    assert file.read_text() == "no folder"
+
+
+def test_a_folder_whose_consensus_is_no_database_is_refused_and_left_alone(tmp_path):
+    (tmp_path / CONSENSUS).write_bytes(b"this is not a database, and never was one. " * 100)
+    before = (tmp_path / CONSENSUS).read_bytes()
+    with pytest.raises(TimespineError):
+        ts.open(tmp_path)
+    assert (tmp_path / CONSENSUS).read_bytes() == before
+
+
+def test_two_stores_on_one_folder_see_each_other(tmp_path):
+    with ts.open(tmp_path) as one, ts.open(tmp_path) as other:
+        one.create("numbers", key=KEY, timeline="counter").append([{"n": 1}])
+        other["numbers"].append([{"n": 2}])
+        assert rows_of(one["numbers"]) == rows_of(other["numbers"]) == [1, 2]
+
+
+def test_closing_ends_every_thread_of_the_store(tmp_path):
+    before = set(threading.enumerate())
+    store = ts.open(tmp_path)
+    store.create("numbers", key=KEY).append([{"n": 1}])
+    assert set(threading.enumerate()) > before
+    store.close()
+    store.close()
+    until(lambda: set(threading.enumerate()) <= before)
+
+
+def test_a_store_may_be_closed_while_others_are_at_work_with_it(place):
+    store = place.open()
+    collection = store.create("numbers", key=KEY, timeline="counter")
+    collection.append([{"n": 0}])
+    done = []
+    started = threading.Event()
+
+    def work():
+        try:
+            for number in range(1, 100_000):
+                collection.append([{"n": number}])
+                done.append(number)
+                started.set()
+        except UsageError as error:
+            assert "closed" in str(error)
+
+    def close():
+        started.wait(60)
+        store.close()
+
+    in_threads(work, close)
+    # What was acknowledged is there; what was under way may be.
+    there = rows_of(place.open()["numbers"])
+    assert there[: len(done) + 1] == [0, *done]
+    assert len(there) <= len(done) + 2
+
+
+# Sealing.
+
+
+def test_advancing_seals_idle_collections_of_the_wall_clock_at_one_time_in_one_commit(place):
+    script = Script()
+    store = place.open(script=script)
+    left, right = store.create("left", key=KEY), store.create("right", key=KEY)
+    counter = store.create("counter", key=KEY, timeline="counter")
+    plane = store.create("plane", key=KEY, arity=2)
+    left.append([{"n": 1}])
+    store.advance()
+    place.clock.advance(60)
+    before = script.calls["compare_and_set"]
+    assert store.advance() == place.clock.ms
+    assert script.calls["compare_and_set"] == before + 1
+    assert left.upper == right.upper == Frontier.at(place.clock.ms)
+    assert counter.upper == Frontier.at(0)
+    assert plane.upper == Frontier.minimum(2)
+    assert left.count(place.clock.ms - 1) == 1
+    with pytest.raises(NotSealed):
+        right.snapshot(place.clock.ms, timeout=0)
+
+
+def test_advancing_goes_never_back_and_leaves_closed_collections_closed(place):
+    store = place.open()
+    left, closed = store.create("left", key=KEY), store.create("closed", key=KEY)
+    closed.close_for_good()
+    store.advance(5000)
+    assert store.advance(4000) == 4000
+    assert left.upper == Frontier.at(5000)
+    assert closed.upper.is_closed
+    for wrong in (-1, "now", 1.5):
+        with pytest.raises(UsageError):
+            store.advance(wrong)
+
+
+def test_advancing_an_empty_store_is_fine(place):
+    store = place.open()
+    assert store.advance(7) == 7
+
+
+# Asking for what is not there.
+
+
+def test_maintaining_a_collection_that_is_not_there_is_refused(place):
+    store = place.open()
+    with pytest.raises(UsageError, match="no collection"):
+        store.maintain("orders")
+
+
+def test_a_wrong_timeline_is_refused(place):
+    with pytest.raises(UsageError, match="timeline"):
+        place.open().create("orders", key=KEY, timeline="sundial")
+    with pytest.raises(UsageError):
+        place.open().create("orders", key={"_time": "int64"})
+    with pytest.raises(UsageError):
+        place.open().create("orders")
+    assert place.open().names() == []
+
+
+def test_times_of_the_clock_never_go_back_when_the_clock_does(place):
+    store = place.open()
+    collection = store.create("numbers", key=KEY)
+    first = collection.append([{"n": 1}]).time
+    assert first == place.clock.ms
+    place.clock.advance(-3600)
+    second = collection.append([{"n": 2}]).time
+    assert second == first + 1
+    place.clock.advance(7200)
+    assert collection.append([{"n": 3}]).time == place.clock.ms
+    assert [each["_time"] for each in collection.updates().to_pylist()] == [first, second, place.clock.ms]
+
+
+def test_a_store_that_cannot_be_listed_is_unavailable_and_then_works(place):
+    script = Script()
+    store = place.open(script=script)
+    store.create("numbers", key=KEY)
+    script.add("scan", Fault.DETERMINATE, times=3)
+    with pytest.raises(Unavailable):
+        store.names()
+    assert store.names() == ["numbers"]
