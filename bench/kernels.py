@@ -49,7 +49,9 @@ def picked(pool: pa.Array, rows: int, draw: np.random.Generator) -> pa.Array:
 
 
 def int_keys(rows: int, draw: np.random.Generator) -> pa.Table:
-    return updates({"key": pa.array(draw.integers(0, rows // 2, rows)), "value": pa.array(draw.integers(0, 3, rows))}, draw)
+    return updates(
+        {"key": pa.array(draw.integers(0, rows // 2, rows)), "value": pa.array(draw.integers(0, 3, rows))}, draw
+    )
 
 
 def wide_ints(rows: int, draw: np.random.Generator) -> pa.Table:
@@ -234,7 +236,11 @@ def tiny() -> list[dict[str, Any]]:
     rows = []
     draw = np.random.default_rng(SEED)
     ids = draw.permutation(100)
-    columns = {"id": pa.array(ids), "name": pa.array([f"name {each}" for each in ids]), "total": pa.array(draw.random(100))}
+    columns = {
+        "id": pa.array(ids),
+        "name": pa.array([f"name {each}" for each in ids]),
+        "total": pa.array(draw.random(100)),
+    }
     table = pa.table({**columns, "_time": np.zeros(100, np.int64), "_diff": np.ones(100, np.int64)})
     ordered = consolidate(table, order_of(table))
     frame = pl.DataFrame(table)
@@ -250,7 +256,13 @@ def tiny() -> list[dict[str, Any]]:
             began = time.perf_counter()
             work()
             seconds.append(time.perf_counter() - began)
-        rows.append({"100 rows, 5 columns": title, "best us": round(min(seconds) * 1e6), "p50 us": round(sorted(seconds)[100] * 1e6)})
+        rows.append(
+            {
+                "100 rows, 5 columns": title,
+                "best us": round(min(seconds) * 1e6),
+                "p50 us": round(sorted(seconds)[100] * 1e6),
+            }
+        )
     return rows
 
 

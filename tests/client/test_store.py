@@ -1,5 +1,6 @@
 """Opening a place, sealing what is idle, and leaving nothing behind."""
 
+import itertools
 import os
 import threading
 
@@ -92,14 +93,15 @@ def test_a_store_may_be_closed_while_others_are_at_work_with_it(place):
     done = []
     started = threading.Event()
 
+    def append_for_ever():
+        for number in itertools.count(1):
+            collection.append([{"n": number}])
+            done.append(number)
+            started.set()
+
     def work():
-        try:
-            for number in range(1, 100_000):
-                collection.append([{"n": number}])
-                done.append(number)
-                started.set()
-        except UsageError as error:
-            assert "closed" in str(error)
+        with pytest.raises(UsageError, match="closed"):
+            append_for_ever()
 
     def close():
         started.wait(60)

@@ -19,7 +19,9 @@ LONG = "https://example.com/a/rather/long/prefix/"
 
 def ints(bits, signed=True):
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-    return st.one_of(st.integers(low, high), st.integers(max(low, -3), 3), st.sampled_from([low, low + 1, high - 1, high]))
+    return st.one_of(
+        st.integers(low, high), st.integers(max(low, -3), 3), st.sampled_from([low, low + 1, high - 1, high])
+    )
 
 
 def floats(width):
@@ -48,7 +50,9 @@ BYTES = st.one_of(
 
 def decimals(precision, scale):
     top = 10**precision - 1
-    unscaled = st.one_of(st.integers(-top, top), st.integers(-3, 3), st.sampled_from([-top, top, MAX, MAX + 1, -MAX - 2]))
+    unscaled = st.one_of(
+        st.integers(-top, top), st.integers(-3, 3), st.sampled_from([-top, top, MAX, MAX + 1, -MAX - 2])
+    )
     context = decimal.Context(prec=80)
     return unscaled.map(lambda value: context.scaleb(decimal.Decimal(max(-top, min(top, value))), -scale))
 
@@ -132,7 +136,9 @@ def keys(table, names):
         column = table.column(name)
         # Python has no year 300000, Arrow has.
         plain.append((column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist())
-    return [tuple(key(value) for value in row) for row in zip(*plain, strict=True)] or [()] * (0 if names else table.num_rows)
+    return [tuple(key(value) for value in row) for row in zip(*plain, strict=True)] or [()] * (
+        0 if names else table.num_rows
+    )
 
 
 def counted(table, order):
@@ -164,6 +170,7 @@ def small(enabled=True):
                 (order, "_SAMPLED_TOGETHER", 2),
                 (ties, "_SAMPLED", 4),
                 (ties, "_BEGUN_MAX", 1),
+                (ties, "_DENSE", 0),
                 (gather, "THREADED_ROWS", 4),
                 (merge, "_ALONE_ROWS", 2),
             ):

@@ -136,6 +136,18 @@ def test_nulls_among_values_of_all_64_bits_are_told_apart():
     check(table, ["a", "b", "c"])
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.decimal128(38, 0)])
+def test_a_few_tied_rows_without_nulls_are_told_apart_by_their_last_bits(kind):
+    rows = 4000
+    wide = [(MAX << 62 if kind != pa.int64() else MAX) // rows * number for number in range(-rows, rows, 2)]
+    values = [None, *wide[1:], wide[7] + 1, wide[7], wide[9], wide[9] + 1, wide[7] + 1, None]
+    for few in (1, 8):
+        table = pa.table({"a": [few] * len(values), "b": pa.array(values, kind), "_diff": [1] * len(values)})
+        table = pa.concat_tables([table, table.slice(0, 3)]).combine_chunks()
+        check(table.set_column(0, "a", pa.array([number % few for number in range(table.num_rows)])), ["a", "b"])
+        check(table, ["b", "a"])
+
+
 def test_texts_that_differ_only_in_how_many_nul_bytes_they_end_with():
     draw = np.random.default_rng(7)
     pool = [prefix + "\0" * count for prefix in ("", "a", "bcdefghi", "\x7f" * 20) for count in range(25)]
@@ -160,7 +172,9 @@ def test_a_key_with_nearly_all_the_rows(spread):
     rows = 20_000
     key = np.where(draw.random(rows) < 0.9, 7, draw.integers(0, spread, rows)) * (1 << 50)
     wide = draw.integers(0, 1 << 60, 3000)[draw.integers(0, 3000, rows)]
-    table = pa.table({"k": key, "v": wide, "_time": draw.integers(0, 1 << 60, rows) // 1000, "_diff": np.ones(rows, np.int64)})
+    table = pa.table(
+        {"k": key, "v": wide, "_time": draw.integers(0, 1 << 60, rows) // 1000, "_diff": np.ones(rows, np.int64)}
+    )
     check(table, ["k", "v", "_time"])
 
 
@@ -282,3 +296,10 @@ def test_messages_carry_no_values():
         consolidate(table, ["k"])
     assert "secret" not in str(raised.value)
 
+
+def test_rows_that_are_told_apart_in_a_second_look_keep_their_digits() -> None:
+    # The column has nulls, the rows that tie have none: what says so is left out of their second words.
+    flags = pa.array([None, None, None, True, None, False, None, None], pa.bool_())
+    values = pa.array([None, 0, 1 << 56, None, -(1 << 62), None, -2, -1], pa.int64())
+    table = pa.table({"b": flags, "v": values, "_diff": pa.array([1] * 8)})
+    assert consolidate(table, ["b", "v"]).num_rows == 8

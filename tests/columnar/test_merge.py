@@ -40,7 +40,9 @@ def check(outputs, table, order, cut=None):
 SIZES = st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(any)
 
 
-@given(st.data(), tables(max_rows=25), st.integers(1, 4), SIZES, st.sampled_from([1, 200, 2000, 1 << 20]), st.booleans())
+@given(
+    st.data(), tables(max_rows=25), st.integers(1, 4), SIZES, st.sampled_from([1, 200, 2000, 1 << 20]), st.booleans()
+)
 def test_merged_runs_are_what_consolidating_everything_gives(data, table, count, sizes, chunk_bytes, is_small):
     order = order_of(table)
     cut = data.draw(st.none() | st.integers(0, len(order)).map(lambda columns: order[:columns]))
@@ -188,7 +190,10 @@ def test_a_large_group_is_not_consolidated_again_and_again(monkeypatch):
 
 
 def test_times_that_were_advanced_are_netted_across_runs_and_chunks():
-    runs = [pa.table({"k": [1, 1, 2], "_time": [5, 5, 5], "_diff": [1, -1, 1]}), pa.table({"k": [2], "_time": [5], "_diff": [2]})]
+    runs = [
+        pa.table({"k": [1, 1, 2], "_time": [5, 5, 5], "_diff": [1, -1, 1]}),
+        pa.table({"k": [2], "_time": [5], "_diff": [2]}),
+    ]
     outputs = list(merge([even(run, 1) for run in runs], ["k", "_time"], chunk_bytes=1))
     assert pa.concat_tables(outputs).to_pydict() == {"k": [2], "_time": [5], "_diff": [3]}
 

@@ -103,7 +103,9 @@ def test_digits_take_four_bits_each_and_constant_columns_none():
 def test_what_lies_under_a_null_does_not_count():
     numbers = pa.Array.from_buffers(pa.int64(), 3, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([7, 1, -MAX - 1]))])
     texts = pa.Array.from_buffers(
-        pa.string(), 3, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0, 3, 4, 9], np.int32)), pa.py_buffer(b"foobwhale")]
+        pa.string(),
+        3,
+        [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0, 3, 4, 9], np.int32)), pa.py_buffer(b"foobwhale")],
     )
     assert numbers.to_pylist() == [None, 1, None]
     assert texts.to_pylist() == [None, "b", None]

@@ -12,16 +12,21 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import msgspec
 
+from timespine.columnar import engine as engine_module
+from timespine.columnar import prune as prune_module
+from timespine.columnar import rows as rows_module
+from timespine.columnar import scan as scan_module
 from timespine.core import group as group_module
 from timespine.core import loom as loom_module
 from timespine.core import plan as plan_module
 from timespine.core import state as state_module
-from timespine.core.hollow import HollowBatch, Order, Run
+from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.core.protocols import collect, commit, maintain, read, write
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import retried
@@ -42,7 +47,7 @@ from timespine.core.transitions import (
 )
 from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
-from timespine.testing.checker import run_history
+from timespine.testing.checker import Result, run_history
 
 SEEDS = Path(__file__).with_name("planted_seeds.json")
 
@@ -54,6 +59,17 @@ readers_module = sys.modules["timespine.core.transitions.readers"]
 unsealed_module = sys.modules["timespine.core.transitions.unsealed"]
 
 BUGS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {}
+
+REAL: set[str] = set()
+"""The bugs that only histories with Parquet, files and SQLite can meet."""
+
+REAL_OPERATIONS = 25
+"""Operations of such a history."""
+
+
+def on_real_storage(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    REAL.add(plant.__name__)
+    return plant
 
 
 def bug(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
@@ -673,11 +689,154 @@ def uppers_that_were_relied_on_are_not_looked_at() -> Iterator[None]:
         yield
 
 
-def first_seed(name: str, histories: int, operations: int = 60) -> tuple[int, str] | None:
+# The columnar layer and the adapters: only real rows on real storage give these away.
+
+
+@on_real_storage
+@bug
+def a_part_is_passed_through_although_another_one_overlaps_it() -> Iterator[None]:
+    def stretches(merge):
+        return iter([[piece] for piece in sorted(merge._pieces(), key=lambda piece: piece.lower)])
+
+    with patched(engine_module._Merge, "_stretches", stretches):
+        yield
+
+
+@on_real_storage
+@bug
+def a_part_is_passed_through_as_if_it_were_whole() -> Iterator[None]:
+    real = engine_module._Merge._passable
+
+    def passable(merge, stretch):
+        whole = [replace(piece, part=_whole(piece.part)) for piece in stretch]
+        return real(merge, whole)
+
+    with patched(engine_module._Merge, "_passable", passable):
+        yield
+
+
+@on_real_storage
+@bug
+def a_merge_forgets_that_times_are_rewritten() -> Iterator[None]:
+    real = scan_module.seen
+
+    def seen(table, part, window, arity):
+        if window.since is not None:
+            part = msgspec.structs.replace(part, rewrite=None)
+        return real(table, part, window, arity)
+
+    with patched(scan_module, "seen", seen):
+        yield
+
+
+@on_real_storage
+@bug
+def a_merge_advances_times_before_it_looks_at_bounds() -> Iterator[None]:
+    real = scan_module.seen
+
+    def seen(table, part, window, arity):
+        if window.since is None:
+            return real(table, part, window, arity)
+        advanced = real(table, Part("", 0), window, arity)
+        return real(advanced, part, window, arity)
+
+    with patched(scan_module, "seen", seen):
+        yield
+
+
+@on_real_storage
+@bug
+def the_truncation_of_inline_data_is_ignored() -> Iterator[None]:
+    real = scan_module.seen
+
+    def seen(table, part, window, arity):
+        if part.inline is not None:
+            part = msgspec.structs.replace(part, lower=None, upper=None)
+        return real(table, part, window, arity)
+
+    with patched(scan_module, "seen", seen):
+        yield
+
+
+@on_real_storage
+@bug
+def parts_are_skipped_by_times_that_were_rewritten_since() -> Iterator[None]:
+    real = prune_module.Pruner._times_may_match
+
+    def may_match(pruner, part, meta):
+        return real(pruner, msgspec.structs.replace(part, rewrite=None), meta)
+
+    with patched(prune_module.Pruner, "_times_may_match", may_match):
+        yield
+
+
+@on_real_storage
+@bug
+def updates_in_no_order_are_taken_for_sorted() -> Iterator[None]:
+    real = scan_module.scan
+
+    def scan(parts, runs, wanted, memory_bytes):
+        return real(parts, [Run(run.parts, Order.SORTED, run.schema) for run in runs], wanted, memory_bytes)
+
+    with patched(engine_module, "scan", scan):
+        yield
+
+
+@on_real_storage
+@bug
+def rows_from_before_a_column_was_added_do_not_hold_its_default() -> Iterator[None]:
+    real = rows_module._projected
+
+    def projected(table, there, written, field):
+        return real(table, there, written, msgspec.structs.replace(field, default=None))
+
+    with patched(rows_module, "_projected", projected):
+        yield
+
+
+@on_real_storage
+@bug
+def a_failed_merge_deletes_what_it_passed_through() -> Iterator[None]:
+    real = engine_module._Merge._undo
+
+    def undo(merge):
+        real(merge)
+        engine_module.delete_keys([part.key for run in merge.runs for part in run.parts if part.key], merge.blob, None)
+
+    with patched(engine_module._Merge, "_undo", undo):
+        yield
+
+
+@on_real_storage
+@bug
+def the_parts_of_a_round_are_deleted_before_they_are_read() -> Iterator[None]:
+    real = engine_module._Merge._round
+
+    def merged(merge, runs):
+        run = real(merge, runs)
+        merge._delete_temporary()
+        return run
+
+    with patched(engine_module._Merge, "_round", merged):
+        yield
+
+
+def _whole(part: Part) -> Part:
+    return msgspec.structs.replace(part, lower=None, upper=None, rewrite=None)
+
+
+def history(name: str, seed: int) -> Result:
+    """A history of the kind that gives a bug away."""
+    if name in REAL:
+        return run_history(seed, REAL_OPERATIONS, real=True)
+    return run_history(seed, 60)
+
+
+def first_seed(name: str, histories: int) -> tuple[int, str] | None:
     """The first seed that gives a planted bug away, and what is said about it."""
     with BUGS[name]():
         for seed in range(histories):
-            result = run_history(seed, operations)
+            result = history(name, seed)
             if result.violations:
                 return seed, result.violations[0]
     return None

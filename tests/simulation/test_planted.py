@@ -9,8 +9,6 @@ import json
 import planted
 import pytest
 
-from timespine.testing.checker import run_history
-
 SEEDS: dict[str, int] = json.loads(planted.SEEDS.read_text())
 
 
@@ -24,5 +22,5 @@ def test_every_planted_bug_has_a_pinned_seed():
 @pytest.mark.parametrize("name", sorted(planted.BUGS))
 def test_planted_bug_is_caught(name):
     with planted.BUGS[name]():
-        assert run_history(SEEDS[name], 60).violations != []
-    assert run_history(SEEDS[name], 60).violations == []
+        assert planted.history(name, SEEDS[name]).violations != []
+    assert planted.history(name, SEEDS[name]).violations == []

@@ -259,7 +259,7 @@ def assigned(table: pa.Table, set: Mapping[str, Any], schema: Schema) -> pa.Tabl
         changed = frame.with_columns(values)
     except POLARS_ERRORS as error:
         raise UsageError(f"the rows cannot be set like that: {type(error).__name__}") from error
-    return conform(to_arrow(changed.select(list(schema.names))), schema)
+    return conform(to_arrow(changed), schema)
 
 
 POLARS_ERRORS = (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError)

@@ -150,20 +150,22 @@ def _valued(taken: pl.DataFrame, clause: Clause, schema: Schema) -> pa.Table:
     if unknown:
         raise UsageError(f"there is no column {unknown[0]}; there are: {', '.join(schema.names)}")
     from_source = clause.kind == "not matched" or (clause.kind == "matched" and not given)
-    columns: dict[str, pl.Expr] = {}
-    for name in schema.names:
-        if name in given:
-            columns[name] = as_expression(name, given[name], schema).alias(name)
-        elif from_source and SOURCE + name in taken.columns:
-            columns[name] = pl.col(SOURCE + name).alias(name)
-        elif clause.kind != "not matched":
-            columns[name] = pl.col(name)
+    values = [as_expression(name, value, schema).alias(name) for name, value in given.items()]
     try:
         # With and not select: values alone would make one row.
-        frame = taken.with_columns(columns.values()).select(columns.keys())
+        valued = taken.with_columns(values)
     except POLARS_ERRORS as error:
         raise UsageError(f"a value of the merge cannot be computed: {type(error).__name__}") from error
-    new = conform(to_arrow(frame), schema)
+    theirs = set(taken.columns).difference(schema.names)  # the collection may have a column that is called like one
+    columns: dict[str, pl.Series] = {}
+    for name in schema.names:
+        if name in given:
+            columns[name] = valued.get_column(name)
+        elif from_source and SOURCE + name in theirs:
+            columns[name] = taken.get_column(SOURCE + name)
+        elif clause.kind != "not matched":
+            columns[name] = taken.get_column(name)
+    new = conform(to_arrow(columns), schema)
     if clause.kind == "not matched":
         return new
     _check_keys(taken, new, schema)
@@ -173,7 +175,7 @@ def _valued(taken: pl.DataFrame, clause: Clause, schema: Schema) -> pa.Table:
 def _check_keys(taken: pl.DataFrame, new: pa.Table, schema: Schema) -> None:
     """A UsageError if an update would change a key."""
     keys = list(schema.key_names)
-    before = conform(to_arrow(taken.select(keys)), restricted(schema, tuple(keys)))
+    before = conform(to_arrow({name: taken.get_column(name) for name in keys}), restricted(schema, tuple(keys)))
     if not new.select(keys).equals(before) and not _is_same(new.select(keys), before):
         raise UsageError("key columns cannot be updated: delete the rows and insert others")
 

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from timespine.columnar.bounds import encode_row
 from timespine.columnar.cache import Hint, PartCache
 from timespine.columnar.inline import encode_inline
 from timespine.columnar.part_reader import MissingBlob
 from timespine.columnar.run_writer import RunWriter, inline_part
 from timespine.columnar.runs import Counters, delete_keys, spill, written_by
-from timespine.columnar.scan import ROW_BYTES, Parts, Wanted, meta_of, scan
+from timespine.columnar.scan import Parts, Source, Wanted, cut_columns, fit, merged, meta_of, source_of, unordered
 from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.upload import Target, Uploads
 from timespine.columnar.visible import Window
@@ -118,7 +119,12 @@ class _Merge:
         # Nothing can be read from a closed since on, so there is nothing to advance times to.
         self.since = None if since.is_closed else since
         self.runs = [run for batch in effect.request.inputs for run in batch.runs]
+        window = Window(since=self.since)
+        self.wanted = Wanted(self.schema, self.schema.names, window, timed=True, hint=Hint.NEVER_ADD)
         self.temporary: list[str] = []
+        """Parts that were written between two rounds."""
+        self.lists: list[str] = []
+        """Hollow runs that were written."""
 
     def run(self) -> Output:
         try:
@@ -151,10 +157,19 @@ class _Merge:
             # SUBTLE: bounds of other schemas may be of other types or columns, so they do not compare.
             known = run.schema == self.schema_id
             for part in self.parts.leaves(run.parts):
-                meta = meta_of(part) if known else None
-                lower = meta.lower if meta is not None and meta.lower is not None else b""
-                upper = meta.upper if meta is not None else None
+                lower, upper = self._bounds(part, run) if known else (b"", None)
                 yield Piece(index, part, lower, upper, part.key in direct and bool(part.key))
+
+    def _bounds(self, part: Part, run: Run) -> tuple[bytes, bytes | None]:
+        """What lies before and after every row of a part. Of an inline one nobody may have said so: it is at hand."""
+        meta = meta_of(part)
+        if meta is not None:
+            return meta.lower or b"", meta.upper
+        if part.inline is None or run.order is not Order.SORTED:
+            return b"", None
+        table = self.parts.decoded(part, self.schema_id, self.schema, Hint.NEVER_ADD)
+        first, last = (encode_row(table, index, self.schema.order_names) for index in (0, table.num_rows - 1))
+        return first, last
 
     def _stretches(self) -> Iterator[list[Piece]]:
         """Pieces in the order of their bounds, cut wherever nothing before can meet anything after."""
@@ -184,63 +199,87 @@ class _Merge:
         return part
 
     def _merged(self, stretch: list[Piece]) -> Iterator[pa.Table]:
-        """The rows of a stretch, merged; in rounds if there are too many runs to read at once."""
-        runs: list[Run] = []
-        for index in sorted({piece.run for piece in stretch}):
-            run = self.runs[index]
-            inside = tuple(piece.part for piece in stretch if piece.run == index)
-            runs.append(Run(inside, run.order, run.schema))
-        limit = max(self.config.merge_bytes // (4 * self.config.row_group_rows * ROW_BYTES), 2)
-        while sum(_is_large(run, self.config) for run in runs) > limit:
-            runs.sort(key=lambda run: sum(part.rows for part in run.parts), reverse=True)
-            rest, last = runs[:-limit], runs[-limit:]
-            runs = [*rest, self._round(last)]
-        return self._scan(runs)
+        """The rows of a stretch, merged; in rounds if there is too much to read at once."""
+        memory_bytes = self.config.merge_bytes
+        found = [source for index in sorted({piece.run for piece in stretch}) for source in self._sources(stretch, index)]
+        while len(found) > 2 and not fit(found, memory_bytes):
+            found.sort(key=lambda source: source.size)
+            number = 2
+            while number < len(found) and fit(found[: number + 1], memory_bytes):
+                number += 1
+            found = [*found[number:], self._round(found[:number])]
+        return self._scan(found)
 
-    def _round(self, runs: list[Run]) -> Run:
-        """Some runs merged into one whose parts are deleted again at the end."""
+    def _sources(self, stretch: list[Piece], index: int) -> Iterator[Source]:
+        """The parts of one run in a stretch.
+
+        If columns were dropped since, the run is not in the order of those that are left. Then every part is
+        put in order by itself: they would all have to be in memory at once otherwise.
+        """
+        run = self.runs[index]
+        inside = tuple(piece.part for piece in stretch if piece.run == index)
+        in_order = cut_columns(self.wanted, [self.parts.schema(run)[1]]) == cut_columns(self.wanted, [self.schema])
+        if run.order is Order.SORTED and in_order:
+            yield source_of(self.parts, run, inside)
+        else:
+            yield from unordered(self.parts, run, inside, self.wanted)
+
+    def _round(self, found: list[Source]) -> Source:
+        """Some sources merged into one whose parts are deleted again at the end."""
         uploads = Uploads(self.config.outstanding_parts, self.pool, self.counters, self.target.clock)
         between = RunWriter(self.target, uploads, self.fresh)
-        between.add(self._scan(runs))
-        parts = between.finish()
+        try:
+            between.add(self._scan(found))
+            parts = between.finish()
+        except BaseException:
+            delete_keys(between.abort(), self.blob, None)
+            raise
         self.temporary.extend(part.key for part in parts)
-        return Run(tuple(parts), Order.SORTED, self.schema_id)
+        return source_of(self.parts, Run(tuple(parts), Order.SORTED, self.schema_id), tuple(parts))
 
-    def _scan(self, runs: list[Run]) -> Iterator[pa.Table]:
-        window = Window(since=self.since)
-        wanted = Wanted(self.schema, self.schema.names, window, timed=True, hint=Hint.NEVER_ADD)
+    def _scan(self, found: list[Source]) -> Iterator[pa.Table]:
         names = [*self.schema.names, *self.schema.time_names, DIFF]
-        for table in scan(self.parts, runs, wanted, self.config.merge_bytes):
+        for table in merged(self.parts, found, self.wanted, self.config.merge_bytes):
             yield table.select(names)
 
     def _finish(self) -> HollowBatch:
         desc = self.effect.request.desc
-        small = self.output.small()
-        if small is not None:
-            data = encode_inline(small)
-            if len(data) <= self.config.inline_part_bytes:
-                self.output.clear()
-                part = inline_part(small, data)
-                return HollowBatch(desc, part.rows, (Run((part,), Order.SORTED, self.schema_id),))
-        parts = self.output.finish()
-        self._delete_temporary()
+        parts = [inline] if (inline := self._inline()) is not None else self.output.finish()
         owned = written_by(self.effect.collection, self.effect.writer)
         listed = spill(parts, self._put_run, limit=self.config.run_parts, may_spill=owned)
+        self._delete_temporary()
         rows = sum(part.rows for part in parts)
         self._count("merge rows out", rows)
         self._count("merge bytes out", sum(part.size for part in parts if owned(part)))
-        self._count("merge parts passed", sum(not owned(part) for part in parts))
+        self._count("merge parts passed", sum(bool(part.key) and not owned(part) for part in parts))
         return HollowBatch(desc, rows, (Run(listed, Order.SORTED, self.schema_id),) if rows else ())
+
+    def _inline(self) -> Part | None:
+        """All rows as a part that lives in the state, if they take no more room there than the inputs did.
+
+        SUBTLE: whoever applies a result that takes more may have to refuse it, and would every time
+        (test_engine.py).
+        """
+        small = self.output.small()
+        if small is None:
+            return None
+        room = sum(len(part.inline) for run in self.runs for part in run.parts if part.inline is not None)
+        data = encode_inline(small)
+        if len(data) > min(room, self.config.inline_part_bytes):
+            return None
+        self.output.clear()
+        return inline_part(small, data)
 
     def _put_run(self, data: bytes) -> str:
         key = self.target.key(self.fresh("h"))
+        self.lists.append(key)
         self.target.put(key, data)
         return key
 
     def _undo(self) -> None:
         """Delete what was written in vain; what stays is swept once the writer is gone."""
         self._delete_temporary()
-        delete_keys(self.output.abort(), self.blob, None)
+        delete_keys([*self.output.abort(), *self.lists], self.blob, None)
 
     def _delete_temporary(self) -> None:
         delete_keys(self.temporary, self.blob, None)
@@ -262,8 +301,3 @@ def _is_from(times: tuple[int, ...], since: Frontier | None) -> bool:
         return True
     least = [min(element[index] for element in since.elements) for index in range(len(times))]
     return all(time >= bound for time, bound in zip(times, least, strict=True))
-
-
-def _is_large(run: Run, config: Config) -> bool:
-    """Whether a run is more than one row group."""
-    return sum(part.rows for part in run.parts) > config.row_group_rows

@@ -19,7 +19,7 @@ from timespine.columnar.bounds import encode_row
 from timespine.columnar.consolidate import consolidate_runs
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 
-_SHARE = 4
+_SHARE = 6
 """Of the memory, the share that is loaded: the rest is for the rows as they are put together, sorted and taken."""
 
 _ALONE_ROWS = 1 << 13
@@ -143,6 +143,7 @@ class _Merge:
             # Only now, with the next rows at hand, is it known whether the last rows of a round were the last of their kind.
             if merged is not None and merged.num_rows:
                 yield from self._complete(merged)
+            merged = None  # before memory is needed for the next round
             if not self._runs:
                 break
             merged = self._round(self._next_cut())

@@ -69,16 +69,23 @@ class Pruner:
 
     def groups(self, reader: PartReader) -> list[int]:
         """The row groups of a part that may have a row that is asked for, in order."""
+        inside = range(reader.groups)
+        if self._by_first and reader.key_index is not None:
+            inside = reader.key_index.find(self._wanted.lower, self._wanted.upper)
         if not self._filtered:
-            return list(range(reader.groups))
+            return list(inside)
         keys = self._wanted.keys
         if keys is None or len(keys) > FEW or reader.key_index is None or not self._by_key:
-            return [group for group in range(reader.groups) if self.group_may_match(reader, group)]
+            return [group for group in inside if self.group_may_match(reader, group)]
         found: set[int] = set()
         for key in keys.encoded(self._wanted.schema.key_names):
             found.update(reader.key_index.find(key, key))
         # One key is worth a look at the Bloom filter: it is small, and kept.
-        return [group for group in sorted(found) if len(keys) > 1 or self._bloom_may_match(reader, group)]
+        return [
+            group
+            for group in sorted(found)
+            if group in inside and (len(keys) > 1 or self._bloom_may_match(reader, group))
+        ]
 
     def _bloom_may_match(self, reader: PartReader, group: int) -> bool:
         keys = self._wanted.keys

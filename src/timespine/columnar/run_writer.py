@@ -29,6 +29,8 @@ class RunWriter:
         """Rows, ascending and after everything before."""
         limit = self._target.config.part_bytes
         for table in tables:
+            if table.num_rows == 0:
+                continue
             self._gathered.append(table)
             self._bytes += table.nbytes
             while self._bytes >= limit:

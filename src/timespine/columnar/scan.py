@@ -3,11 +3,18 @@
 A scan turns the runs of a plan into iterators of tables, each ascending in the
 row order, and merges them. What is small is gathered into one table first, so
 that ten thousand tiny commits are one run and not ten thousand.
+
+Of the memory M of a scan, what is gathered takes a quarter, and so do the chunks of
+all that is streamed; as much is read ahead. A chunk is a row group at least, and how
+much that takes in memory its footer says. Whoever has more to stream at once than
+`fit` allows merges some of it first, if it can write (`columnar.engine`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -47,6 +54,12 @@ WHOLE = Part("", 0)
 
 ROW_BYTES = 64
 """What a row takes in memory, when nothing is known of it yet."""
+
+WEIGHED_PARTS = 8
+"""Parts of a long run whose footers are looked at to know how large its row groups are."""
+
+_reading = threading.local()
+"""The tally of whoever reads in this thread: open parts are shared, and do not know for whom they fetch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +146,22 @@ class Parts:
         """The footer of a part, parsed once per process."""
 
         def load() -> tuple[PartReader, int]:
-            fetch = self._fetcher(part.key)
-            reader = open_part(part, self.collection, schema, id, fetch, self.config)
-            return reader, 4096 + 512 * reader.groups
+            reader = open_part(part, self.collection, schema, id, _fetcher(self.blob, part.key), self.config)
+            return reader, reader.nbytes
 
-        reader: PartReader = self.cache.get_or_load(("footer", part.key), load, Hint.MAY_ADD)
+        with self._counted():
+            reader: PartReader = self.cache.get_or_load(("footer", part.key), load, Hint.MAY_ADD)
         return reader
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """What is fetched meanwhile, by this thread, counts for this tally."""
+        before = getattr(_reading, "tally", None)
+        _reading.tally = self.tally
+        try:
+            yield
+        finally:
+            _reading.tally = before
 
     def leaves(self, parts: Iterable[Part]) -> Iterator[Part]:
         """The parts with rows, those inside hollow runs included, as they are seen through their runs."""
@@ -158,43 +181,56 @@ class Parts:
         children: tuple[Part, ...] = self.cache.get_or_load(("run", part.key), load, Hint.MAY_ADD)
         return children
 
-    def _fetcher(self, key: str) -> Callable[[int, int], bytes | None]:
-        def fetch(start: int, stop: int) -> bytes | None:
-            self.tally.bytes += stop - start
-            return self.blob.get_range(key, start, stop)
+    def matching(self, listed: Iterable[Part], run: Run, wanted: Wanted) -> Iterator[Part]:
+        """The parts of a run that may have a row that is wanted. Like `leaves`, without what statistics rule out."""
+        id, schema = self.schema(run)
+        pruner = self._pruner(id, schema, wanted)
+        for part in listed:
+            if not pruner.part_may_match(part):
+                self.tally.parts_skipped += 1
+                if self.audit and random.random() < self.audit:
+                    for leaf in self.leaves((part,)):
+                        self._audit(leaf, id, schema, wanted)
+            elif part.hollow:
+                yield from self.matching((seen_through(part, child) for child in self._children(part)), run, wanted)
+            else:
+                yield part
 
-        return fetch
+    def weigh(self, part: Part, id: int, schema: Schema) -> tuple[int, int]:
+        """About how many bytes all rows of a part take in memory, and those that are read at once at least."""
+        if part.inline is not None:
+            size = max(part.rows * ROW_BYTES, len(part.inline))
+            return size, size
+        reader = self.open(part, id, schema)
+        sizes = [reader.group_bytes(group) for group in range(reader.groups)]
+        return sum(sizes), max(sizes, default=0)
 
-    def tables(self, part: Part, id: int, schema: Schema, wanted: Wanted, chunk_rows: int) -> Iterator[pa.Table]:
-        """The rows of one part that count, in chunks of about so many, in the order they were written in."""
-        for table in self.written(part, id, schema, wanted, chunk_rows):
+    def tables(self, part: Part, id: int, schema: Schema, wanted: Wanted, chunk_bytes: int) -> Iterator[pa.Table]:
+        """The rows of one part that count, in chunks of about so many bytes, in the order they were written in."""
+        for table in self.written(part, id, schema, wanted, chunk_bytes):
             yield self.shown(table, part, schema, wanted)
 
-    def written(self, part: Part, id: int, schema: Schema, wanted: Wanted, chunk_rows: int) -> Iterator[pa.Table]:
-        """The rows of one part that may count, as they were written, skipped ones left out."""
-        pruner = self._pruner(id, schema, wanted)
-        if not pruner.part_may_match(part):
-            self.tally.parts_skipped += 1
-            if self.audit and random.random() < self.audit:
-                self._audit(part, id, schema, wanted)
-            return
+    def written(self, part: Part, id: int, schema: Schema, wanted: Wanted, chunk_bytes: int) -> Iterator[pa.Table]:
+        """The rows of one part that may count, as they were written, row groups that cannot have any left out."""
         self.tally.parts += 1
         if part.inline is not None:
-            yield self._inline(part, id, schema, wanted.hint)
+            yield self.decoded(part, id, schema, wanted.hint)
             return
         reader = self.open(part, id, schema)
-        groups = pruner.groups(reader)
+        pruner = self._pruner(id, schema, wanted)
+        with self._counted():
+            groups = pruner.groups(reader)
         self.tally.groups += len(groups)
         self.tally.groups_skipped += reader.groups - len(groups)
         columns = pruner.written_columns
         gathered: list[pa.Table] = []
-        rows = 0
-        for block in _blocks(groups):
+        size = 0
+        for block in _blocks(groups, reader, chunk_bytes):
             gathered.append(self._read(reader, part, block, columns, wanted.hint))
-            rows += gathered[-1].num_rows
-            if rows >= chunk_rows:
+            size += gathered[-1].nbytes
+            if size >= chunk_bytes:
                 yield pa.concat_tables(gathered)
-                gathered, rows = [], 0
+                gathered, size = [], 0
         if gathered:
             yield pa.concat_tables(gathered)
 
@@ -225,8 +261,11 @@ class Parts:
                 f"part {part.key or '(inline)'} was skipped by its statistics and has rows all the same"
             )
 
-    def _inline(self, part: Part, id: int, schema: Schema, hint: Hint) -> pa.Table:
-        """The rows of an inline part. A second reader of the same bytes finds them decoded."""
+    def decoded(self, part: Part, id: int, schema: Schema, hint: Hint) -> pa.Table:
+        """The rows of an inline part. A second reader of the same bytes finds them decoded.
+
+        SUBTLE: the same bytes mean other columns in another collection (test_scan.py).
+        """
         data = part.inline
         assert data is not None
 
@@ -234,14 +273,15 @@ class Parts:
             table = decode_inline(data, schema, part.rows, self.config)
             return table, table.nbytes + len(data)
 
-        table: pa.Table = self.cache.get_or_load((data, id), load, hint)
+        table: pa.Table = self.cache.get_or_load((data, self.collection, id), load, hint)
         return table
 
     def _read(
         self, reader: PartReader, part: Part, groups: tuple[int, ...], columns: tuple[str, ...], hint: Hint
     ) -> pa.Table:
         def load() -> tuple[pa.Table, int]:
-            table = reader.read(groups, columns)
+            with self._counted():
+                table = reader.read(groups, columns)
             return table, table.nbytes
 
         table: pa.Table = self.cache.get_or_load((part.key, groups, columns), load, hint)
@@ -263,21 +303,129 @@ def filtered(table: pa.Table, wanted: Wanted) -> pa.Table:
     return table
 
 
-def _blocks(groups: list[int]) -> Iterator[tuple[int, ...]]:
+def _fetcher(blob: Blob, key: str) -> Callable[[int, int], bytes | None]:
+    def fetch(start: int, stop: int) -> bytes | None:
+        tally: Tally | None = getattr(_reading, "tally", None)
+        if tally is not None:
+            tally.bytes += stop - start
+        return blob.get_range(key, start, stop)
+
+    return fetch
+
+
+def _blocks(groups: list[int], reader: PartReader, chunk_bytes: int) -> Iterator[tuple[int, ...]]:
     """Row groups that are read together. Always cut at the same places, so that the next reader finds them decoded."""
-    for _, block in groupby(groups, key=lambda group: group // BLOCK_GROUPS):
+    largest = max((reader.group_bytes(group) for group in groups), default=1)
+    size = BLOCK_GROUPS
+    while size > 1 and size * largest > chunk_bytes:
+        size //= 2
+    for _, block in groupby(groups, key=lambda group: group // size):
         yield tuple(block)
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Something that is merged as one ascending stream: a sorted run, or a part that is put in order first."""
+
+    run: Run
+    """Where it comes from."""
+    parts: tuple[Part, ...]
+    """Its parts, as they are seen."""
+    rows: int
+    """Rows in them, at most."""
+    size: int
+    """About how many bytes they take in memory."""
+    step: int
+    """Bytes of them that are in memory at once, at least."""
+    streams: bool
+    """Whether the parts are in order already."""
+
+
 def scan(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: int) -> Iterator[pa.Table]:
-    """All that is wanted of these runs, merged: tables ascending in `wanted.order`, each row once, with `_diff`."""
-    opened = open_runs(parts, runs, wanted, memory_bytes)
-    if len(opened) == 1 and all(run.order is not Order.SORTED or len(runs) > 1 for run in runs):
-        return opened[0]  # gathered into one table, and consolidated with it
-    if len(runs) == 1 and is_plain(parts, runs[0], wanted):
-        return opened[0]
-    merged: Iterator[pa.Table] = merge(opened, wanted.order, cut_columns(parts, runs, wanted), chunk_bytes=memory_bytes)
-    return merged
+    """All that is wanted of these runs, merged: tables ascending in `wanted.order`, each row once, with `_diff`.
+
+    Only of a plain run are rows given as they are: where some columns are left out, one may come several times.
+    """
+    found = sources(parts, runs, wanted)
+    if len(runs) == 1 and len(found) == 1 and is_plain(parts, runs[0], wanted):
+        tables = ahead(_stream(parts, found[0], wanted, max(memory_bytes // 4, 1)), parts.pool)
+        return _clipped(tables, wanted)
+    return merged(parts, found, wanted, memory_bytes)
+
+
+def sources(parts: Parts, runs: Iterable[Run], wanted: Wanted) -> list[Source]:
+    """What there is to merge, without what statistics rule out."""
+    found = []
+    for run in runs:
+        inside = tuple(parts.matching(run.parts, run, wanted))
+        if run.order is Order.SORTED:
+            found.extend([source_of(parts, run, inside)] if inside else [])
+        else:
+            found.extend(unordered(parts, run, inside, wanted))
+    return found
+
+
+def source_of(parts: Parts, run: Run, inside: tuple[Part, ...], *, streams: bool = True) -> Source:
+    """Parts of one run that come one after the other."""
+    id, schema = parts.schema(run)
+    rows = sum(part.rows for part in inside)
+    some = inside
+    if rows > SMALL_ROWS and len(inside) > WEIGHED_PARTS:
+        some = inside[:: -(-len(inside) // WEIGHED_PARTS)]
+    weights = [parts.weigh(part, id, schema) for part in some]
+    size = sum(whole for whole, _ in weights) * len(inside) // max(len(some), 1)
+    return Source(run, inside, rows, size, max((step for _, step in weights), default=0) if streams else size, streams)
+
+
+def unordered(parts: Parts, run: Run, inside: Iterable[Part], wanted: Wanted) -> Iterator[Source]:
+    """Parts of which each is by itself, as those of an unordered run. Most are in order inside all the same."""
+    id, schema = parts.schema(run)
+    in_order = cut_columns(wanted, [schema]) == cut_columns(wanted, [wanted.schema])
+    for part in inside:
+        streams = in_order and part.inline is None and parts.open(part, id, schema).key_index is not None
+        yield source_of(parts, run, (part,), streams=streams)
+
+
+def together(found: Iterable[Source], memory_bytes: int) -> tuple[list[Source], list[Source]]:
+    """What is small enough to be gathered into one table, and the rest."""
+    left = memory_bytes // 4
+    small: list[Source] = []
+    large: list[Source] = []
+    for source in sorted(found, key=lambda source: source.size):
+        if source.rows <= SMALL_ROWS and source.size <= left:
+            small.append(source)
+            left -= source.size
+        else:
+            large.append(source)
+    return small, large
+
+
+def fit(found: Iterable[Source], memory_bytes: int) -> bool:
+    """Whether all of this can be merged at once within the memory."""
+    return sum(source.step for source in together(found, memory_bytes)[1]) <= memory_bytes // 4
+
+
+def merged(parts: Parts, found: Sequence[Source], wanted: Wanted, memory_bytes: int) -> Iterator[pa.Table]:
+    """All that is wanted of some sources: tables ascending in `wanted.order`, each row once, with `_diff`."""
+    small, large = together(found, memory_bytes)
+    cut = cut_columns(wanted, [parts.schema(source.run)[1] for source in found if source.streams])
+    chunk_bytes = max(memory_bytes // 4 // max(len(large), 1), 1)
+    # What does not fit is not read ahead on top of it.
+    pool = parts.pool if sum(source.step for source in large) <= memory_bytes // 4 else None
+    opened = [ahead(_stream(parts, source, wanted, chunk_bytes), pool) for source in large]
+    if len(small) == 1 and small[0].streams:
+        opened.append(_stream(parts, small[0], wanted, chunk_bytes))
+    elif small:
+        opened.append(_gathered(parts, small, wanted))
+    is_streamed = large[0].streams if large else len(small) == 1 and small[0].streams
+    if len(opened) == 1 and not is_streamed:
+        return _clipped(opened[0], wanted)  # gathered into one table, and consolidated with it
+    # SUBTLE: where a run is not in the order of the first column any more, because the one before it was
+    # dropped, nothing can be cut off before all is put in order (test_scan.py).
+    if cut:
+        opened = [_clipped(tables, wanted) for tables in opened]
+    tables: Iterator[pa.Table] = merge(opened, wanted.order, cut, chunk_bytes=memory_bytes)
+    return tables if cut else _clipped(tables, wanted)
 
 
 def is_plain(parts: Parts, run: Run, wanted: Wanted) -> bool:
@@ -293,8 +441,8 @@ def is_plain(parts: Parts, run: Run, wanted: Wanted) -> bool:
     return len(times) <= 1
 
 
-def cut_columns(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> tuple[str, ...]:
-    """The leading columns of the order in which every run is ascending, as seen under the wanted schema.
+def cut_columns(wanted: Wanted, schemas: Iterable[Schema]) -> tuple[str, ...]:
+    """The leading columns of the order in which runs of all these schemas are ascending, as they are seen.
 
     Columns that are not read, or that were dropped since a run was written, end it; so do times of
     several coordinates, whose order advancing does not keep.
@@ -302,50 +450,26 @@ def cut_columns(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> tuple[str,
     order = wanted.order
     names = set(wanted.schema.names)
     kept = 0
-    schemas = dict(parts.schema(run) for run in runs)
+    written = [schema.order_ids for schema in dict.fromkeys(schemas)]
     full = wanted.schema.order_ids
     read_ids = [wanted.schema.field(name).id for name in order if name in names]
     for position, id in enumerate(read_ids):
         in_place = position < len(full) and full[position] == id
-        if not in_place or any(_order_id(schema, position) not in (id, None) for schema in schemas.values()):
+        # Past the end of what was written, later columns are constant.
+        if not in_place or any(position < len(ids) and ids[position] != id for ids in written):
             return order[:kept]
         kept += 1
     if wanted.timed and wanted.schema.arity == 1 and len(read_ids) == len(full):
-        return order if all(len(schema.order_ids) <= len(full) for schema in schemas.values()) else order[:kept]
+        return order if all(len(ids) <= len(full) for ids in written) else order[:kept]
     return order[:kept]
 
 
-def _order_id(schema: Schema, position: int) -> int | None:
-    """The field at a position of a schema's order; None past its end, where later columns are constant."""
-    return schema.order_ids[position] if position < len(schema.order_ids) else None
-
-
-def open_runs(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: int) -> list[Iterator[pa.Table]]:
-    """An iterator per run that is large, and one for all that is small."""
-    small_rows = max(memory_bytes // 4 // ROW_BYTES, 1)
-    large: list[tuple[Run, list[Part]]] = []
-    small: list[tuple[Run, list[Part]]] = []
-    leaves = [(run, list(parts.leaves(run.parts))) for run in runs]
-    for run, inside in sorted(leaves, key=lambda each: sum(part.rows for part in each[1])):
-        rows = sum(part.rows for part in inside)
-        if rows <= min(small_rows, SMALL_ROWS):
-            small.append((run, inside))
-            small_rows -= rows
-        elif run.order is Order.UNORDERED:
-            large.extend((run, [part]) for part in inside)
-        else:
-            large.append((run, inside))
-    # A run alone is not merged with anything: its blocks need not be put together.
-    chunk_rows = chunk_rows_for(len(large) + 1, memory_bytes) if len(runs) > 1 else 1
-    opened = [ahead(_ordered(parts, run, inside, wanted, chunk_rows), parts.pool) for run, inside in large]
-    if len(small) == 1 and small[0][0].order is Order.SORTED:
-        opened.append(_ordered(parts, *small[0], wanted, 1))
-    elif small:
-        opened.append(_gathered(parts, small, wanted))
+def _clipped(tables: Iterator[pa.Table], wanted: Wanted) -> Iterator[pa.Table]:
+    """The rows of ascending tables that lie in the wanted range."""
     if wanted.lower is None and wanted.upper is None:
-        return opened
+        return tables
     first = wanted.schema.order_names[:1]
-    return [(clip(table, first, wanted.lower, wanted.upper) for table in tables) for tables in opened]
+    return (clip(table, first, wanted.lower, wanted.upper) for table in tables)
 
 
 def clip(table: pa.Table, columns: Sequence[str], lower: bytes | None, upper: bytes | None) -> pa.Table:
@@ -360,33 +484,28 @@ def _first_at_or_after(table: pa.Table, columns: Sequence[str], bound: bytes) ->
     return bisect_left(range(table.num_rows), bound, key=lambda index: encode_row(table, index, columns))
 
 
-def chunk_rows_for(runs: int, memory_bytes: int) -> int:
-    """Rows per chunk, so that a chunk being merged and one read ahead of every run fit the memory."""
-    return min(max(memory_bytes // ROW_BYTES // (4 * runs), 1), 1 << 19)
-
-
-def _ordered(parts: Parts, run: Run, inside: list[Part], wanted: Wanted, chunk_rows: int) -> Iterator[pa.Table]:
-    """One run in its order. Of an unordered one, a single part, which is put in order first."""
-    id, schema = parts.schema(run)
-    if run.order is Order.UNORDERED:
-        yield from _gathered(parts, [(run, inside)], wanted)
+def _stream(parts: Parts, source: Source, wanted: Wanted, chunk_bytes: int) -> Iterator[pa.Table]:
+    """One source in order. What is not is put in order first, whole."""
+    if not source.streams:
+        yield from _gathered(parts, [source], wanted)
         return
-    for part in inside:
-        for table in parts.tables(part, id, schema, wanted, chunk_rows):
+    id, schema = parts.schema(source.run)
+    for part in source.parts:
+        for table in parts.tables(part, id, schema, wanted, chunk_bytes):
             yield filtered(table, wanted)
 
 
-def _gathered(parts: Parts, runs: list[tuple[Run, list[Part]]], wanted: Wanted) -> Iterator[pa.Table]:
-    """Runs that fit the memory, as one table in order.
+def _gathered(parts: Parts, found: Sequence[Source], wanted: Wanted) -> Iterator[pa.Table]:
+    """Sources that fit the memory, as one table in order.
 
     Parts that are seen whole and as they were written are put together first: the window and the
     schema are then applied once, and not to each of a thousand small parts.
     """
     tables: list[pa.Table] = []
     plain: dict[int, list[pa.Table]] = {}
-    for run, inside in runs:
-        id, schema = parts.schema(run)
-        for part in inside:
+    for source in found:
+        id, schema = parts.schema(source.run)
+        for part in source.parts:
             if part.is_truncated or part.rewrite is not None:
                 tables.extend(parts.tables(part, id, schema, wanted, 1 << 62))
             else:

@@ -31,8 +31,11 @@ def counted(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> int:
             if is_whole(part, wanted):
                 total += part.diff_sum or 0
                 continue
-            for leaf in parts.leaves((part,)):
-                for table in parts.tables(leaf, id, schema, narrow, 1 << 20):
+            for leaf in parts.matching((part,), run, narrow):
+                if is_whole(leaf, wanted):
+                    total += leaf.diff_sum or 0
+                    continue
+                for table in parts.tables(leaf, id, schema, narrow, parts.config.merge_bytes // 4):
                     total += pc.sum(filtered(table, narrow).column(DIFF)).as_py() or 0
     return wrap_int64(total)
 

@@ -133,6 +133,11 @@ class Text:
     def _read(self, at: int, block: slice, words: Words) -> None:
         """The next eight bytes of every value, whether they belong to it or not."""
         size = self._data.size
+        if self._shortest == self.longest and int(self._starts[block.stop - 1]) + at + 8 <= size:
+            # Values of one length lie in even steps.
+            begin = int(self._starts[block.start]) + at
+            words[:] = np.ndarray(words.shape, ">u8", self._data, begin, (self.longest,))
+            return
         starts = self._starts[block].astype(np.int64)
         starts += at
         # Offsets ascend, so it is the last values that could be read beyond the end of the data.
