@@ -70,7 +70,7 @@ soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and t
 	$(RUN) -m timespine.testing.simulate --histories 200000 --ops 60 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --histories 10000 --ops 400 --seed 2000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --real --histories 20000 --ops 60 --seed 3000000 --jobs $(JOBS)
-	$(RUN) -m pytest tests/client/test_machine.py --hypothesis-profile=soak
+	MACHINE_EXAMPLES=2000 $(RUN) -m pytest tests/client/test_machine.py
 	$(RUN) tests/simulation/planted.py
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/bin/python

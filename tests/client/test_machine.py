@@ -1,5 +1,6 @@
 """The public API against a model: whatever is done, in any order, answers are those of a plain list of updates."""
 
+import os
 import tempfile
 from collections import Counter
 
@@ -219,5 +220,8 @@ class Collections(RuleBasedStateMachine):
 
 TestCollections = Collections.TestCase
 TestCollections.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=int(os.environ.get("MACHINE_EXAMPLES", "25")),
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )

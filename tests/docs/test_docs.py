@@ -136,7 +136,7 @@ def test_every_test_that_a_promise_names_exists(title):
         if path.startswith("conformance."):
             assert callable(resolved(f"timespine.testing.{path}"))
         else:
-            wanted = rf"^def {function}\(" if function else "^def test_"
+            wanted = rf"^def {function}\(" if function else "^(def test_|Test)"
             assert re.search(wanted, (ROOT / path).read_text(), re.MULTILINE), name
 
 

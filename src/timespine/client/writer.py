@@ -22,7 +22,7 @@ from timespine.columnar.runs import delete_batch, written_by
 from timespine.columnar.transmit import decode_batch, encode_batch, rewrite
 from timespine.core.hollow import HollowBatch, Order
 from timespine.core.transitions import AdvanceUpper, Append, Appended, CompareAndAppend
-from timespine.errors import InlineBudgetExceeded, TimespineError
+from timespine.errors import InlineBudgetExceeded, TimespineError, UsageError
 from timespine.model.frontier import Frontier
 
 R = TypeVar("R")
@@ -116,6 +116,9 @@ class Writer:
     def delete(self, batch: HollowBatch) -> None:
         """Delete a batch that was not, and will not be, committed."""
         shared = self._access.shared
+        committed = set(self._access.state().keys())
+        if any(part.key in committed for part in batch.parts):
+            raise UsageError(f"the batch is part of collection {self._access.name}: retract its rows instead")
         delete_batch(batch, shared.blob, owned=written_by(self._access.id, self.id), counters=shared.counters)
 
     def _with_flushed(self, batches: tuple[HollowBatch, ...], commit: Callable[[tuple[HollowBatch, ...]], R]) -> R:

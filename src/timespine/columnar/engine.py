@@ -201,10 +201,12 @@ class _Merge:
     def _merged(self, stretch: list[Piece]) -> Iterator[pa.Table]:
         """The rows of a stretch, merged; in rounds if there is too much to read at once."""
         memory_bytes = self.config.merge_bytes
-        found = [source for index in sorted({piece.run for piece in stretch}) for source in self._sources(stretch, index)]
-        while len(found) > 2 and not fit(found, memory_bytes):
+        found = [
+            source for index in sorted({piece.run for piece in stretch}) for source in self._sources(stretch, index)
+        ]
+        while len(found) > 4 and not fit(found, memory_bytes):
             found.sort(key=lambda source: source.size)
-            number = 2
+            number = 4
             while number < len(found) and fit(found[: number + 1], memory_bytes):
                 number += 1
             found = [*found[number:], self._round(found[:number])]
