@@ -172,5 +172,6 @@ def test_closing_closes_both_ports_even_if_one_fails():
 def test_the_demo_tells_its_story(capsys):
     assert demo.main() == 0
     printed = capsys.readouterr().out
-    assert "The same three reads give the same answers." in printed
+    assert "ok: the same three reads give the same answers" in printed
+    assert "BUG" not in printed
     assert "3 cannot be read any more" in printed

@@ -1,4 +1,4 @@
-"""The writer handle: batches built by hand belong to whoever built them until they are committed, and then to nobody."""
+"""The writer handle: a batch built by hand belongs to whoever built it until it is committed."""
 
 import pyarrow as pa
 import pytest

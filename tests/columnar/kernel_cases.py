@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import decimal
 import math
+from itertools import pairwise
 from unittest import mock
 
 import numpy as np
@@ -111,7 +112,7 @@ def rechunked(draw, table):
     """The same rows in chunks that begin anywhere in their buffers."""
     cuts = sorted(draw(st.lists(st.integers(0, table.num_rows), max_size=2)))
     edges = [0, *cuts, table.num_rows]
-    return pa.concat_tables([table.slice(a, b - a) for a, b in zip(edges, edges[1:], strict=False)])
+    return pa.concat_tables([table.slice(a, b - a) for a, b in pairwise(edges)])
 
 
 def key(value):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import pyarrow as pa
+from expect import check
 from hypothesis import strategies as st
 from kernel_cases import TYPES, array, key
 
@@ -15,15 +16,20 @@ from timespine.columnar.bounds import encode_row
 from timespine.columnar.cache import PartCache
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.inline import encode_inline
+from timespine.columnar.keyset import KeySet
 from timespine.columnar.part import encode_part
+from timespine.columnar.parts import Parts
 from timespine.columnar.runs import hollow_part
-from timespine.columnar.scan import Parts
 from timespine.columnar.schema import Schema, define
 from timespine.columnar.stats import describe
 from timespine.columnar.types import can_widen, is_nested, parse_type, type_name
+from timespine.columnar.visible import Window
+from timespine.columnar.wanted import Wanted
+from timespine.columnar.where import col
 from timespine.config import DEFAULT
 from timespine.core.codec import encode_run
 from timespine.core.hollow import Order, Part, Run, wrap_int64
+from timespine.core.plan import seen_through
 from timespine.location.memory import MemoryBlob
 from timespine.model.frontier import Frontier, advance_by
 
@@ -193,7 +199,7 @@ def naive(history, wanted, where=None, keys=None):
             if wanted.window.since is not None:
                 time = advance_by(time, wanted.window.since)
             seen = dict(zip(schema.names, seen_as(row, written, schema), strict=True))
-            if where is not None and not where(seen):
+            if where is not None and where(seen) is not True:
                 continue
             if keys is not None and tuple(key(seen[name]) for name in schema.key_names) not in keys:
                 continue
@@ -218,7 +224,7 @@ def given(tables, wanted):
     """What a scan gave, in the same form; a row that comes twice is an error of its own."""
     counts = Counter()
     for table in tables:
-        assert table.num_rows == 0 or set(table.column_names) == {*wanted.order, "_diff"}
+        check(table.num_rows == 0 or set(table.column_names) == {*wanted.order, "_diff"})
         names = [name for name in wanted.schema.names if name in wanted.read]
         rows = [tuple(map(key, row)) for row in plain(table, names)]
         times = plain(table, wanted.schema.time_names) if wanted.timed else [None] * len(rows)
@@ -290,10 +296,7 @@ def updates(draw, schema, pools, max_size=12, times=4):
     """Updates of rows from few values, so that rows meet each other."""
 
     def value(each):
-        drawn = draw(st.sampled_from(pools[each.id]))
-        # A pool is that of the first type of its column.
-        is_number = isinstance(drawn, int) and not isinstance(drawn, bool)
-        return float(drawn) if is_number and pa.types.is_floating(each.arrow_type) else drawn
+        return value_of(draw(st.sampled_from(pools[each.id])), each.arrow_type)
 
     number = draw(st.integers(0, max_size))
     made = []
@@ -329,11 +332,15 @@ def runs(draw, place, pools, arity, times=4):
             parts.append((place.stored(piece, id, is_sorted=ascending), piece))
         else:
             parts.append((place.inline(piece, id, described=kind == "inline", is_sorted=ascending), piece))
-    parts = draw(_seen_through(place, parts, arity, times))
-    contents = [(updates_of(piece, schema), part, schema) for part, piece in parts]
+    change = draw(_references(arity, times))
     made = [part for part, _ in parts]
     if made and draw(st.booleans()):
-        made = [place.listed(made)]
+        # What is inside of a hollow run is whole; truncation and rewriting are those of the reference to it.
+        outer = change(place.listed(made))
+        made, seen = [outer], [seen_through(outer, part) for part in made]
+    else:
+        made = seen = [change(part) for part in made]
+    contents = [(updates_of(piece, schema), part, schema) for part, (_, piece) in zip(seen, parts, strict=True)]
     return Run(tuple(made), Order.SORTED if is_sorted else Order.UNORDERED, id), contents
 
 
@@ -343,8 +350,8 @@ def _is_ascending(table, schema):
 
 
 @st.composite
-def _seen_through(draw, place, parts, arity, times):
-    """The same parts, perhaps truncated and rewritten, as one reference to all of them would."""
+def _references(draw, arity, times):
+    """How all parts of a run are seen: whole, truncated, rewritten."""
     bound = st.lists(
         st.tuples(*[st.integers(0, times + 1)] * arity), min_size=1, max_size=1 if arity == 1 else 2
     ).map(lambda elements: Frontier(tuple(elements)))
@@ -354,9 +361,7 @@ def _seen_through(draw, place, parts, arity, times):
         lower, upper = draw(st.none() | bound), draw(st.none() | bound)
     if how in ("rewritten", "both"):
         rewrite = draw(bound)
-    return [
-        (msgspec.structs.replace(part, lower=lower, upper=upper, rewrite=rewrite), piece) for part, piece in parts
-    ]
+    return lambda part: msgspec.structs.replace(part, lower=lower, upper=upper, rewrite=rewrite)
 
 
 @st.composite
@@ -367,3 +372,115 @@ def worlds(draw, max_runs=4, times=4, **options):
     arity = made[0].arity
     drawn = [draw(runs(place, pools, arity, times)) for _ in range(draw(st.integers(0, max_runs)))]
     return place, [run for run, _ in drawn], [each for _, contents in drawn for each in contents], pools
+
+
+# Questions.
+
+
+def value_of(drawn, kind):
+    """A value of a pool, which is that of the first type of its column, as a value of a wider one."""
+    is_number = isinstance(drawn, int) and not isinstance(drawn, bool)
+    return float(drawn) if is_number and pa.types.is_floating(kind) else drawn
+
+
+_COMPARED = {"=": "__eq__", "!=": "__ne__", "<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}
+
+
+@st.composite
+def conditions(draw, schema, pools, depth=2):
+    """A predicate, and the same as a function of a row: True, False, or None for unknown."""
+    if depth and draw(st.integers(0, 3)) == 0:
+        left, left_holds = draw(conditions(schema, pools, depth - 1))
+        right, right_holds = draw(conditions(schema, pools, depth - 1))
+        how = draw(st.sampled_from(["and", "or", "not"]))
+        if how == "not":
+            return ~left, lambda row: None if left_holds(row) is None else not left_holds(row)
+        both = (left_holds, right_holds)
+        if how == "and":
+            return left & right, lambda row: _all(each(row) for each in both)
+        return left | right, lambda row: _any(each(row) for each in both)
+    field = draw(st.sampled_from(schema.fields))
+    values = [value_of(each, field.arrow_type) for each in pools[field.id] if each is not None]
+    column, name = col(field.name), field.name
+    if not values or is_nested(field.arrow_type) or pa.types.is_timestamp(field.arrow_type) or draw(st.booleans()):
+        return column.is_null(), lambda row: row[name] is None
+    literal = draw(st.sampled_from(values))
+    if draw(st.integers(0, 3)) == 0:
+        some = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3))
+        return column.is_in(some), lambda row: None if row[name] is None else key(row[name]) in map(key, some)
+    compared = _COMPARED[draw(st.sampled_from(sorted(_COMPARED)))]
+    return (
+        getattr(column, compared)(literal),
+        lambda row: None if row[name] is None else getattr(key(row[name]), compared)(key(literal)),
+    )
+
+
+def _all(values):
+    seen = list(values)
+    return False if False in seen else None if None in seen else True
+
+
+def _any(values):
+    seen = list(values)
+    return True if True in seen else None if None in seen else False
+
+
+@st.composite
+def key_sets(draw, schema, pools, max_size=3):
+    """Keys to look up, as a set of them and as a table; some of them there, some not."""
+    fields = [schema.by_id(each) for each in schema.key_ids]
+    rows = draw(
+        st.lists(
+            st.tuples(*[st.sampled_from([value_of(v, each.arrow_type) for v in pools[each.id]]) for each in fields]),
+            max_size=max_size,
+        )
+    )
+    columns = [array([row[place] for row in rows], each.arrow_type) for place, each in enumerate(fields)]
+    table = pa.Table.from_arrays(columns, schema=pa.schema([(each.name, each.arrow_type) for each in fields]))
+    return {tuple(map(key, row)) for row in rows}, table
+
+
+@st.composite
+def bounds(draw, schema, pools):
+    """A bound of the first ordered column: the encoding of a value, perhaps cut; or none."""
+    field = schema.field(schema.order_names[0])
+    value = draw(st.sampled_from([None, *pools[field.id]]))
+    if draw(st.booleans()):
+        return None
+    table = pa.table({field.name: array([value_of(value, field.arrow_type)], field.arrow_type)})
+    encoded = encode_row(table, 0, [field.name])
+    return encoded[: draw(st.sampled_from([100, 9, 2]))]
+
+
+@st.composite
+def windows(draw, arity, times=5):
+    """Times that count."""
+    time = st.tuples(*[st.integers(0, times)] * arity)
+    since = draw(st.none() | time.map(lambda each: Frontier((each,))))
+    return Window(draw(st.none() | time), draw(st.none() | time), since)
+
+
+@st.composite
+def questions(draw, schema, pools, *, ranges=True, keys=True):
+    """What a reader may ask for, and what the naive reader needs to know of it."""
+    columns = draw(st.lists(st.sampled_from(schema.names), min_size=1, unique=True))
+    if draw(st.booleans()):
+        columns = schema.names
+    where = holds = found = table = None
+    if draw(st.booleans()):
+        where, holds = draw(conditions(schema, pools))
+    if keys and schema.key and draw(st.booleans()):
+        found, table = draw(key_sets(schema, pools))
+    lower = draw(bounds(schema, pools)) if ranges else None
+    upper = draw(bounds(schema, pools)) if ranges else None
+    wanted = Wanted(
+        schema,
+        tuple(columns),
+        draw(windows(schema.arity)),
+        timed=draw(st.booleans()),
+        where=where,
+        keys=None if table is None else KeySet(table),
+        lower=lower,
+        upper=upper,
+    )
+    return wanted, {"where": holds, "keys": found}

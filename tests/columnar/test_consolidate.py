@@ -1,4 +1,4 @@
-"""Consolidation gives what the oracle gives, in order; advancing times changes nothing for readers at or after since."""
+"""Consolidation gives what the oracle gives, in order; advancing times changes nothing for later readers."""
 
 from __future__ import annotations
 

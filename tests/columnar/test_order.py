@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -18,7 +20,7 @@ def check(table, names):
     rows = keys(table, names)
     assert len(words) == len(rows)
     by_row = sorted(range(len(rows)), key=rows.__getitem__)
-    for a, b in zip(by_row, by_row[1:], strict=False):
+    for a, b in pairwise(by_row):
         if rows[a] == rows[b]:
             assert words[a] == words[b]
         else:
@@ -98,6 +100,17 @@ def test_digits_take_four_bits_each_and_constant_columns_none():
     words, exact = check(table, ["a", "b"])
     assert exact
     assert int(words.max()).bit_length() <= 14 * 4
+
+
+@given(st.data(), st.integers(1, 33), st.integers(0, 255))
+def test_texts_of_any_alphabet_are_in_order(data, size, first):
+    alphabet = [bytes((letter,)) for letter in range(first, min(first + size, 256))]
+    values = data.draw(
+        st.lists(st.lists(st.sampled_from(alphabet), max_size=12).map(b"".join), min_size=1, max_size=12)
+    )
+    edges = [alphabet[-1] * 8, alphabet[-1] * 9, alphabet[0] * 8, alphabet[0] * 3, b""]
+    with small():
+        check(one([*values, *edges[: data.draw(st.integers(0, 5))]], pa.binary()), ["c"])
 
 
 def test_what_lies_under_a_null_does_not_count():

@@ -773,12 +773,13 @@ def parts_are_skipped_by_times_that_were_rewritten_since() -> Iterator[None]:
 @on_real_storage
 @bug
 def updates_in_no_order_are_taken_for_sorted() -> Iterator[None]:
-    real = scan_module.scan
+    real = engine_module._Merge.run
 
-    def scan(parts, runs, wanted, memory_bytes):
-        return real(parts, [Run(run.parts, Order.SORTED, run.schema) for run in runs], wanted, memory_bytes)
+    def run(merge):
+        merge.runs = [Run(run.parts, Order.SORTED, run.schema) for run in merge.runs]
+        return real(merge)
 
-    with patched(engine_module, "scan", scan):
+    with patched(engine_module._Merge, "run", run):
         yield
 
 
@@ -791,6 +792,20 @@ def rows_from_before_a_column_was_added_do_not_hold_its_default() -> Iterator[No
         return real(table, there, written, msgspec.structs.replace(field, default=None))
 
     with patched(rows_module, "_projected", projected):
+        yield
+
+
+@on_real_storage
+@bug
+def bounds_of_another_schema_are_compared_with_those_of_the_newest() -> Iterator[None]:
+    real = engine_module._Merge._pieces
+
+    def pieces(merge):
+        for piece in real(merge):
+            meta = scan_module.meta_of(piece.part)
+            yield piece if meta is None else replace(piece, lower=meta.lower or b"", upper=meta.upper)
+
+    with patched(engine_module._Merge, "_pieces", pieces):
         yield
 
 
@@ -812,12 +827,12 @@ def a_failed_merge_deletes_what_it_passed_through() -> Iterator[None]:
 def the_parts_of_a_round_are_deleted_before_they_are_read() -> Iterator[None]:
     real = engine_module._Merge._round
 
-    def merged(merge, runs):
-        run = real(merge, runs)
+    def round(merge, found):
+        written = real(merge, found)
         merge._delete_temporary()
-        return run
+        return written
 
-    with patched(engine_module._Merge, "_round", merged):
+    with patched(engine_module._Merge, "_round", round):
         yield
 
 

@@ -12,7 +12,7 @@ from timespine.cli.output import Destination, destination, write_document, write
 from timespine.cli.text import fields, size
 from timespine.client.collection import Collection
 from timespine.client.inspecting import plain
-from timespine.columnar.scan import meta_of
+from timespine.columnar.parts import meta_of
 from timespine.core.codec import Kind, decode_diff, kind_of
 from timespine.core.diff import StateDiff
 from timespine.core.hollow import Part

@@ -13,7 +13,7 @@ from timespine.client.catalog import Entry
 from timespine.client.committer import Committer
 from timespine.client.leases import Leases
 from timespine.columnar.cache import PartCache
-from timespine.columnar.scan import Parts
+from timespine.columnar.parts import Parts
 from timespine.columnar.schema import Schema
 from timespine.config import Config
 from timespine.core.state import State

@@ -26,9 +26,9 @@ from timespine.columnar.consolidate import consolidate
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform
-from timespine.columnar.scan import Wanted
 from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.visible import Window
+from timespine.columnar.wanted import Wanted
 from timespine.columnar.where import Predicate, as_predicate
 from timespine.core.hollow import HollowBatch, Run
 from timespine.core.plan import Plan, plan_snapshot

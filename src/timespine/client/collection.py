@@ -19,9 +19,9 @@ from timespine.client.subscription import Subscription
 from timespine.client.writer import Writer
 from timespine.client.writing import Committed
 from timespine.columnar.keyset import KeySet
-from timespine.columnar.scan import Wanted
 from timespine.columnar.schema import Schema
 from timespine.columnar.visible import Window
+from timespine.columnar.wanted import Wanted
 from timespine.columnar.where import as_predicate
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import HistoryEntry, State

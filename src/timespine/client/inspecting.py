@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from timespine.client.access import Access
-from timespine.columnar.scan import meta_of
+from timespine.columnar.parts import meta_of
 from timespine.core.hollow import HollowBatch, Order, Part
 from timespine.core.state import State
 from timespine.model.frontier import Frontier

@@ -27,6 +27,9 @@ from timespine.model.frontier import Frontier
 BATCH_ROWS = 262_144
 """Rows that are taken over at once."""
 
+READ_BYTES = 1 << 20
+"""Bytes of one column that are read at once."""
+
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """What Hive and Spark call a folder for null."""
 
@@ -86,7 +89,8 @@ def _partitions(root: Path, files: list[Path]) -> dict[str, pa.Array]:
 def _batches(files: list[Path], partitions: dict[str, pa.Array]) -> Iterator[pa.RecordBatch]:
     for place, file in enumerate(files):
         try:
-            with pq.ParquetFile(file) as opened:
+            # SUBTLE: Arrow's default would keep the bytes of the whole file while it is read (test_loading.py).
+            with pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES) as opened:
                 for batch in opened.iter_batches(BATCH_ROWS):
                     for name, values in partitions.items():
                         if name not in batch.schema.names:
@@ -98,6 +102,7 @@ def _batches(files: list[Path], partitions: dict[str, pa.Array]) -> Iterator[pa.
 
 def _delta(root: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     try:
+        import pyarrow.dataset as dataset
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
     except ImportError as error:
@@ -108,7 +113,12 @@ def _delta(root: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         scanner = (
             DeltaTable(str(root))
             .to_pyarrow_dataset()
-            .scanner(batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
+            .scanner(
+                batch_size=BATCH_ROWS,
+                batch_readahead=2,
+                fragment_readahead=1,
+                fragment_scan_options=dataset.ParquetFragmentScanOptions(pre_buffer=False),
+            )
         )
         reader = scanner.to_reader()
     except failures as error:

@@ -257,23 +257,22 @@ class Maintenance:
     def compact(self, access: Access) -> None:
         """Merge until what is there now is a single run. Waits for others who are at work on it."""
         goal = access.state().trace.upper
-        self._remembered(access).skipped.clear()
         while True:
             with self._at_work:
                 upkeep, skips = self._remembered(access), self._skips
+                upkeep.skipped.clear()
                 did = self._merge(upkeep, access.state(), least=1)
                 why = self.report.skipped[-1] if self._skips > skips else ""
             state = access.state()
-            requests = state.trace.requests()
-            if not requests or _is_one_run(state, goal):
+            if not state.trace.requests() or _is_one_run(state, goal):
                 return
+            if why:
+                raise Unavailable(f"{access.name} could not be made one run: {why}")
             if self._stop.is_set():
                 raise UsageError("this store is closed: open it again")
-            if did and not why:
-                continue
-            if why or not any(_is_at_work(state, request, access) for request in requests):
-                raise Unavailable(f"{access.name} could not be made one run: {why or 'a merge of it failed'}")
-            self._sleep(CLAIM_POLL_S)
+            if not did:
+                # Somebody is at work on it, or was and has died: a claim is over soon, one way or the other.
+                self._sleep(CLAIM_POLL_S)
 
     def bury(self, access: Access) -> tuple[bool, int]:
         """Close, finalize and empty a dropped collection; whether nothing is left of it, and how many blobs went."""
@@ -427,11 +426,6 @@ class Maintenance:
 def _is_claimed(state: State, request: MergeRequest, access: Access) -> bool:
     claim = state.claims.get(request.id)
     return claim is not None and claim.until_ms >= access.now_ms()
-
-
-def _is_at_work(state: State, request: MergeRequest, access: Access) -> bool:
-    """Whether somebody who is still registered claims a merge."""
-    return _is_claimed(state, request, access) and state.claims[request.id].claimant in state.writers
 
 
 def _is_one_run(state: State, goal: Frontier) -> bool:

@@ -18,10 +18,12 @@ from timespine.client.moments import to_user
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.part_reader import MissingBlob
-from timespine.columnar.scan import Parts, Tally, Wanted, empty_table, scan
+from timespine.columnar.parts import Parts, Tally
+from timespine.columnar.scan import scan
 from timespine.columnar.schema import DIFF
 from timespine.columnar.splits import split_keys
 from timespine.columnar.tally import counted
+from timespine.columnar.wanted import Wanted, empty_table
 from timespine.core.hollow import Run
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State

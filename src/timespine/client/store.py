@@ -133,6 +133,7 @@ class Store:
             cache=self._cache,
             pool=self._pool,
             counters_of=lambda collection: self._shared.counters_of(collection),
+            monotonic=monotonic,
         )
         self._driver = Driver(blob, consensus, self._merge, clock=clock, sleep=sleep)
         self._committer = Committer(self._driver, config, read_only=read_only)
@@ -460,12 +461,16 @@ class Store:
     def _beat(self) -> None:
         """Keep alive what this process counts on: leases of readers, and writers and claims of long merges."""
         while not self._stop.wait(HEARTBEAT_S):
-            with contextlib.suppress(Exception):  # storage may be away: the next beat tries again
-                self._leases.heartbeat()
+            self.beat()
+
+    def beat(self) -> None:
+        """One heartbeat. Storage may be away: the next one tries again."""
+        with contextlib.suppress(Exception):
+            self._leases.heartbeat()
+        for collection, id, writer in self.engine.long_merges(MERGE_BEAT_S):
+            claim = ClaimMerge(id, writer, self._shared.config.claim_ms)
             with contextlib.suppress(Exception):
-                for collection, id, writer in self.engine.long_merges(MERGE_BEAT_S):
-                    claim = ClaimMerge(id, writer, self._shared.config.claim_ms)
-                    self._committer.commit((collection, HeartbeatWriter(writer)), (collection, claim))
+                self._committer.commit((collection, HeartbeatWriter(writer)), (collection, claim))
 
     def _bury(self) -> int:
         """Let the data of dropped collections go, as far as nobody reads it any more; blobs that went."""

@@ -16,8 +16,8 @@ import pyarrow as pa
 from timespine.client.access import Access
 from timespine.client.leases import Held
 from timespine.client.rows import Rows, Shape, Updates
-from timespine.columnar.scan import Wanted
 from timespine.columnar.visible import Window
+from timespine.columnar.wanted import Wanted
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
 from timespine.errors import LeaseExpired, SinceError

@@ -156,7 +156,7 @@ def _check_ascending(packed: Packed, starts: Sequence[int], cut: int) -> None:
 
 
 def _net(arranged: _Arranged, diffs: NDArray[np.int64], is_read_back: bool) -> tuple[Index, Words, NDArray[np.int64]]:
-    """The rows that remain, in order, one of each group; their words if they are asked for; and the sums of their diffs."""
+    """The rows that remain, in order, one of each group; their words, if asked for; and the sums of the diffs."""
     rows, count = len(diffs), 0
     largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
     is_safe = largest <= INT64_MAX // rows
@@ -219,7 +219,8 @@ def advance(table: pa.Table, since: Frontier) -> pa.Table:
     Coordinate by coordinate: meet over s in since of join(t, s) is the larger of t and of the least
     s. Rows stay where they are: with several coordinates their order may have to be restored.
     """
-    arity = sum(name == TIME or name.startswith(f"{TIME}_") for name in table.column_names)
+    names = set(table.column_names)
+    arity = 1 if TIME in names else next(count for count in range(len(names) + 1) if f"{TIME}_{count}" not in names)
     if arity == 0:
         raise UsageError("there are no times in the table to advance")
     if check_arity_of(since, arity, "since").is_closed:

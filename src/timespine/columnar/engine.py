@@ -21,12 +21,14 @@ from timespine.columnar.bounds import encode_row
 from timespine.columnar.cache import Hint, PartCache
 from timespine.columnar.inline import encode_inline
 from timespine.columnar.part_reader import MissingBlob
+from timespine.columnar.parts import Parts, meta_of
 from timespine.columnar.run_writer import RunWriter, inline_part
 from timespine.columnar.runs import Counters, delete_keys, spill, written_by
-from timespine.columnar.scan import Parts, Source, Wanted, cut_columns, fit, merged, meta_of, source_of, unordered
+from timespine.columnar.scan import Source, cut_columns, fit, merged, source_of, unordered
 from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.upload import Target, Uploads
 from timespine.columnar.visible import Window
+from timespine.columnar.wanted import Wanted
 from timespine.config import Config
 from timespine.core.effects import MergeRuns, Output
 from timespine.core.hollow import HollowBatch, Order, Part, Run
@@ -204,9 +206,9 @@ class _Merge:
         found = [
             source for index in sorted({piece.run for piece in stretch}) for source in self._sources(stretch, index)
         ]
-        while len(found) > 4 and not fit(found, memory_bytes):
+        while len(found) > 2 and not fit(found, memory_bytes):
             found.sort(key=lambda source: source.size)
-            number = 4
+            number = 2
             while number < len(found) and fit(found[: number + 1], memory_bytes):
                 number += 1
             found = [*found[number:], self._round(found[:number])]

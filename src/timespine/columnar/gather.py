@@ -52,12 +52,16 @@ def take(columns: Sequence[pa.Array], index: Index) -> list[pa.Array]:
 
 def narrow(column: pa.Array, index: Index, kind: pa.DataType) -> pa.ChunkedArray:
     """The same for a column in a wide type, back in its own: in as many chunks as that needs."""
-    taken = column.take(pa.array(index))
-    if taken.nbytes <= OFFSET_MAX or len(index) == 1:
-        return pa.chunked_array([taken.cast(kind)])
-    middle = len(index) // 2
-    pieces = (narrow(column, index[:middle], kind), narrow(column, index[middle:], kind))
-    return pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], kind)
+    chunks: list[pa.Array] = []
+    left = np.array_split(index, 1 + 2 * column.nbytes // OFFSET_MAX)
+    while left:
+        part = left.pop(0)
+        taken = column.take(pa.array(part))
+        if taken.nbytes > OFFSET_MAX and len(part) > 1:
+            left[:0] = np.array_split(part, 2)
+        else:
+            chunks.append(taken.cast(kind))
+    return pa.chunked_array(chunks, kind)
 
 
 def read_back(words: Words, slot: Slot, shift: int, kind: pa.DataType, nullable: bool) -> pa.Array:

@@ -47,8 +47,12 @@ class KeySet:
         return self._length
 
     def first(self) -> dict[str, Any]:
-        """One of the keys, as values by column. There must be one."""
-        return {name: self._keys.column(name)[0].as_py() for name in self.names}
+        """One of the keys, as values by column. There must be one.
+
+        SUBTLE: dates and times as the integers that they are, since Python knows no year 10000 (test_keyset.py).
+        """
+        scalars = {name: self._keys.column(name)[0] for name in self.names}
+        return {name: each.value if pa.types.is_temporal(each.type) else each.as_py() for name, each in scalars.items()}
 
     def encoded(self, names: tuple[str, ...]) -> list[bytes]:
         """All keys, encoded by these columns in this order. For few."""
@@ -69,9 +73,10 @@ class KeySet:
             if column.null_count == 0:
                 return pa.array(_members(column.to_numpy(), single))
         frame = pl.DataFrame(pl.from_arrow(table.select(list(self.names))))
-        found = frame.with_row_index("#").join(self._frame, on=list(self.names), how="semi", nulls_equal=True)["#"]
+        place = "_".join(("row", *self.names))  # longer than any of them, so none of them
+        found = frame.with_row_index(place).join(self._frame, on=list(self.names), how="semi", nulls_equal=True)
         mask = np.zeros(len(frame), dtype=np.bool_)
-        mask[found.to_numpy()] = True
+        mask[found[place].to_numpy()] = True
         return pa.array(mask)
 
     def may_match(self, ranges: dict[str, Range]) -> bool:

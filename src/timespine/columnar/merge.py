@@ -140,7 +140,7 @@ class _Merge:
         merged: pa.Table | None = None
         while True:
             self._load()
-            # Only now, with the next rows at hand, is it known whether the last rows of a round were the last of their kind.
+            # Only now, with the next rows at hand, is it known whether the last rows of a round have equals to come.
             if merged is not None and merged.num_rows:
                 yield from self._complete(merged)
             merged = None  # before memory is needed for the next round

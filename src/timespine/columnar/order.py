@@ -59,12 +59,16 @@ _BOOL = pa.bool_().id
 _DECIMAL = pa.decimal128(1, 0).id
 
 
+PRESENCE, VALUE, LOWER = 0, 1, 2
+"""The digits of a column: whether there is a value, if there are nulls; the value; its lower half, of a decimal."""
+
+
 class Position(NamedTuple):
     """How far into the columns words reach: everything before this is in them."""
 
     column: int
     digit: int = 0
-    """Digits of the column that are in them. If it has nulls, the first one says whether there is a value."""
+    """The first digit of the column that is not in them, one of PRESENCE, VALUE, LOWER."""
     byte: int = 0
     """Bytes of text that are in them."""
 
@@ -228,15 +232,12 @@ def pack(
     for number in range(start.column, len(columns)):
         column = columns[number] if picked is None else columns[number].take(picked)
         begin = start if number == start.column else Position(number)
-        if is_text(column.type):
+        if column.null_count == rows:
+            pass  # all the same, and perhaps without any memory behind it
+        elif is_text(column.type):
             packed.rest = _push_text(packed, begin, Text(column))
         elif is_fixed(column.type):
-            # SUBTLE: a position counts the digit that says whether there is a value. Rows that were picked
-            # may all have one, and then that digit is not there (test_consolidate.py).
-            unsaid = int(columns[number].null_count > 0 and column.null_count == 0)
-            packed.rest = _push_fixed(packed, begin._replace(digit=max(begin.digit - unsaid, 0)), column)
-            if packed.rest is not None:
-                packed.rest = packed.rest._replace(digit=packed.rest.digit + unsaid)
+            packed.rest = _push_fixed(packed, begin, column)
         else:
             packed.rest = Position(number)
         if packed.rest is not None:
@@ -252,21 +253,20 @@ def pack(
 def _push_fixed(packed: Packed, begin: Position, column: pa.Array) -> Position | None:
     """Append a column of fixed width. The position where it stopped, if it did not fit."""
     low = high = 0
-    for digit, values in enumerate(fixed_digits(column)):
+    for digit, values in fixed_digits(column):
         if digit < begin.digit:
             continue
         low, high = int(values.min()), int(values.max())
         if not packed.push(values, low, high):
             return begin._replace(digit=digit)
-    # SUBTLE: if all values are null, the bit that says so is the same for all, and left out.
-    if column.type.id in INTEGERS and column.null_count < len(column):
+    if column.type.id in INTEGERS:
         packed.slots.append(Slot(begin.column, low, (high - low).bit_length(), packed.used))
     return None
 
 
 def _push_text(packed: Packed, begin: Position, text: Text) -> Position | None:
     """Append a column of strings or binary. The position where it stopped, if it did not fit."""
-    if text.valid is not None and begin.digit == 0 and not packed.push(text.valid, 0, 1):
+    if text.valid is not None and begin.digit == PRESENCE and not packed.push(text.valid, 0, 1):
         return begin
     at = begin.byte or text.common_prefix()
     end = min(text.longest, at + 8 * Text.WORDS_MAX)
@@ -276,11 +276,11 @@ def _push_text(packed: Packed, begin: Position, text: Text) -> Position | None:
         values, is_unclear = text.squeezed(at)
         unclear |= is_unclear
         if not packed.push(values, int(values.min()), int(values.max())):
-            return Position(begin.column, 1, at)
+            return Position(begin.column, VALUE, at)
         at += 8
     # SUBTLE: padded with zeros, "a" and "a\0" are the same bytes; only their lengths tell them apart.
     if at < text.longest or (unclear and not packed.push(text.lengths, 0, text.longest)):
-        return Position(begin.column, 1, at)
+        return Position(begin.column, VALUE, at)
     return None
 
 
@@ -294,16 +294,20 @@ def is_text(kind: pa.DataType) -> bool:
     return kind.id in _TEXTS
 
 
-def fixed_digits(column: pa.Array) -> list[NDArray[Any]]:
-    """Integers per row that order the rows as a column of fixed width does, most significant first."""
+def fixed_digits(column: pa.Array) -> list[tuple[int, NDArray[Any]]]:
+    """Integers per row that order the rows as a column of fixed width does, most significant first.
+
+    SUBTLE: they are numbered by what they mean, not by their place. Some of the rows may have no nulls, or
+    need one digit where all rows need two: a position in one list must mean the same in the other.
+    """
     kind, rows = column.type.id, len(column)
     validity, data = column.buffers()
     if kind in INTEGERS:
-        digits = [_view(data, INTEGERS[kind], column.offset, rows)]
+        digits = [(VALUE, _view(data, INTEGERS[kind], column.offset, rows))]
     elif kind in _FLOATS:
-        digits = [_float_digit(_view(data, _FLOATS[kind], column.offset, rows))]
+        digits = [(VALUE, _float_digit(_view(data, _FLOATS[kind], column.offset, rows)))]
     elif kind == _BOOL:
-        digits = [bits(data, column.offset, rows)]
+        digits = [(VALUE, bits(data, column.offset, rows))]
     else:
         digits = _decimal_digits(_view(data, np.uint64, 2 * column.offset, 2 * rows))
     if column.null_count == 0:
@@ -311,7 +315,8 @@ def fixed_digits(column: pa.Array) -> list[NDArray[Any]]:
     valid = bits(validity, column.offset, rows).view(np.bool_)
     # What lies under a null is arbitrary: it must not make rows differ, nor widen the digit.
     some = int(valid.argmax())
-    return [valid.view(np.uint8), *(np.where(valid, each, each[some]) for each in digits)]
+    covered = [(digit, np.where(valid, values, values[some])) for digit, values in digits]
+    return [(PRESENCE, valid.view(np.uint8)), *covered]
 
 
 def unsigned(values: NDArray[Any]) -> Words:
@@ -333,7 +338,8 @@ def _float_digit(values: NDArray[Any]) -> NDArray[Any]:
     sign = signed(np.iinfo(signed).min)
     digits = np.empty(len(values), kind)
     for block in blocks(len(values)):
-        part = values[block] + values.dtype.type(0)  # -0.0 + 0.0 is 0.0
+        with np.errstate(invalid="ignore"):
+            part = values[block] + values.dtype.type(0)  # -0.0 + 0.0 is 0.0
         missing = np.isnan(part)
         if missing.any():
             part[missing] = np.nan
@@ -345,9 +351,9 @@ def _float_digit(values: NDArray[Any]) -> NDArray[Any]:
     return digits
 
 
-def _decimal_digits(halves: Words) -> list[NDArray[Any]]:
+def _decimal_digits(halves: Words) -> list[tuple[int, NDArray[Any]]]:
     """128-bit integers as one digit if they fit 64 bits, else as two."""
     low, high = halves[0::2], halves[1::2].view(np.int64)
     if (high == low.view(np.int64) >> np.int64(63)).all():
-        return [low.view(np.int64)]
-    return [high, low]
+        return [(LOWER, low.view(np.int64))]
+    return [(VALUE, high), (LOWER, low)]

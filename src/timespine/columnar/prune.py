@@ -7,18 +7,14 @@ has another type by now is carried over or counts as unknown.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from timespine.columnar.bounds import recode
 from timespine.columnar.keyset import FEW
 from timespine.columnar.part_reader import PartReader
 from timespine.columnar.schema import DIFF, Field, Schema, time_names
 from timespine.columnar.stats import PartMeta, Range
 from timespine.columnar.types import parse_type
+from timespine.columnar.wanted import Wanted
 from timespine.core.hollow import Part
-
-if TYPE_CHECKING:
-    from timespine.columnar.scan import Wanted
 
 Ranges = dict[str, Range]
 """What is known of columns, by their names in the wanted schema."""

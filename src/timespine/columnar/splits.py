@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from timespine.columnar.scan import Parts, Wanted, meta_of
+from timespine.columnar.parts import Parts, meta_of
+from timespine.columnar.wanted import Wanted
 from timespine.core.hollow import Run
 
 

@@ -12,9 +12,11 @@ from dataclasses import replace
 
 import pyarrow.compute as pc
 
-from timespine.columnar.scan import Parts, Wanted, filtered, meta_of, scan
+from timespine.columnar.parts import Parts, meta_of
+from timespine.columnar.scan import scan
 from timespine.columnar.schema import DIFF
 from timespine.columnar.visible import Window
+from timespine.columnar.wanted import Wanted, filtered
 from timespine.core.hollow import Part, Run, wrap_int64
 
 

@@ -7,7 +7,6 @@ value is cut off, so shorter values are padded with zeros.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -28,6 +27,9 @@ _KEEP = np.array([((1 << 8 * count) - 1) << (64 - 8 * count) for count in range(
 
 LARGE_ROWS = 1 << 11
 """Fewer rows are not worth to look for ways to need fewer bits."""
+
+_PADDED_BYTES = 1 << 12
+"""Less data than this is copied, to read it with less care."""
 
 _SAMPLES = 12
 """Values that are looked at to guess what all of them begin with."""
@@ -57,7 +59,8 @@ class Text:
         self._column = column
         self._starts = ends[:-1]
         self._data = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-        if self._data.size < LARGE_ROWS:
+        if self._data.size < _PADDED_BYTES:
+            # Then eight bytes can be read of every value, the last one too.
             self._data = np.concatenate((self._data, np.zeros(8, np.uint8)))
         self.lengths: NDArray[Any] = np.subtract(ends[1:], ends[:-1])
         """Bytes of every value; none for a null."""
@@ -77,14 +80,12 @@ class Text:
         if rows >= LARGE_ROWS:
             # A guess from a few values is checked faster than the first and the last of all are found.
             places = [*range(0, rows, rows // _SAMPLES), rows - 1]
-            if self.valid is not None:
-                places = [place for place in places if self.valid[place]]
-            shared = os.path.commonprefix([self._value(place) for place in places])
+            some = [self._value(place) for place in places if self.valid is None or self.valid[place]]
+            shared = _shared(min(some), max(some)) if some else b""
             if not shared or pc.all(pc.starts_with(self._column, shared)).as_py():
                 return len(shared)
         ends = pc.min_max(self._column)
-        pair = [ends[each].as_buffer() for each in ("min", "max")]
-        return len(os.path.commonprefix([each.to_pybytes()[:_PREFIX_BYTES_MAX] for each in pair if each is not None]))
+        return len(_shared(*(ends[each].as_buffer().to_pybytes()[:_PREFIX_BYTES_MAX] for each in ("min", "max"))))
 
     def _value(self, place: int) -> bytes:
         start = int(self._starts[place])
@@ -114,12 +115,12 @@ class Text:
             if places < 8:
                 words >>= np.uint64(64 - 8 * places)
             return words, ends_inside and low == 0
-        # The mask is needed again only where bytes that are not there must stay zero.
-        lift = np.uint64((_ONES * (ends_inside - low)) & ((1 << 64) - 1))
+        by = low - ends_inside
         for block in blocks(len(words)):
             part = words[block]
-            if lift:
-                part += _lifts(self._mask(at, block), low - ends_inside)
+            if by:
+                lift = self._mask(at, block) & np.uint64(_ONES * abs(by))
+                np.subtract(part, lift, out=part) if by > 0 else np.add(part, lift, out=part)
             part >>= np.uint64(64 - 8 * places)
             _squeeze(part, width, places)
         return words, False
@@ -155,11 +156,12 @@ class Text:
         words.byteswap(inplace=True)
 
 
-def _lifts(mask: Any, by: int) -> Any:
-    """What to add, modulo 2^64, to take `by` off every byte that there is."""
-    if by > 0:
-        return ~(mask & np.uint64(_ONES * by)) + np.uint64(1)
-    return mask & np.uint64(_ONES * -by)
+def _shared(first: bytes, second: bytes) -> bytes:
+    """What both begin with."""
+    if first == second:
+        return first
+    pairs = zip(first, second, strict=False)
+    return first[: next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))]
 
 
 def _squeeze(words: Words, width: int, places: int) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from timespine.columnar import text
-from timespine.columnar.order import WORD_BITS, Index, Packed, Position, is_text, pack
+from timespine.columnar.order import WORD_BITS, Index, Packed, Position, is_fixed, is_text, pack
 from timespine.columnar.text import Text, Words
 
 Flags = NDArray[np.bool_]
@@ -91,9 +91,9 @@ def _is_compared_whole(column: pa.Array, byte: int, index: Index, first: Flags) 
 
     That is so if there is no other way, or if they are long and seem to be equal inside of groups.
     """
-    if pa.types.is_nested(column.type):
-        return True
-    if not is_text(column.type) or Text(column).longest <= byte + 8:
+    if not is_text(column.type):
+        return not is_fixed(column.type)
+    if Text(column).longest <= byte + 8:
         return False
     begin = int(first.argmin()) - 1
     some = slice(begin, begin + _SAMPLED)

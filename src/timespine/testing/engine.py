@@ -58,6 +58,8 @@ class Format(typing.Protocol):
 
     config: Config
     """Limits for the processes that use it."""
+    writes_inline: bool
+    """Whether tiny writes ahead of the seal are put into the state itself."""
     counts: Counter[str]
     """How often it did what, for whoever wants to see that all of it happens."""
 
@@ -94,6 +96,7 @@ class Opaque:
     """Lists of updates, and the oracle."""
 
     config = CONFIG
+    writes_inline = False
     counts: Counter[str] = Counter()
 
     def first_schema(self, arity: int) -> bytes | None:

@@ -79,6 +79,7 @@ class Overlay(Blob):
         return value[start:stop]
 
     def delete(self, key: str) -> bool:
+        self._fetched.pop(key, None)
         self._called(DeleteBlobs((key,)))
         return True
 
@@ -89,7 +90,7 @@ class Overlay(Blob):
         return None
 
     def _value(self, key: str) -> bytes | None:
-        """The bytes of a blob, which are fetched once: they never change."""
+        """The bytes of a blob, which are fetched once: they do not change while they are there."""
         if key not in self._fetched:
             self._fetched[key] = self._called(GetBlob(key))
         return self._fetched[key]

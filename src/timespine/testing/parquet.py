@@ -25,14 +25,15 @@ from timespine.columnar.engine import Engine
 from timespine.columnar.inline import decode_inline, encode_inline
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.part import encode_part
+from timespine.columnar.parts import Parts
 from timespine.columnar.rows import updates as updates_of
 from timespine.columnar.run_writer import diff_sum_of
-from timespine.columnar.scan import Parts, Wanted, scan
+from timespine.columnar.scan import scan
 from timespine.columnar.schema import DIFF, Schema, define
 from timespine.columnar.splits import split_keys
 from timespine.columnar.visible import Window
+from timespine.columnar.wanted import Wanted
 from timespine.columnar.where import col
-from timespine.config import Config
 from timespine.core.effects import FreshId, MergeRuns, Protocol
 from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.core.plan import Plan
@@ -96,6 +97,7 @@ class Parquet:
     """What the columnar layer makes of rows."""
 
     config = CONFIG
+    writes_inline = True
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

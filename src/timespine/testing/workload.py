@@ -41,9 +41,11 @@ from timespine.core.transitions import (
     SchemaMismatch,
     Seal,
     Trim,
+    Write,
 )
 from timespine.errors import (
     Fenced,
+    InlineBudgetExceeded,
     LeaseExpired,
     UpperMismatch,
     UsageError,
@@ -351,6 +353,12 @@ class Workload(Answers):
         lower = Frontier(tuple(time for _, time, _ in updates))
         latest = tuple(map(max, *(time for _, time, _ in updates))) if len(updates) > 1 else updates[0][1]
         data = self._data(process, name, updates)
+        if self.format.writes_inline and len(data.value) <= self.format.config.inline_part_bytes:
+            total = self.format.config.inline_total_bytes
+            command = Write(lower, latest, (write.inline_part(data),), data.schema, total)
+            reply = yield from commit(process.session, name, command)
+            if not (isinstance(reply, Refused) and isinstance(reply.reason, InlineBudgetExceeded)):
+                return reply
         return (yield from write.write(process.session, name, data, lower, latest))
 
     def _seal(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
@@ -465,7 +473,7 @@ class Workload(Answers):
         schemas: Schemas = () if batch.schema is None else state.schemas[: batch.schema + 1]
         parts = []
         for part in batch.parts:
-            data = yield from retried(session, GetBlob(part.key))
+            data = part.inline if part.inline is not None else (yield from retried(session, GetBlob(part.key)))
             if data is None:
                 return None  # somebody else trimmed or evicted it
             stored = self.format.rows_of(part, data, schemas[-1] if schemas else None)
