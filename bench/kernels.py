@@ -136,7 +136,7 @@ def by_duckdb(table: pa.Table) -> Work:
         f"SELECT {columns}, CAST(sum(_diff) AS BIGINT) AS _diff FROM given GROUP BY {columns} "
         f"HAVING sum(_diff) <> 0 ORDER BY {nulls}"
     )
-    return lambda: connection.execute(query).to_arrow_table()
+    return lambda: connection.sql(query).to_arrow_table()
 
 
 def by_pyarrow(table: pa.Table) -> Work:

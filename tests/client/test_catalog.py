@@ -286,6 +286,7 @@ def test_the_background_buries_what_was_dropped(place):
     store.drop("orders")
     other = place.open(config=BLOBS)  # another process, which never opened it
     store.close()
+    place.clock.advance(EXPIRE_S)
     other.maintenance.round()
     assert other._catalog.read().dropped == ()
     assert len(place.blobs()) <= 1
@@ -494,6 +495,7 @@ def test_policies_that_others_change_are_learnt_by_the_background(place):
     store, other = place.open(), place.open()
     orders = store.create("orders", key=KEY, retain="7 days")
     other["orders"].retain(None)
+    place.clock.advance(EXPIRE_S)
     store.maintenance.round()
     assert orders._access.entry.retain_ms is None
     other["orders"].retain("1 day")

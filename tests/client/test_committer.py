@@ -1,5 +1,8 @@
 """One committer per process: groups, leases that lapse, replies that are lost, and the end."""
 
+from collections import Counter
+from random import Random
+
 import pyarrow as pa
 import pytest
 from places import BLOBS, QUICK, Gate, Place, Script, in_threads, together
@@ -8,7 +11,16 @@ from timespine.client.committer import GROUP_MAX, _Waiting
 from timespine.core.group import Refused, Transaction
 from timespine.core.hollow import empty_batch
 from timespine.core.transitions import AdvanceUpper, AppendNext, Exert, ExpireCommitter, ExpireWriter
-from timespine.errors import ClosedError, Determinate, Fenced, Indeterminate, Unavailable, UpperMismatch, UsageError
+from timespine.errors import (
+    ClosedError,
+    Determinate,
+    Fenced,
+    Indeterminate,
+    Reopen,
+    Unavailable,
+    UpperMismatch,
+    UsageError,
+)
 from timespine.location.unreliable import Fault
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -499,3 +511,65 @@ def test_a_refusal_can_be_had_as_a_value(place):
     reply = store._committer.offer(Transaction(((collection.id, AdvanceUpper(Frontier.at(1, 1))),)))
     assert isinstance(reply, Refused)
     assert isinstance(reply.reason, UsageError)
+
+
+# All of it at once.
+
+
+class Chaos(Script):
+    """Faults by the throw of a die."""
+
+    def __init__(self, random, rate):
+        super().__init__()
+        self.random, self.rate = random, rate
+
+    def __call__(self, operation, key):
+        if self.random.random() >= self.rate:
+            return Fault.NONE
+        lost = [Fault.INDETERMINATE_DONE, Fault.LATE] if operation in ("compare_and_set", "put") else []
+        return self.random.choice([Fault.DETERMINATE, Fault.INDETERMINATE_NOT, *lost])
+
+
+@pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_storage_does_what_is_said_of_a_write_is_true(place, config, seed):
+    """Acknowledged: there once. "Did not happen": never there. In doubt: there once, or not."""
+    random = Random(seed)
+    scripts = [Chaos(random, 0.0), Chaos(random, 0.0)]
+    stores = [place.open(script=script, config=config) for script in scripts]
+    calm = place.open(config=config)
+    numbers(calm).append([{"n": -1}])
+    for script in scripts:
+        script.rate = 0.1 + 0.4 * random.random()
+    said = {}
+    for n in range(40):
+        store = random.choice(stores)
+        what = random.choice(["append", "append", "upsert", "expire", "maintain", "ghosts", "snapshot"])
+        try:
+            if what == "expire":
+                place.clock.advance(random.choice([100, 4000]))
+                calm.maintain(sweep=True)
+            elif what == "maintain":
+                store.maintain(sweep=True)
+            elif what == "ghosts":
+                store.ghosts()
+            elif what == "snapshot":
+                rows_of(store["numbers"])
+            else:
+                getattr(store["numbers"], what)([{"n": n}])
+                said[n] = "there"
+        except (Determinate, Reopen) as error:
+            said[n] = "in doubt" if getattr(error, "in_doubt", False) else "not there"
+        except Indeterminate:
+            said[n] = "in doubt"
+    for script in scripts:
+        script.rate = 0.0
+    for number, store in enumerate(stores):
+        store["numbers"].append([{"n": 1000 + number}])  # settles what is in doubt
+        store.ghosts()
+    place.clock.advance(3 * 3600)
+    calm.maintain(sweep=True)  # nothing that is referred to was deleted, or this would fail
+    there = Counter(rows_of(calm["numbers"]))
+    assert set(there.values()) == {1}
+    assert {n for n, what in said.items() if what == "there"} <= set(there)
+    assert {n for n, what in said.items() if what == "not there"}.isdisjoint(there)

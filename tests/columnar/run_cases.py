@@ -37,9 +37,9 @@ CONFIG = replace(DEFAULT, row_group_rows=3, bound_bytes=12, stats_bytes=120, inl
 """Row groups of three rows, and bounds so short that they are cut."""
 
 FLAT = [kind for kind in TYPES if not is_nested(kind)]
-WIDER = [
-    (old, new) for old in TYPES for new in TYPES if not is_nested(old) and old != new and can_widen(old, new)
-] + [(pa.decimal128(9, 2), pa.decimal128(20, 2))]
+WIDER = [(old, new) for old in TYPES for new in TYPES if not is_nested(old) and old != new and can_widen(old, new)] + [
+    (pa.decimal128(9, 2), pa.decimal128(20, 2))
+]
 
 
 @dataclass
@@ -85,9 +85,7 @@ class Place:
         data = encode_inline(table)
         meta = describe(table, self.schemas[id], sorted=is_sorted, budget=0, bound_bytes=self.config.bound_bytes)
         diff_sum = wrap_int64(sum(table.column("_diff").to_pylist()))
-        return Part(
-            "", table.num_rows, len(data), diff_sum, inline=data, meta=meta.encode() if described else b""
-        )
+        return Part("", table.num_rows, len(data), diff_sum, inline=data, meta=meta.encode() if described else b"")
 
     def listed(self, children):
         """A hollow run of these parts."""
@@ -352,9 +350,9 @@ def _is_ascending(table, schema):
 @st.composite
 def _references(draw, arity, times):
     """How all parts of a run are seen: whole, truncated, rewritten."""
-    bound = st.lists(
-        st.tuples(*[st.integers(0, times + 1)] * arity), min_size=1, max_size=1 if arity == 1 else 2
-    ).map(lambda elements: Frontier(tuple(elements)))
+    bound = st.lists(st.tuples(*[st.integers(0, times + 1)] * arity), min_size=1, max_size=1 if arity == 1 else 2).map(
+        lambda elements: Frontier(tuple(elements))
+    )
     how = draw(st.sampled_from(["whole", "whole", "truncated", "rewritten", "both"]))
     lower = upper = rewrite = None
     if how in ("truncated", "both"):

@@ -251,8 +251,12 @@ def planted(place, changes_of):
 @pytest.mark.parametrize(
     ("changes_of", "question"),
     [
-        (lambda meta: {"columns": {**meta.columns, 2: msgspec.structs.replace(meta.columns[2], lower=b"\x01w", upper=b"\x01x")}},
-         {"where": col("v") == "v15"}),
+        (
+            lambda meta: {
+                "columns": {**meta.columns, 2: msgspec.structs.replace(meta.columns[2], lower=b"\x01w", upper=b"\x01x")}
+            },
+            {"where": col("v") == "v15"},
+        ),
         (lambda meta: {"min_time": (90,), "max_time": (90,)}, {"window": Window(until=(19,))}),
         (lambda meta: {"min_time": (0,), "max_time": (0,)}, {"window": Window(after=(5,))}),
         (lambda meta: {"lower": b"\x02", "upper": b"\x03"}, {"keys": KeySet(pa.table({"k": [15]}))}),

@@ -38,6 +38,7 @@ LOG = "catalog"
 
 MAGIC = b"TSC1"
 TIMELINES = ("clock", "counter")
+NO_RETENTION = "retain needs times that are points of the wall clock: timeline='clock', one coordinate"
 NAME_MAX = 128
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
@@ -122,6 +123,62 @@ def _check_entry(name: str, entry: Entry) -> None:
         raise UsageError(f"collection {name} keeps history for {entry.retain_ms} milliseconds")
 
 
+# Changes. Each may be applied twice, if a reply was lost: it knows by ids that it is done, and changes nothing.
+
+
+def renamed(id: str, old: str, new: str, names: Names) -> Names | None:
+    """With another name for a collection."""
+    known = names.entries.get(new)
+    if known is not None and known.id == id:
+        return None
+    if old not in names.entries or names.entries[old].id != id:
+        raise UsageError(f"there is no collection {old}")
+    if known is not None:
+        raise UsageError(f"there is a collection {new} already")
+    entries = {new if name == old else name: entry for name, entry in names.entries.items()}
+    return Names(names.seqno, entries, names.dropped)
+
+
+def dropped(id: str, names: Names) -> Names | None:
+    """Without a collection, whose data is still there."""
+    entries = {name: entry for name, entry in names.entries.items() if entry.id != id}
+    return None if len(entries) == len(names.entries) else Names(names.seqno, entries, (*names.dropped, id))
+
+
+def taken_over(id: str, name: str, names: Names) -> Names | None:
+    """With a collection under the name that another one has, which is dropped, or that nobody has."""
+    known = names.entries.get(name)
+    if known is not None and known.id == id:
+        return None
+    entry = next((each for each in names.entries.values() if each.id == id), None)
+    if entry is None:
+        raise UsageError(f"the collection that was to be called {name} was dropped")
+    entries = {each: other for each, other in names.entries.items() if other.id != id}
+    gone = (*names.dropped, known.id) if known is not None else names.dropped
+    return Names(names.seqno, {**entries, name: entry}, gone)
+
+
+def retained(id: str, retain_ms: int | None, names: Names) -> Names | None:
+    """With another policy for the history of a collection."""
+    name = next((name for name, entry in names.entries.items() if entry.id == id), None)
+    if name is None:
+        raise UsageError(f"collection {id} was dropped")
+    entry = names.entries[name]
+    if retain_ms is not None and entry.timeline != "clock":
+        raise UsageError(NO_RETENTION)
+    if entry.retain_ms == retain_ms:
+        return None
+    changed = msgspec.structs.replace(entry, retain_ms=retain_ms)
+    return Names(names.seqno, {**names.entries, name: changed}, names.dropped)
+
+
+def buried_for_good(id: str, names: Names) -> Names | None:
+    """Without a dropped collection of which nothing is left."""
+    if id not in names.dropped:
+        return None
+    return Names(names.seqno, names.entries, tuple(each for each in names.dropped if each != id))
+
+
 class Catalog:
     """Reads and changes the names of a store."""
 
@@ -162,7 +219,7 @@ class Catalog:
         """Apply a function from names to names (or None for no change) until it is stored.
 
         SUBTLE: it is applied again after a reply was lost, perhaps to names in which it is done already: it
-        must know those by the ids of collections, and change nothing then (test_catalog.py).
+        must see that, and change nothing then (test_catalog.py).
         """
         for _ in range(self._session.config.commit_attempts):
             names = self.read()

@@ -122,7 +122,7 @@ class Maintenance:
         self._free_bytes = free_bytes
         self._monotonic = monotonic
         self._sleep = sleep
-        self._looked = float("-inf")
+        self._looked = monotonic()  # whoever exits soon looks after what it has opened, and no more
         self._upkeep: dict[str, _Upkeep] = {}
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -248,9 +248,12 @@ class Maintenance:
             access.committer.commit(*idle)
         if sweep:
             upkeep.swept = float("-inf")
-        # As much as there was when it began, about: others may add more than one can keep up with.
-        for _ in range(STEPS_MIN + 4 * access.state().trace.hollow_count):
-            if not self._step(upkeep, idle=True):
+        # Only what was there when it began: others may add more than one can keep up with.
+        began = access.state()
+        for _ in range(STEPS_MIN + 4 * began.trace.hollow_count):
+            state = access.state()
+            quiet = (state.upper, state.unsealed_next) == (began.upper, began.unsealed_next)
+            if not self._step(upkeep, idle=quiet, before=None if quiet else began.trace.next_id):
                 break
         self._collect(upkeep, force=True)
 
@@ -306,13 +309,14 @@ class Maintenance:
             upkeep.written, upkeep.changed = (state.upper, state.unsealed_next), now
         return now - upkeep.changed >= IDLE_S
 
-    def _step(self, upkeep: _Upkeep, *, idle: bool) -> bool:
+    def _step(self, upkeep: _Upkeep, *, idle: bool, before: int | None = None) -> bool:
+        """One small thing; whether there was one. `before` restricts merges to what was inserted before that one."""
         access = upkeep.access
         state = access.state()
         if state.status is Status.FINALIZED:
             return self._collect(upkeep)
         self._expire(upkeep, state)
-        if self._merge(upkeep, state, least=1 if idle else GATHER):
+        if self._merge(upkeep, state, least=1 if idle or before is not None else GATHER, before=before):
             return True
         if self._collect(upkeep):
             return True
@@ -324,7 +328,7 @@ class Maintenance:
             self._collect(upkeep, force=True)
         return False
 
-    def _merge(self, upkeep: _Upkeep, state: State, *, least: int) -> bool:
+    def _merge(self, upkeep: _Upkeep, state: State, *, least: int, before: int | None = None) -> bool:
         """Do one merge; whether one was done. What fails or does not fit the disk is left alone for a while."""
         access = upkeep.access
         now = self._monotonic()
@@ -333,6 +337,7 @@ class Maintenance:
             request
             for request in state.trace.requests()
             if request.rope.count >= least
+            and (before is None or request.id[1] <= before)
             and request.id not in upkeep.skipped
             and not _is_claimed(state, request, access)
         ]

@@ -17,7 +17,20 @@ from typing import Any
 import msgspec
 
 from timespine.client.access import Access, Shared, decoded_schema
-from timespine.client.catalog import TIMELINES, Catalog, Entry, Names, check_name, fresh_collection_id
+from timespine.client.catalog import (
+    NO_RETENTION,
+    TIMELINES,
+    Catalog,
+    Entry,
+    Names,
+    buried_for_good,
+    check_name,
+    dropped,
+    fresh_collection_id,
+    renamed,
+    retained,
+    taken_over,
+)
 from timespine.client.collection import Collection
 from timespine.client.committer import Committer
 from timespine.client.driver import Driver, fresh_id
@@ -50,9 +63,6 @@ MERGE_BEAT_S = 60.0
 
 READ_THREADS = 4
 """Threads that read ahead and encode: decoding and encoding run outside of the interpreter's lock."""
-
-
-NO_RETENTION = "retain needs times that are points of the wall clock: timeline='clock', one coordinate"
 
 
 def open(  # as users know it
@@ -229,19 +239,7 @@ class Store:
         check_name(new)
 
         id = self._catalog.find(old).id
-
-        def renamed(names: Names) -> Names | None:
-            known = names.entries.get(new)
-            if known is not None and known.id == id:
-                return None  # done, though its reply was lost
-            if old not in names.entries or names.entries[old].id != id:
-                raise UsageError(f"there is no collection {old}")
-            if known is not None:
-                raise UsageError(f"there is a collection {new} already")
-            entries = {new if name == old else name: entry for name, entry in names.entries.items()}
-            return Names(names.seqno, entries, names.dropped)
-
-        self._catalog.change(renamed)
+        self._catalog.change(partial(renamed, id, old, new))
         with self._lock:
             if id in self._accesses:
                 self._accesses[id].name = new
@@ -249,16 +247,7 @@ class Store:
     def drop(self, name: str) -> None:
         """Remove a collection. Its data goes when nobody can read it any more, with maintenance."""
         self._check_writable()
-        self._drop(self._catalog.find(name).id)
-
-    def _drop(self, id: str) -> None:
-        def dropped(names: Names) -> Names | None:
-            entries = {name: entry for name, entry in names.entries.items() if entry.id != id}
-            if len(entries) == len(names.entries):
-                return None  # done, though its reply was lost; or by somebody else
-            return Names(names.seqno, entries, (*names.dropped, id))
-
-        self._catalog.change(dropped)
+        self._catalog.change(partial(dropped, self._catalog.find(name).id))
 
     def load(
         self,
@@ -284,27 +273,13 @@ class Store:
         try:
             load(collection._access, batches, progress)
             if replace:
-                self._take_over(name, collection.id)
+                self._catalog.change(partial(taken_over, collection.id, name))
         except BaseException:
             if new:
                 with contextlib.suppress(TimespineError):  # storage is away: an empty collection stays
-                    self._drop(collection.id)
+                    self._catalog.change(partial(dropped, collection.id))
             raise
         return self.collection(name) if replace else collection
-
-    def _take_over(self, name: str, id: str) -> None:
-        """Give a collection the name that another one has, which is dropped; or that nobody has."""
-
-        def taken(names: Names) -> Names | None:
-            known = names.entries.get(name)
-            if known is not None and known.id == id:
-                return None  # done, though its reply was lost
-            (entry,) = (each for each in names.entries.values() if each.id == id)
-            entries = {each: other for each, other in names.entries.items() if other.id != id}
-            dropped = (*names.dropped, known.id) if known is not None else names.dropped
-            return Names(names.seqno, {**entries, name: entry}, dropped)
-
-        self._catalog.change(taken)
 
     # Maintenance.
 
@@ -379,18 +354,7 @@ class Store:
         id = opened.id if opened is not None else self._catalog.find(name).id
         if retain_ms is not None and self._committer.state(id).arity != 1:
             raise UsageError(NO_RETENTION)
-
-        def changed(names: Names) -> Names:
-            found = [(each, entry) for each, entry in names.entries.items() if entry.id == id]
-            if not found:
-                raise UsageError(f"there is no collection {name} any more")
-            ((now, entry),) = found
-            if retain_ms is not None and entry.timeline != "clock":
-                raise UsageError(NO_RETENTION)
-            changed = msgspec.structs.replace(entry, retain_ms=retain_ms)
-            return Names(names.seqno, {**names.entries, now: changed}, names.dropped)
-
-        self._catalog.change(changed)
+        self._catalog.change(partial(retained, id, retain_ms))
         self._learn(self._catalog.read())
 
     def compact(self, id: str) -> None:
@@ -479,14 +443,7 @@ class Store:
             buried, collected = self.maintenance.bury(Access(self._shared, id, Entry(id)))
             gone += collected
             if buried:
-                self._catalog.change(partial(_buried, id))
+                self._catalog.change(partial(buried_for_good, id))
                 with self._lock:
                     self._accesses.pop(id, None)
         return gone
-
-
-def _buried(id: str, names: Names) -> Names | None:
-    """The names without a dropped collection of which nothing is left."""
-    if id not in names.dropped:
-        return None
-    return Names(names.seqno, names.entries, tuple(each for each in names.dropped if each != id))

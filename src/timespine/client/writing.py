@@ -305,7 +305,7 @@ def _has_times(rows: Any, schema: Schema) -> bool:
     """Whether rows bring their own times."""
     names = set(schema.time_names)
     if isinstance(rows, list | tuple):
-        return any(isinstance(row, Mapping) and not names.isdisjoint(row) for row in rows)
+        return any(isinstance(row, dict) and not names.isdisjoint(row) for row in rows)
     if isinstance(rows, Mapping):
         return not names.isdisjoint(rows)
     if isinstance(rows, pl.LazyFrame):
