@@ -10,7 +10,7 @@ import pytest
 from timespine.config import DEFAULT, Config
 from timespine.errors import UsageError
 
-NAMES = [each.name for each in fields(Config)]
+NAMES = [each.name for each in fields(Config) if each.name != "untrimmable"]
 
 
 def test_defaults_are_a_valid_config() -> None:
@@ -34,3 +34,14 @@ def test_bounds_themselves_are_fine(value: int) -> None:
 def test_config_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         DEFAULT.claim_ms = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("value", [(), ("ts",), ("a*", "*b")])
+def test_untrimmable_columns_are_names_and_their_beginnings_and_ends(value: Any) -> None:
+    assert Config(untrimmable=value).untrimmable == value
+
+
+@pytest.mark.parametrize("value", ["ts", ["ts"], (1,), ("*",), ("",), None])
+def test_anything_else_is_not_a_tuple_of_names(value: Any) -> None:
+    with pytest.raises(UsageError, match="untrimmable"):
+        Config(untrimmable=value)

@@ -61,6 +61,10 @@ class Config:
     stats_bytes: int = 1024
     """Column statistics of one part in the state. Columns over it are left out, and counted."""
 
+    untrimmable: tuple[str, ...] = ("ts", "date", "day", "last_*", "*timestamp", "*_at", "*_time", "*_ts", "*_date")
+    """Columns whose statistics are kept beyond that budget: names, `beginning*` or `*end`, in any case. By default
+    those that people filter by when."""
+
     bound_bytes: int = 64
     """Bytes of an encoded bound: longer ones are cut, soundly."""
 
@@ -91,6 +95,10 @@ class Config:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
+            if each.name == "untrimmable":
+                if type(value) is not tuple or not all(type(text) is str and text.strip("*") for text in value):
+                    raise UsageError(f"config untrimmable must be a tuple of names, not {shown(value)}")
+                continue
             if type(value) is not int or not 1 <= value <= 1 << 40:
                 raise UsageError(f"config {each.name} must be an integer from 1 to 2^40, not {shown(value)}")
 

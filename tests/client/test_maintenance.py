@@ -735,9 +735,16 @@ def test_processes_that_write_read_and_maintain_do_not_disturb_each_other(tmp_pa
         )
         for who in (1, 2)
     ]
-    for worker in workers:
-        out, err = worker.communicate(timeout=240)
-        assert worker.returncode == 0, err
+    ended = []
+    try:
+        for worker in workers:
+            ended.append((*worker.communicate(timeout=240), worker.returncode))
+    finally:
+        for worker in workers:
+            with worker:
+                worker.kill()
+    for out, err, code in ended:
+        assert code == 0, err
         assert json.loads(out) == {"failures": [], "background": []}, err
     with ts.open(tmp_path, maintenance=False) as store:
         orders = store["orders"]

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import given as examples
 from hypothesis import strategies as st
 from kernel_cases import key
-from run_cases import CONFIG, Place, order_keys, seen_as, update_table, updates_of, visible, worlds
+from run_cases import CONFIG, Place, order_keys, seen_as, updates_of, visible, worlds
 
-from timespine.columnar.cache import PartCache
+from timespine.columnar.cache import Hint, PartCache
 from timespine.columnar.engine import Engine
 from timespine.columnar.parts import Parts
 from timespine.columnar.runs import read_run
@@ -30,7 +30,7 @@ from timespine.core import rope as ropes
 from timespine.core.effects import MergeRuns
 from timespine.core.hollow import HollowBatch, Order, Run, wrap_int64
 from timespine.core.layers import MergeRequest
-from timespine.errors import CorruptionError, Determinate, DiffOverflow
+from timespine.errors import CorruptionError, DiffOverflow, Indeterminate
 from timespine.location.unreliable import Fault, UnreliableBlob
 from timespine.model.description import Description
 from timespine.model.frontier import CLOSED, Frontier
@@ -59,12 +59,11 @@ def request(runs, since=None, arity=1):
 
 
 def engine_of(place, pool=None, config=None, blob=None, **options):
-    numbers = itertools.count(1)
     return Engine(
         blob or place.blob,
         lambda collection: place.schemas,
         config or place.config,
-        fresh=lambda prefix: f"{prefix}{next(numbers)}",
+        fresh=place.name,
         cache=PartCache(1 << 20),
         pool=pool,
         **options,
@@ -91,16 +90,10 @@ def rows_of(place, batch):
         assert run.order is Order.SORTED
         for part in parts.leaves(run.parts):
             if part.inline is not None:
-                tables.append(parts.decoded(part, run.schema, place.newest, _never()))
+                tables.append(parts.decoded(part, run.schema, place.newest, Hint.NEVER_ADD))
             else:
                 tables.append(parts.open(part, run.schema, place.newest).read())
     return [update for table in tables for update in updates_of(table, place.newest)], tables
-
-
-def _never():
-    from timespine.columnar.cache import Hint
-
-    return Hint.NEVER_ADD
 
 
 def comparable(updates):
@@ -229,7 +222,7 @@ def test_a_part_of_an_old_schema_or_of_an_unordered_run_is_written_again():
     fine = place.run([((n, "x", 1), (3,), 1) for n in range(40, 50)], 1)
     batch = merge(place, [loose, fine])
     assert [part for part in leaves(place, batch) if "/w1/" in part.key] == list(fine.parts)
-    batch = merge(Place([KV, newest], TINY, place.blob), [old, fine])
+    batch = merge(place, [old, fine])
     assert all("/m1/" in part.key for part in leaves(place, batch)), "bounds of another schema do not compare"
     rows, _ = rows_of(place, batch)
     assert rows[0] == ((0, "x", 7), (1,), 1)
@@ -244,7 +237,7 @@ def test_rows_in_the_state_beyond_a_part_do_not_keep_it_from_passing():
     batch = merge(place, [large, after, bare])
     assert list(large.parts)[0] in leaves(place, batch)
     assert len(rows_of(place, batch)[0]) == 14
-    batch = merge(Place([KV], replace(TINY), place.blob, writer="w2"), [large, after, bare, inside], config=TINY)
+    batch = merge(place, [large, after, bare, inside])
     assert all("/m1/" in part.key for part in leaves(place, batch))
 
 
@@ -280,11 +273,11 @@ def test_a_merge_of_which_nothing_is_left_gives_an_empty_batch():
 @pytest.mark.parametrize("threads", [0, 3])
 def test_many_runs_are_merged_in_rounds_that_leave_nothing_behind(memory, threads):
     place = Place([KV], config=replace(TINY, merge_bytes=memory, part_bytes=600))
-    runs = [place.run([kv(n * 20 + number, time=number) for n in range(30)]) for number in range(20)]
+    runs = [place.run([kv(n * 10 + number, time=number) for n in range(12)]) for number in range(10)]
     before = set(keys_in(place.blob))
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         batch = merge(place, runs, pool=pool if threads else None)
-    assert [row[0] for row, _, _ in rows_of(place, batch)[0]] == sorted(n * 20 + m for n in range(30) for m in range(20))
+    assert [row[0] for row, _, _ in rows_of(place, batch)[0]] == list(range(120))
     assert set(keys_in(place.blob)) == before | reachable(place, batch)
 
 
@@ -363,7 +356,7 @@ def test_storage_that_fails_is_raised_and_nothing_is_left():
             return Fault.INDETERMINATE_DONE if what == "put" and next(puts) == failing else Fault.NONE
 
         blob = UnreliableBlob(place.blob, decide)
-        with pytest.raises(Exception, match="injected"):
+        with pytest.raises(Indeterminate, match="injected"):
             merge(place, runs, blob=blob)
         assert keys_in(place.blob) == before
 
@@ -418,12 +411,8 @@ def test_two_coordinates_are_advanced_one_by_one_and_put_in_order_again():
     runs = [place.run(made[::2]), place.run(made[1::2])]
     since = Frontier(((0, 2), (2, 0)))
     for frontier in (since, Frontier.at(1, 1)):
-        batch = merge(Place([schema], replace(TINY), place.blob), runs, frontier, config=TINY)
+        batch = merge(place, runs, frontier)
         assert sorted(rows_of(place, batch)[0]) == sorted(compact(made, frontier))
-        for part in leaves(place, batch):
-            place.blob.delete(part.key)
-        for part in batch.parts:
-            place.blob.delete(part.key)
 
 
 def test_a_closed_since_leaves_times_as_they_are():
@@ -434,24 +423,22 @@ def test_a_closed_since_leaves_times_as_they_are():
     assert batch.desc.since == CLOSED
 
 
-MEMORY = """
-import json, sys
-sys.path[:0] = json.loads(sys.argv[1])
-from engine_memory import measured
-print(json.dumps(measured(sys.argv[2])))
-"""
+@pytest.fixture(scope="module")
+def memory():
+    """What merges take at most, in a process of their own."""
+    here = Path(__file__).parent
+    paths = os.pathsep.join([*(path for path in sys.path if path), str(here)])
+    command = [sys.executable, str(here / "engine_memory.py")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs the peak of a process as Linux tells it")
-@pytest.mark.parametrize("case", ["narrow", "wide", "many", "unordered", "one key", "dropped"])
-def test_a_merge_of_much_more_than_its_memory_stays_within_a_few_times_of_it(case):
-    here = Path(__file__).parent
-    paths = [str(here), str(here.parent), *(path for path in sys.path if path)]
-    command = [sys.executable, "-c", MEMORY, json.dumps(paths), case]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert run.returncode == 0, run.stderr
-    figures = json.loads(run.stdout)
-    assert figures["data"] >= 8 * figures["bound"]
-    assert figures["peak"] <= 7 * figures["bound"], figures
-
-
+@pytest.mark.parametrize("case", ["narrow", "wide", "many", "unordered", "one row", "dropped"])
+def test_a_merge_of_much_more_than_its_memory_stays_within_a_few_times_of_it(memory, case):
+    figures = memory[case]
+    assert figures["lost"] == 0
+    assert figures["data"] > 7.5 * figures["bound"]
+    # About four times the bound and 30 MB for threads and allocators; all rows at once would take twice as much.
+    assert figures["peak"] <= 7 * figures["bound"] + (48 << 20), figures

@@ -12,7 +12,7 @@ from test_bounds import FLAT, VALUES, columns, sorted_places
 
 from timespine.columnar.bounds import encode_row, encode_scalar
 from timespine.columnar.schema import define
-from timespine.columnar.stats import BOUND_BYTES_MAX, PartMeta, Range, Untrimmable, describe
+from timespine.columnar.stats import BOUND_BYTES_MAX, PartMeta, Range, Untrimmable, describe, untrimmable_of
 from timespine.errors import CorruptionError
 
 ROOM = 1 << 20
@@ -251,3 +251,9 @@ def test_a_flipped_byte_never_gives_anything_but_statistics_or_corruption(data):
 def test_deeply_nested_bytes_are_corruption():
     with pytest.raises(CorruptionError):
         PartMeta.decode(b"\x91" * 100_000)
+
+
+def test_untrimmable_columns_of_the_configuration_are_kept() -> None:
+    kept = untrimmable_of(("day", "last_*", "*_at"))
+    names = ("day", "DAY", "days", "last_seen", "at_last_", "created_at", "at")
+    assert [kept.keeps(name) for name in names] == [True, True, False, True, False, True, False]

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from timespine.client.access import Access, Shared, decoded_schema
 from timespine.client.catalog import (
     NO_RETENTION,

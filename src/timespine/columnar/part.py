@@ -45,7 +45,7 @@ from timespine.columnar.part_footer import (
     piece_count,
 )
 from timespine.columnar.schema import DIFF, Schema
-from timespine.columnar.stats import BOUND_BYTES_MAX, PartMeta, describe
+from timespine.columnar.stats import BOUND_BYTES_MAX, PartMeta, describe, untrimmable_of
 from timespine.columnar.types import is_nested
 from timespine.config import Config
 from timespine.core.hollow import wrap_int64
@@ -133,7 +133,14 @@ def _described(table: pa.Table, schema: Schema, name: str, config: Config, *, is
     """What the state will know of the rows, if they are updates."""
     if any(table.column(each).null_count for each in schema.system_names):
         raise UsageError(f"part {name} would have a row without a time or a diff")
-    meta = describe(table, schema, sorted=is_sorted, budget=config.stats_bytes, bound_bytes=config.bound_bytes)
+    meta = describe(
+        table,
+        schema,
+        sorted=is_sorted,
+        budget=config.stats_bytes,
+        bound_bytes=config.bound_bytes,
+        untrimmable=untrimmable_of(config.untrimmable),
+    )
     if min(meta.min_time) < 0:
         raise UsageError(f"part {name} would have a time before 0")
     return meta

@@ -14,6 +14,7 @@ with the encoding of `columnar.bounds`, under the schema that wrote the part.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -118,6 +119,16 @@ class Untrimmable(msgspec.Struct, frozen=True):
         """Whether the statistics of that column are never trimmed."""
         lower = name.lower()
         return lower in self.equals or lower.startswith(self.prefixes) or lower.endswith(self.suffixes)
+
+
+@lru_cache(maxsize=64)
+def untrimmable_of(patterns: tuple[str, ...]) -> Untrimmable:
+    """Names, `beginning*` and `*end`, as the configuration has them."""
+    return Untrimmable(
+        equals=tuple(text for text in patterns if "*" not in text),
+        prefixes=tuple(text[:-1] for text in patterns if text.endswith("*")),
+        suffixes=tuple(text[1:] for text in patterns if text.startswith("*")),
+    )
 
 
 NOTHING_UNTRIMMABLE = Untrimmable()

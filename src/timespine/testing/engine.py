@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import typing
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -60,6 +60,8 @@ class Format(typing.Protocol):
     """Limits for the processes that use it."""
     writes_inline: bool
     """Whether tiny writes ahead of the seal are put into the state itself."""
+    favours: Mapping[str, int]
+    """Operations that there shall be more of than usual, and by which factor."""
     counts: Counter[str]
     """How often it did what, for whoever wants to see that all of it happens."""
 
@@ -97,6 +99,7 @@ class Opaque:
 
     config = CONFIG
     writes_inline = False
+    favours: Mapping[str, int] = {}
     counts: Counter[str] = Counter()
 
     def first_schema(self, arity: int) -> bytes | None:

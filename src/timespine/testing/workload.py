@@ -112,7 +112,11 @@ class Workload(Answers):
         # Every third history is mostly maintenance of one collection: long chains of merges and collections.
         self.heavy = simulator.seed % 3 == 1
         self.names = ("c1",) if self.heavy else tuple(self.arities)
-        self.weights = [weight * 8 if self.heavy and kind in MAINTENANCE else weight for weight, kind, _ in self.menu]
+        favours = simulator.format.favours
+        self.weights = [
+            weight * favours.get(kind, 1) * (8 if self.heavy and kind in MAINTENANCE else 1)
+            for weight, kind, _ in self.menu
+        ]
 
     def next_operation(self, process: Process) -> bool:
         """Begin the next operation in a process; False if there are none left."""
