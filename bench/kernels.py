@@ -77,6 +77,12 @@ def hex_strings(rows: int, draw: np.random.Generator) -> pa.Table:
     return updates({"key": picked(keys, rows, draw), "value": pa.array(draw.integers(0, 3, rows))}, draw)
 
 
+def few_texts(rows: int, draw: np.random.Generator) -> pa.Table:
+    """A first column of few texts: it must not use up what rows are compared by."""
+    regions = pa.array([f"{name} {side}" for name in ("Europe", "Africa", "America") for side in ("north", "south")])
+    return updates({"region": picked(regions, rows, draw), "key": pa.array(draw.integers(0, rows // 12, rows))}, draw)
+
+
 def urls(rows: int, draw: np.random.Generator) -> pa.Table:
     count = rows // 2
     shops = pa.array(draw.integers(0, 50, count)).cast(pa.string())
@@ -186,6 +192,7 @@ def consolidations(quick: bool) -> list[dict[str, Any]]:
         ("variable strings", variable_strings, million),
         ("hex strings of 32", hex_strings, million),
         ("urls", urls, million),
+        ("few texts, then ints", few_texts, million),
         ("ten columns", many_columns, million),
         ("skewed keys", skewed, million),
         ("in order already", in_order, million),

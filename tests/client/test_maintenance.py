@@ -556,6 +556,27 @@ def test_retention_moves_since_with_the_clock(place):
     assert orders.count() == 12
 
 
+def test_a_policy_of_the_store_is_that_of_collections_without_their_own(place):
+    store = place.open(config=BLOBS)
+    plain, patient = create(store, timeline="clock"), create(store, "patient", timeline="clock", retain="100 days")
+    counting = create(store, "counting", timeline="counter")
+    store.retain("7 days")
+    for collection in (plain, patient, counting):
+        collection.append([{"k": 1, "v": "a"}])
+    place.clock.advance(30 * DAY)
+    for collection in (plain, patient, counting):
+        collection.append([{"k": 1, "v": "b"}])
+    place.open(config=BLOBS).maintain()
+    assert plain.since != Frontier.at(0)
+    assert patient.since == counting.since == Frontier.at(0)
+    store.retain(None)
+    since = plain.since
+    place.clock.advance(30 * DAY)
+    plain.append([{"k": 1, "v": "c"}])
+    store.maintain()
+    assert plain.since == since
+
+
 def test_retention_never_goes_past_the_newest_time(place):
     store = place.open(config=BLOBS)
     orders = create(store, timeline="clock", retain="1 h")

@@ -157,15 +157,22 @@ def ascending_runs(table, order, count):
     return [table.take(pa.array(by_row[number::count], pa.int64())) for number in range(count)]
 
 
+SMALL = st.sampled_from([None, "ranks", "words"])
+"""Whether thresholds are lowered, and how few different texts are treated."""
+
+
 @contextlib.contextmanager
-def small(enabled=True):
+def small(how="words"):
     """Every threshold so low that small tables take the paths of large ones."""
     with contextlib.ExitStack() as stack:
-        if enabled:
+        if how is not None:
             for module, name, value in (
                 (text, "BLOCK", 3),
                 (text, "LARGE_ROWS", 4),
+                (text, "_PADDED_BYTES", 4),
                 (text, "_SAMPLES", 2),
+                (text, "_RANKED_SAMPLES", 4),
+                (text, "_FEW", 2 if how == "ranks" else 1 << 30),
                 (text.Text, "WORDS_MAX", 1),
                 (order, "_SAMPLED_ROWS", 4),
                 (order, "_SAMPLED_TOGETHER", 2),
@@ -179,4 +186,17 @@ def small(enabled=True):
         yield
 
 
-__all__ = ["LONG", "MAX", "TYPES", "array", "ascending_runs", "counted", "key", "keys", "order_of", "small", "tables"]
+__all__ = [
+    "LONG",
+    "MAX",
+    "SMALL",
+    "TYPES",
+    "array",
+    "ascending_runs",
+    "counted",
+    "key",
+    "keys",
+    "order_of",
+    "small",
+    "tables",
+]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kernel_cases import MAX, TYPES, counted, keys, order_of, small, tables
+from kernel_cases import MAX, SMALL, TYPES, counted, keys, order_of, small, tables
 
 from timespine.columnar import gather
 from timespine.columnar import order as ordering
@@ -33,15 +33,15 @@ def check(table, order):
     return result
 
 
-@given(tables(), st.booleans())
-def test_consolidated_is_what_the_oracle_says_in_order(table, is_small):
-    with small(is_small):
+@given(tables(), SMALL)
+def test_consolidated_is_what_the_oracle_says_in_order(table, how):
+    with small(how):
         check(table, order_of(table))
 
 
 @given(st.data(), st.sampled_from(list(TYPES)))
 def test_rows_of_every_type_are_consolidated(data, kind):
-    with small(data.draw(st.booleans())):
+    with small(data.draw(SMALL)):
         table = data.draw(tables(kinds=[kind], max_columns=2, max_rows=40))
         check(table, order_of(table))
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import LONG, MAX, ascending_runs, counted, keys, order_of, small, tables
+from kernel_cases import LONG, MAX, SMALL, ascending_runs, counted, keys, order_of, small, tables
 
 from timespine.columnar import merge as module
 from timespine.columnar.consolidate import consolidate
@@ -40,14 +40,12 @@ def check(outputs, table, order, cut=None):
 SIZES = st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(any)
 
 
-@given(
-    st.data(), tables(max_rows=25), st.integers(1, 4), SIZES, st.sampled_from([1, 200, 2000, 1 << 20]), st.booleans()
-)
-def test_merged_runs_are_what_consolidating_everything_gives(data, table, count, sizes, chunk_bytes, is_small):
+@given(st.data(), tables(max_rows=25), st.integers(1, 4), SIZES, st.sampled_from([1, 200, 2000, 1 << 20]), SMALL)
+def test_merged_runs_are_what_consolidating_everything_gives(data, table, count, sizes, chunk_bytes, how):
     order = order_of(table)
     cut = data.draw(st.none() | st.integers(0, len(order)).map(lambda columns: order[:columns]))
     runs = ascending_runs(table, order if cut is None else cut, count)
-    with small(is_small):
+    with small(how):
         outputs = list(merge([chunks(run, sizes) for run in runs], order, cut, chunk_bytes=chunk_bytes))
     check(outputs, table, order, cut)
 

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import LONG, MAX, TYPES, array, keys, order_of, small, tables
+from kernel_cases import LONG, MAX, SMALL, TYPES, array, keys, order_of, small, tables
 
+from timespine.columnar.consolidate import consolidate
 from timespine.columnar.order import packed_prefix
 
 
@@ -28,9 +29,9 @@ def check(table, names):
     return words, exact
 
 
-@given(tables(), st.booleans())
-def test_words_are_in_the_order_of_rows(table, is_small):
-    with small(is_small):
+@given(tables(), SMALL)
+def test_words_are_in_the_order_of_rows(table, how):
+    with small(how):
         check(table, order_of(table))
 
 
@@ -92,6 +93,20 @@ def test_columns_of_few_values_leave_room_for_the_ones_after_them():
     words, exact = check(table, ["a", "b", "c", "d"])
     assert exact
     assert int(words.max()).bit_length() <= 1 + 3 + 7 + 10
+
+
+def test_few_long_texts_take_few_bits_and_are_read_back():
+    rows = 5000
+    draw = np.random.default_rng(0)
+    regions = ["Zürich", "Europe and the North", "asia", "", "south-america-and-more", "\U0001f600 moon"]
+    region = pa.array([regions[place] for place in draw.integers(0, 6, rows)])
+    nullable = pa.array([None if place == 0 else regions[place] for place in draw.integers(0, 6, rows)])
+    table = pa.table({"a": region, "b": nullable, "c": pa.array(np.arange(rows)), "_diff": np.ones(rows, np.int64)})
+    words, exact = check(table, ["a", "b", "c"])
+    assert exact
+    assert int(words.max()).bit_length() <= 3 + 4 + 13
+    ordered = consolidate(table, ["a", "b", "c"])
+    assert keys(ordered, ["a", "b", "c"]) == sorted(keys(table, ["a", "b", "c"]))
 
 
 def test_digits_take_four_bits_each_and_constant_columns_none():

@@ -45,6 +45,8 @@ class Shared:
     clock: Callable[[], float] = time.time
     committed: threading.Condition = field(default_factory=threading.Condition)
     """Told whenever this process committed something."""
+    retain_ms: int | None = None
+    """How long collections without a policy of their own keep history; None: for ever."""
     audit: float = 0.0
     """The share of parts skipped by statistics that is read all the same, to check them."""
     counters: dict[str, float] = field(default_factory=dict)

@@ -65,11 +65,14 @@ class Names(msgspec.Struct, frozen=True):
     """Collections by name."""
     dropped: tuple[str, ...] = ()
     """Ids of collections that were dropped or replaced and whose data may still be there."""
+    retain_ms: int | None = None
+    """How long collections without a policy of their own keep history; None: for ever."""
 
 
 class _Image(msgspec.Struct, frozen=True):
     entries: dict[str, Entry]
     dropped: tuple[str, ...] = ()
+    retain_ms: int | None = None
 
 
 _decoder = msgspec.msgpack.Decoder(_Image)
@@ -93,7 +96,7 @@ def fresh_collection_id(name: str) -> str:
 
 def encode(names: Names) -> bytes:
     """The catalog as an entry."""
-    payload = msgspec.msgpack.encode(_Image(names.entries, names.dropped))
+    payload = msgspec.msgpack.encode(_Image(names.entries, names.dropped, names.retain_ms))
     return MAGIC + zlib.crc32(payload).to_bytes(4, "big") + payload
 
 
@@ -109,9 +112,11 @@ def decode(seqno: int, data: bytes) -> Names:
             _check_entry(check_name(name), entry)
         for id in image.dropped:
             check_segment(id, "collection id")
+        if image.retain_ms is not None and image.retain_ms <= 0:
+            raise UsageError(f"the store keeps history for {image.retain_ms} milliseconds")
     except (msgspec.MsgspecError, UsageError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"the catalog of the store does not decode: {error}") from error
-    return Names(seqno, image.entries, image.dropped)
+    return Names(seqno, image.entries, image.dropped, image.retain_ms)
 
 
 def _check_entry(name: str, entry: Entry) -> None:
@@ -136,13 +141,15 @@ def renamed(id: str, old: str, new: str, names: Names) -> Names | None:
     if known is not None:
         raise UsageError(f"there is a collection {new} already")
     entries = {new if name == old else name: entry for name, entry in names.entries.items()}
-    return Names(names.seqno, entries, names.dropped)
+    return msgspec.structs.replace(names, entries=entries)
 
 
 def dropped(id: str, names: Names) -> Names | None:
     """Without a collection, whose data is still there."""
     entries = {name: entry for name, entry in names.entries.items() if entry.id != id}
-    return None if len(entries) == len(names.entries) else Names(names.seqno, entries, (*names.dropped, id))
+    if len(entries) == len(names.entries):
+        return None
+    return msgspec.structs.replace(names, entries=entries, dropped=(*names.dropped, id))
 
 
 def taken_over(id: str, name: str, names: Names) -> Names | None:
@@ -155,7 +162,7 @@ def taken_over(id: str, name: str, names: Names) -> Names | None:
         raise UsageError(f"the collection that was to be called {name} was dropped")
     entries = {each: other for each, other in names.entries.items() if other.id != id}
     gone = (*names.dropped, known.id) if known is not None else names.dropped
-    return Names(names.seqno, {**entries, name: entry}, gone)
+    return msgspec.structs.replace(names, entries={**entries, name: entry}, dropped=gone)
 
 
 def retained(id: str, retain_ms: int | None, names: Names) -> Names | None:
@@ -169,14 +176,19 @@ def retained(id: str, retain_ms: int | None, names: Names) -> Names | None:
     if entry.retain_ms == retain_ms:
         return None
     changed = msgspec.structs.replace(entry, retain_ms=retain_ms)
-    return Names(names.seqno, {**names.entries, name: changed}, names.dropped)
+    return msgspec.structs.replace(names, entries={**names.entries, name: changed})
 
 
 def buried_for_good(id: str, names: Names) -> Names | None:
     """Without a dropped collection of which nothing is left."""
     if id not in names.dropped:
         return None
-    return Names(names.seqno, names.entries, tuple(each for each in names.dropped if each != id))
+    return msgspec.structs.replace(names, dropped=tuple(each for each in names.dropped if each != id))
+
+
+def retained_by_all(retain_ms: int | None, names: Names) -> Names | None:
+    """With another policy for collections that have none of their own."""
+    return None if names.retain_ms == retain_ms else msgspec.structs.replace(names, retain_ms=retain_ms)
 
 
 class Catalog:
@@ -210,7 +222,7 @@ class Catalog:
             if known is not None and not replace:
                 return known, False
             dropped = (*names.dropped, known.id) if known is not None else names.dropped
-            changed = Names(names.seqno, {**names.entries, name: entry}, dropped)
+            changed = msgspec.structs.replace(names, entries={**names.entries, name: entry}, dropped=dropped)
             if self._store(changed, (entry.id, None, _first_state(entry.id, arity, schema))):
                 return entry, True
         raise Determinate(f"collection {name} could not be created: others keep changing the catalog")

@@ -411,8 +411,8 @@ class Maintenance:
             self.report.leases += int(
                 self._run(access.id, lambda session: maintain.expire_leases(session, access.id)) or 0
             )
-        retain_ms = access.entry.retain_ms
-        if retain_ms is not None and access.entry.timeline == "clock" and state.upper.elements:
+        retain_ms = access.entry.retain_ms if access.entry.retain_ms is not None else access.shared.retain_ms
+        if retain_ms is not None and access.entry.timeline == "clock" and state.arity == 1 and state.upper.elements:
             # Never past the newest complete time: what is there now stays readable.
             horizon = min(now_ms - retain_ms, state.upper.elements[0][0] - 1)
             if horizon > 0 and not Frontier.at(horizon) <= state.retention:

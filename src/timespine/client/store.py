@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import shutil
 import threading
@@ -27,6 +28,7 @@ from timespine.client.catalog import (
     fresh_collection_id,
     renamed,
     retained,
+    retained_by_all,
     taken_over,
 )
 from timespine.client.collection import Collection
@@ -284,6 +286,7 @@ class Store:
     def maintain(self, *names: str, sweep: bool = False) -> Report:
         """Do now what the background does: merges, rollups, garbage collection, expiry."""
         self._check_writable()
+        self._learn(self._catalog.read())
         chosen = names or tuple(self.names())
         report = self.maintenance.maintain([self.collection(name)._access for name in chosen], sweep=sweep)
         if not names:
@@ -343,6 +346,12 @@ class Store:
 
     # Inside.
 
+    def retain(self, duration: str | float | datetime.timedelta | None) -> None:
+        """Keep history for so long in all collections that have no policy of their own; None: for ever."""
+        self._check_writable()
+        self._catalog.change(partial(retained_by_all, to_ms(duration) if duration is not None else None))
+        self._learn(self._catalog.read())
+
     def set_retention(self, name: str, retain_ms: int | None) -> None:
         """Change how long a collection keeps history."""
         self._check_writable()
@@ -382,6 +391,7 @@ class Store:
 
     def _learn(self, names: Names) -> None:
         """Take over what others changed about collections that are open here: names, and how long history is kept."""
+        self._shared.retain_ms = names.retain_ms
         for name, entry in names.entries.items():
             if entry.id in self._accesses:
                 self._collection(name, entry)

@@ -67,7 +67,7 @@ def narrow(column: pa.Array, index: Index, kind: pa.DataType) -> pa.ChunkedArray
 def read_back(words: Words, slot: Slot, shift: int, kind: pa.DataType, nullable: bool) -> pa.Array:
     """The values of a column that lies `shift` bits above the low end of the words."""
     rows = len(words)
-    values = np.empty(rows, INTEGERS[kind.id])
+    values = np.empty(rows, np.uint32 if slot.values is not None else INTEGERS[kind.id])
     mask, low = np.uint64((1 << slot.width) - 1), np.uint64(slot.low & WRAP)
     is_word = values.itemsize == words.itemsize
     for block in blocks(rows):
@@ -81,4 +81,7 @@ def read_back(words: Words, slot: Slot, shift: int, kind: pa.DataType, nullable:
     if nullable:
         present = (words >> np.uint64(shift + slot.width)) & np.uint64(1)
         validity = pa.py_buffer(np.packbits(present.astype(np.uint8), bitorder="little"))
-    return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(values)])
+    buffers = [validity, pa.py_buffer(values)]
+    if slot.values is not None:
+        return slot.values.take(pa.Array.from_buffers(pa.uint32(), rows, buffers))
+    return pa.Array.from_buffers(kind, rows, buffers)

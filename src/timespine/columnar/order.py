@@ -10,9 +10,10 @@ significant first, as far as 64 bits go. Then
     word(a) == word(b)   implies   row a == row b, if the words are exact
 
 A digit takes only the bits that the table at hand needs: a number counts from
-the smallest of its column, text loses the prefix that all values share and is
-written in the alphabet that it uses. A first column of few values therefore
-leaves room for the columns after it. Words of different tables do not compare.
+the smallest of its column; text loses the prefix that all values share and is
+written in the alphabet that it uses, or is a rank if there are few values. A first
+column of few values therefore leaves room for the columns after it. Words of
+different tables do not compare.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Digit(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Where a column of integers lies in the words, wholly, so that it can be read back from them."""
+    """Where a column lies in the words, wholly, so that it can be read back from them."""
 
     column: int
     low: int
@@ -99,6 +100,8 @@ class Slot(NamedTuple):
     """Bits of the value. If the column has nulls, the bit before says whether there is a value."""
     end: int
     """Bits from the top of the word to the end of the value."""
+    values: pa.Array | None = None
+    """What it stands for, if it is the rank of something. Otherwise the column is one of integers."""
 
 
 @dataclass(slots=True)
@@ -268,6 +271,13 @@ def _push_text(packed: Packed, begin: Position, text: Text) -> Position | None:
     """Append a column of strings or binary. The position where it stopped, if it did not fit."""
     if text.valid is not None and begin.digit == PRESENCE and not packed.push(text.valid, 0, 1):
         return begin
+    ranked = None if begin.byte else text.ranked()
+    if ranked is not None:
+        ranks, values = ranked
+        if not packed.push(ranks, 0, len(values) - 1):
+            return Position(begin.column, VALUE)
+        packed.slots.append(Slot(begin.column, 0, (len(values) - 1).bit_length(), packed.used, values))
+        return None
     at = begin.byte or text.common_prefix()
     end = min(text.longest, at + 8 * Text.WORDS_MAX)
     # What went before is not known to be clear.

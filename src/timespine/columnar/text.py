@@ -34,6 +34,13 @@ _PADDED_BYTES = 1 << 12
 _SAMPLES = 12
 """Values that are looked at to guess what all of them begin with."""
 
+_SHORT_BYTES = 3
+"""Text that is not longer takes few bits as it is."""
+
+_RANKED_SAMPLES = 1 << 9
+_FEW = 4
+"""Values are ranked if, of so many rows, at most one in so many has a value of its own."""
+
 _PREFIX_BYTES_MAX = 1 << 16
 """Bytes of a common prefix that are looked for, at most."""
 
@@ -86,6 +93,23 @@ class Text:
                 return len(shared)
         ends = pc.min_max(self._column)
         return len(_shared(*(ends[each].as_buffer().to_pybytes()[:_PREFIX_BYTES_MAX] for each in ("min", "max"))))
+
+    def ranked(self) -> tuple[NDArray[np.uint32], pa.Array] | None:
+        """If there seem to be few different values: for every row the rank of its value, and the values in order."""
+        rows = len(self._starts)
+        if rows < LARGE_ROWS or self.longest <= _SHORT_BYTES:
+            return None
+        places = np.linspace(0, rows - 1, min(rows, _RANKED_SAMPLES)).astype(np.int64)
+        if len(self._column.take(pa.array(places)).unique()) * _FEW > len(places):
+            return None
+        encoded = self._column.dictionary_encode()
+        order = pc.sort_indices(encoded.dictionary)
+        ranks = np.empty(len(order), np.uint32)
+        ranks[order.to_numpy()] = np.arange(len(order), dtype=np.uint32)
+        places = np.frombuffer(encoded.indices.buffers()[1], np.int32, rows, 4 * encoded.indices.offset)
+        if self.valid is not None:
+            places = places * self.valid  # what lies under a null is arbitrary
+        return ranks.take(places), encoded.dictionary.take(order)
 
     def _value(self, place: int) -> bytes:
         start = int(self._starts[place])

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import count
+from itertools import count, pairwise
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -154,6 +154,7 @@ class Parquet:
             (part, self.rows_of(part, data, schemas[schema or 0]))
             for (part, schema), (_, data) in zip(leaves, fetched, strict=True)
         ]
+        _check_order(runs, iter(stored))
         expected = counts_of(plan, stored)
         reading = _Reading(runs, fetched, schemas, plan, self.cache)
         found = reading.all()
@@ -319,3 +320,12 @@ def _with_leaves(plan: Plan, fetched: Sequence[tuple[Part, bytes]]) -> list[Run]
                     rows += inside[-1].rows
         runs.append(Run(tuple(inside), run.order, run.schema))
     return runs
+
+
+def _check_order(runs: Sequence[Run], stored: Iterator[tuple[Part, Sequence[StoredUpdate]]]) -> None:
+    """A CorruptionError if a sorted run is not sorted, or has something twice."""
+    for run in runs:
+        inside = [(row.encode(), time) for _ in run.parts for row, time, _ in next(stored)[1]]
+        wrong = next((pair for pair in pairwise(inside) if not pair[0] < pair[1]), None)
+        if run.order is Order.SORTED and wrong is not None:
+            raise CorruptionError(f"a sorted run has {wrong[0]} before {wrong[1]}")
