@@ -85,3 +85,13 @@ def test_values_that_cannot_be_shown_are_named(value: object, text: str) -> None
 def test_usage_error_is_caught_as_a_value_error() -> None:
     with pytest.raises(ValueError, match="fix"):
         raise UsageError("fix the call")
+
+
+def test_errors_travel_between_processes() -> None:
+    import copy
+
+    from timespine import errors
+
+    for error in (errors.UpperMismatch(1, 2), errors.SinceError(3, 4), errors.Fenced("gone", in_doubt=True)):
+        again = copy.copy(error)  # by the same protocol as pickle
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

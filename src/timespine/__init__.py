@@ -1,9 +1,9 @@
 """Collections that change over time.
 
-    import timespine as ts
+import timespine as ts
 
-    store = ts.open("./data")
-    orders = store.create("orders", key={"id": "int64"}, value={"total": "double"})
+store = ts.open("./data")
+orders = store.create("orders", key={"id": "int64"}, value={"total": "double"})
 """
 
 from timespine.client.collection import Collection

@@ -47,6 +47,11 @@ def _time(time: object) -> object:
 class TimespineError(Exception):
     """The root: catch this to catch everything that Timespine raises on purpose."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # By default an exception is made again from its message, which is not what ours are made of: a pool of
+        # processes could not hand them on.
+        return _made_again, (type(self), self.args, dict(self.__dict__))
+
 
 class UsageError(TimespineError, ValueError):
     """The call is wrong and changed nothing; the message says what to change."""
@@ -156,3 +161,11 @@ class CorruptionError(TimespineError):
 
 class VersionError(TimespineError):
     """Stored bytes were written by a newer version: upgrade to read them."""
+
+
+def _made_again(kind: type[TimespineError], args: tuple[object, ...], fields: dict[str, object]) -> TimespineError:
+    """An error as it was in another process."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error

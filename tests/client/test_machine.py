@@ -88,9 +88,7 @@ class Collections(RuleBasedStateMachine):
     @rule(rows=st.lists(st.tuples(KEYS, VALUES, st.integers(0, 3), st.integers(-2, 2)), min_size=1, max_size=6))
     def append_with_times_and_diffs(self, rows):
         updates = [((key, value), self.upper + delay, diff) for key, value, delay, diff in rows]
-        self.orders.append(
-            [{"k": row[0], "v": row[1], "_time": time, "_diff": diff} for row, time, diff in updates]
-        )
+        self.orders.append([{"k": row[0], "v": row[1], "_time": time, "_diff": diff} for row, time, diff in updates])
         self.updates += updates
         self.upper = max(time for _, time, _ in updates) + 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from building import SCHEMA, Fresh, keys_in, read_part, table_of, up, updates_of
@@ -40,7 +41,7 @@ def read(parts, blob):
 def test_what_is_added_comes_out_in_order_and_in_parts_of_about_the_size(sizes, part_bytes, threaded):
     blob = MemoryBlob()
     edges = [sum(sizes[:place]) for place in range(len(sizes) + 1)]
-    tables = [rows(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    tables = [rows(a, b) for a, b in pairwise(edges)]
     with ThreadPoolExecutor(2) as pool:
         run = writer(blob, pool if threaded else None, replace(CONFIG, part_bytes=part_bytes))
         run.add(tables)
@@ -98,7 +99,6 @@ def test_an_upload_that_fails_is_raised_and_what_may_be_there_is_named():
     run = writer(blob)
     with pytest.raises(Determinate):
         run.add([rows(0, 200)])
-        run.finish()
     named = run.abort()
     assert set(keys_in(blob)) <= set(named)
     assert "orders/w1/p3" in named, "also what failed: it may have happened"

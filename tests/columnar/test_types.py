@@ -262,3 +262,9 @@ def test_nested_types_widen_to_themselves_only(old, new):
 def test_a_timestamp_may_be_named_as_arrow_prints_it(unit: str) -> None:
     assert parse_type(str(pa.timestamp(unit))) == pa.timestamp("us")
     assert parse_type(str(pa.timestamp(unit, "Europe/Berlin"))) == pa.timestamp("us", "Europe/Berlin")
+
+
+@pytest.mark.parametrize("name", ["*", "^$", "^a.*$"])
+def test_a_name_that_polars_takes_for_a_pattern_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="pattern"):
+        check_name(name, "column")

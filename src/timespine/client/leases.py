@@ -151,8 +151,8 @@ class Leases:
         with self._lock:
             lease.users -= 1
             lease.used = self._monotonic()
-            if not lease.own or lease.users:
-                return
+            if not lease.own or lease.users or lease not in self._leases.get(lease.collection, ()):
+                return  # shared, still used, or given back when the store was closed
             self._forget(lease)
         self._give_back(lease.collection, [lease])
 

@@ -43,6 +43,8 @@ class Piece:
 
     run: int
     """The place of its run among the inputs."""
+    place: int
+    """Its place in that run."""
     part: Part
     """As it is seen through its run."""
     lower: bytes
@@ -158,9 +160,9 @@ class _Merge:
             direct = {part.key for part in run.parts if not part.hollow}
             # SUBTLE: bounds of other schemas may be of other types or columns, so they do not compare.
             known = run.schema == self.schema_id
-            for part in self.parts.leaves(run.parts):
+            for place, part in enumerate(self.parts.leaves(run.parts)):
                 lower, upper = self._bounds(part, run) if known else (b"", None)
-                yield Piece(index, part, lower, upper, part.key in direct and bool(part.key))
+                yield Piece(index, place, part, lower, upper, part.key in direct and bool(part.key))
 
     def _bounds(self, part: Part, run: Run) -> tuple[bytes, bytes | None]:
         """What lies before and after every row of a part. Of an inline one nobody may have said so: it is at hand."""
@@ -221,7 +223,9 @@ class _Merge:
         put in order by itself: they would all have to be in memory at once otherwise.
         """
         run = self.runs[index]
-        inside = tuple(piece.part for piece in stretch if piece.run == index)
+        # SUBTLE: by their places, not by their bounds: those are cut, and not all to the same length (test_engine.py).
+        pieces = sorted((piece for piece in stretch if piece.run == index), key=lambda piece: piece.place)
+        inside = tuple(piece.part for piece in pieces)
         in_order = cut_columns(self.wanted, [self.parts.schema(run)[1]]) == cut_columns(self.wanted, [self.schema])
         if run.order is Order.SORTED and in_order:
             yield source_of(self.parts, run, inside)

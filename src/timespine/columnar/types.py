@@ -106,6 +106,8 @@ def check_name(name: object, what: str) -> str:
         raise UsageError(f"{shown(name)} cannot be the name of a {what}: a text that is not empty is needed")
     if any(letter < " " or letter == "\x7f" for letter in name):
         raise UsageError(f"{shown(name)} cannot be the name of a {what}: leave out the control characters")
+    if name == "*" or (name.startswith("^") and name.endswith("$")):
+        raise UsageError(f"{shown(name)} cannot be the name of a {what}: Polars takes it for a pattern")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

@@ -243,7 +243,7 @@ class _Reading:
             return
         cuts = [None, *split_keys(self.parts, self.runs, self.wanted, 3), None]
         halves: Counter[Row] = Counter()
-        for lower, upper in zip(cuts, cuts[1:], strict=False):
+        for lower, upper in pairwise(cuts):
             halves.update(self._rows(replace(self.wanted, lower=lower, upper=upper)))
         if dict(halves) != expected:
             raise CorruptionError(f"{len(cuts) - 1} readers find {dict(halves)} together, not {expected}")

@@ -94,7 +94,8 @@ class RealWorld(World):
         if isinstance(effect, Truncate):
             return self._consensus.truncate(effect.key, effect.below)
         if isinstance(effect, PutBlob):
-            return self._blob.put(effect.key, effect.value)
+            self._blob.put(effect.key, effect.value)
+            return None
         if isinstance(effect, GetBlob):
             return self._blob.get(effect.key)
         if isinstance(effect, ListBlobs):

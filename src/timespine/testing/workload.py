@@ -43,13 +43,7 @@ from timespine.core.transitions import (
     Trim,
     Write,
 )
-from timespine.errors import (
-    Fenced,
-    InlineBudgetExceeded,
-    LeaseExpired,
-    UpperMismatch,
-    UsageError,
-)
+from timespine.errors import Fenced, InlineBudgetExceeded, LeaseExpired, UpperMismatch, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import Row, Update
