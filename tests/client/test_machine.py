@@ -188,7 +188,7 @@ class Collections(RuleBasedStateMachine):
         net.subtract(self.at(after))
         assert {(row["k"], row["v"]): row["_diff"] for row in rows} == {row: n for row, n in net.items() if n}
 
-    @precondition(lambda self: 0 < self.since)
+    @precondition(lambda self: self.since > 0)
     @rule(data=st.data())
     def read_before_since(self, data):
         with pytest.raises(SinceError):

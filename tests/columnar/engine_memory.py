@@ -31,8 +31,8 @@ from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 
 MB = 1 << 20
-BOUND = 8 * MB
-CONFIG = replace(DEFAULT, merge_bytes=BOUND, part_bytes=2 * MB, row_group_rows=4096)
+BOUND = 4 * MB
+CONFIG = replace(DEFAULT, merge_bytes=BOUND, part_bytes=1 * MB, row_group_rows=2048)
 SCHEMA = define({"k": "int64"}, {"v": "string"})
 KEYLESS = define(None, {"a": "int64", "k": "int64", "v": "string"})
 
@@ -70,24 +70,24 @@ class Case:
 def narrow(case):
     """Sixteen runs of many short rows."""
     return [
-        case.run([case.table(np.arange(n * 25_000, (n + 1) * 25_000) * 16 + r, 4, r) for n in range(5)])
+        case.run([case.table(np.arange(n * 12_500, (n + 1) * 12_500) * 16 + r, 4, r) for n in range(5)])
         for r in range(16)
     ]
 
 
 def wide(case):
     """Eight runs of rows of four kilobytes."""
-    return [case.run([case.table(np.arange(2000) * 8 + r, 4096, r)]) for r in range(8)]
+    return [case.run([case.table(np.arange(1000) * 8 + r, 4096, r)]) for r in range(8)]
 
 
 def many(case):
-    """A hundred runs that are small each."""
-    return [case.run([case.table(np.arange(20_000) * 100 + r, 4, r)]) for r in range(100)]
+    """Fifty runs that are small each."""
+    return [case.run([case.table(np.arange(20_000) * 50 + r, 4, r)]) for r in range(50)]
 
 
 def unordered(case):
     """Parts that came in any order."""
-    parts = [part for r in range(20) for part in case.run([case.table(np.arange(100_000) * 20 + r, 4, r)]).parts]
+    parts = [part for r in range(10) for part in case.run([case.table(np.arange(100_000) * 10 + r, 4, r)]).parts]
     return [Run(tuple(parts), Order.UNORDERED, 0)]
 
 
@@ -95,14 +95,14 @@ def one_row(case):
     """One row with millions of times."""
     return [
         case.run([case.table(np.zeros(100_000, np.int64), 4, np.arange(n * 100_000, (n + 1) * 100_000) * 4 + r)])
-        for n in range(5)
+        for n in range(3)
         for r in range(4)
     ]
 
 
 def dropped(case):
     """Rows that are ordered by a column that is not there any more."""
-    return [case.run([case.table(np.arange(125_000)[::-1] * 14 + r, 4, r)]) for r in range(14)]
+    return [case.run([case.table(np.arange(62_500)[::-1] * 14 + r, 4, r)]) for r in range(14)]
 
 
 CASES = {

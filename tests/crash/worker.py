@@ -1,4 +1,4 @@
-"""A process that is going to be killed: python worker.py ROLE FOLDER SEED. It says what was acknowledged, line by line."""
+"""A process that is going to be killed: python worker.py ROLE FOLDER SEED. It says what was acknowledged."""
 
 import random
 import sys

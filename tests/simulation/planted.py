@@ -797,20 +797,6 @@ def rows_from_before_a_column_was_added_do_not_hold_its_default() -> Iterator[No
 
 @on_real_storage
 @bug
-def bounds_of_another_schema_are_compared_with_those_of_the_newest() -> Iterator[None]:
-    real = engine_module._Merge._pieces
-
-    def pieces(merge):
-        for piece in real(merge):
-            meta = scan_module.meta_of(piece.part)
-            yield piece if meta is None else replace(piece, lower=meta.lower or b"", upper=meta.upper)
-
-    with patched(engine_module._Merge, "_pieces", pieces):
-        yield
-
-
-@on_real_storage
-@bug
 def a_failed_merge_deletes_what_it_passed_through() -> Iterator[None]:
     real = engine_module._Merge._undo
 

@@ -71,7 +71,6 @@ PATHS = (
     "parts passed through",
     "hollow runs",
     "inline results",
-    "empty results",
     "parts read",
     "parts skipped",
     "row groups skipped",
@@ -199,7 +198,6 @@ class Parquet:
         self.counts["parts passed through"] += sum(bool(part.key) for part in merged.parts) - written
         self.counts["hollow runs"] += sum(part.hollow for part in merged.parts)
         self.counts["inline results"] += sum(part.inline is not None for part in merged.parts)
-        self.counts["empty results"] += merged.is_empty
         self.counts["merges of several parts"] += counters.get("parts", 0) > 1
         self.counts["merges in rounds"] += counters.get("rows", 0) > merged.len
 
