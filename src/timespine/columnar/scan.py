@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.merge import merge
-from timespine.columnar.parts import Parts, meta_of
+from timespine.columnar.parts import ROW_BYTES, Parts, meta_of
 from timespine.columnar.schema import Schema
 from timespine.columnar.wanted import Wanted, clip, filtered
 from timespine.core.hollow import Order, Part, Run
@@ -79,6 +79,9 @@ def sources(parts: Parts, runs: Iterable[Run], wanted: Wanted) -> list[Source]:
 
 def source_of(parts: Parts, run: Run, inside: tuple[Part, ...], *, streams: bool = True) -> Source:
     """Parts of one run that come one after the other."""
+    if len(inside) == 1 and inside[0].inline is not None:  # of these there may be thousands
+        size = max(inside[0].rows * ROW_BYTES, inside[0].size)
+        return Source(run, inside, inside[0].rows, size, size, streams)
     id, schema = parts.schema(run)
     rows = sum(part.rows for part in inside)
     some = inside
@@ -120,7 +123,8 @@ def fit(found: Iterable[Source], memory_bytes: int) -> bool:
 def merged(parts: Parts, found: Sequence[Source], wanted: Wanted, memory_bytes: int) -> Iterator[pa.Table]:
     """All that is wanted of some sources: tables ascending in `wanted.order`, each row once, with `_diff`."""
     small, large = together(found, memory_bytes)
-    cut = cut_columns(wanted, [parts.schema(source.run)[1] for source in found if source.streams])
+    written = {source.run.schema: source.run for source in found if source.streams}
+    cut = cut_columns(wanted, [parts.schema(run)[1] for run in written.values()])
     chunk_bytes = max(memory_bytes // 4 // max(len(large), 1), 1)
     # What does not fit is not read ahead on top of it.
     pool = parts.pool if sum(source.step for source in large) <= memory_bytes // 4 else None

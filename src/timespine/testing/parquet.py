@@ -97,7 +97,7 @@ class Parquet:
 
     config = CONFIG
     writes_inline = True
-    favours = {"schema": 4, "trim": 2}
+    favours: Mapping[str, int] = {"schema": 4, "trim": 2}
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
