@@ -31,6 +31,18 @@ def decoded_schema(data: bytes) -> Schema:
     return Schema.decode(data)
 
 
+class Told(threading.Condition):
+    """Tells those who wait that this process committed something, and others how often it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def notify_all(self) -> None:
+        self.count += 1
+        super().notify_all()
+
+
 @dataclass(slots=True)
 class Shared:
     """What all collections of an open store share."""
@@ -43,8 +55,10 @@ class Shared:
     """Where parts are read ahead and encoded."""
     config: Config
     clock: Callable[[], float] = time.time
-    committed: threading.Condition = field(default_factory=threading.Condition)
+    committed: Told = field(default_factory=Told)
     """Told whenever this process committed something."""
+    monotonic: Callable[[], float] = time.monotonic
+    """What waiting is measured by."""
     retain_ms: int | None = None
     """How long collections without a policy of their own keep history; None: for ever."""
     audit: float = 0.0
@@ -125,15 +139,20 @@ class Access:
         Commits of this process wake it at once; those of others are looked for, often at
         first and then less and less.
         """
-        deadline = time.monotonic() + timeout_s
+        shared = self.shared
+        deadline = shared.monotonic() + timeout_s
         pause = POLL_MIN_S
         while True:
-            with self.shared.committed:
-                state = self.state()
-                if is_there(state):
-                    return state
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return None
-                self.shared.committed.wait(min(pause, left))
+            # SUBTLE: counted before the look, so that a commit after it is not missed; and nobody who commits has
+            # to wait for the look, which may take long (test_reading.py).
+            heard = shared.committed.count
+            state = self.state()
+            if is_there(state):
+                return state
+            left = deadline - shared.monotonic()
+            if left <= 0:
+                return None
+            with shared.committed:
+                if shared.committed.count == heard:
+                    shared.committed.wait(min(pause, left))
             pause = min(pause * 1.5, POLL_MAX_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -124,9 +124,12 @@ class Collection:
         columns: Sequence[str] | None = None,
         where: Any = None,
         multiplicity: str = "rows",
-        timeout: float = WAIT_S,
+        timeout: float | None = WAIT_S,
     ) -> Snapshot:
-        """The collection as of a time; the newest complete one if none is named. Waits while it is not complete."""
+        """The collection as of a time; the newest complete one if none is named. Waits while it is not complete.
+
+        Not longer than `timeout` seconds; None: for ever.
+        """
         shape = _shape(multiplicity)
         if as_of is None and not self._last_complete(self._access.state()):
             wanted = self._wanted(self._access.state(), columns, where, Window())
@@ -151,7 +154,7 @@ class Collection:
         columns: Sequence[str] | None = None,
         where: Any = None,
         images: bool = False,
-        timeout: float = WAIT_S,
+        timeout: float | None = WAIT_S,
     ) -> Changes:
         """The net changes in (after, until]. `images=True` pairs them by key, with `_change_type`."""
         arity = self._access.known().arity
@@ -203,16 +206,16 @@ class Collection:
             raise UsageError("a feed needs totally ordered times: this collection has several coordinates")
         time = to_time(as_of, 1) if as_of is not None else None
         wanted = self._wanted(state, columns, where, Window())
-        return Subscription(self._access, time, wanted, snapshot=snapshot, timeout_s=timeout)
+        seconds = seconds_of(timeout) if timeout is not None else None
+        return Subscription(self._access, time, wanted, snapshot=snapshot, timeout_s=seconds)
 
     def lookup(
         self, keys: Any, as_of: Moment | None = None, *, columns: Sequence[str] | None = None
     ) -> list[dict[str, Any]] | pa.Table:
         """The rows of a key (a dictionary: a list of rows comes back) or of many (a table comes back)."""
-        schema = self._access.schema(self._access.known())[1]
-        wanted_keys = KeySet(changing.keys_of(keys, schema))
         with self.snapshot(as_of, columns=columns) as rows:
-            rows.only(wanted_keys)
+            # Under the schema that is read: somebody else may have renamed the key.
+            rows.only(KeySet(changing.keys_of(keys, rows.columns_of)))
             table = rows.to_arrow()
         return table.to_pylist() if isinstance(keys, Mapping) else table
 
@@ -233,6 +236,10 @@ class Collection:
     ) -> holds.Hold | holds.CriticalHold:
         """Keep history readable from a time on: while this process lives, or under a name until it is released."""
         time = to_time(as_of, self._access.known().arity) if as_of is not None else None
+        if critical is not None and ttl is not None:
+            raise UsageError("a critical hold has no ttl: it stays until it is released")
+        if critical is None and token is not None:
+            raise UsageError("a token belongs to a critical hold: name it with critical=")
         if critical is not None:
             return holds.take_critical(self._access, critical, time, token)
         return holds.take_hold(self._access, time, to_ms(ttl) if ttl is not None else None)
@@ -314,8 +321,10 @@ class Collection:
         if where is not None:
             predicate = as_predicate(where)
             predicate.check(schema)
+        if columns is not None and (isinstance(columns, str | bytes) or not isinstance(columns, Iterable)):
+            raise UsageError("columns is a list of names, at least one")
         names = schema.names if columns is None else tuple(columns)
-        if isinstance(columns, str) or not names:
+        if not names or not all(isinstance(name, str) for name in names):
             raise UsageError("columns is a list of names, at least one")
         for name in names:
             schema.field(name)
@@ -323,7 +332,7 @@ class Collection:
             raise UsageError("columns names one of them twice")
         return Wanted(schema, names, window, timed=timed, where=predicate)
 
-    def _held(self, time: Time | None, timeout: float, first: Time | None = None) -> tuple[Any, Time]:
+    def _held(self, time: Time | None, timeout: float | None, first: Time | None = None) -> tuple[Any, Time]:
         """A lease from a time on (from `first` on, if that is earlier), and the time, once it is complete."""
         access = self._access
         if time is None:
@@ -332,11 +341,14 @@ class Collection:
             time = last
         held = access.shared.leases.hold(access.id, first if first is not None else time)
         if held.state.upper.less_equal(time):
-            there = access.wait(lambda state: not state.upper.less_equal(time), timeout)
-            if there is None:
-                upper = held.state.upper
+            try:
+                there = access.wait(lambda state: not state.upper.less_equal(time), seconds_of(timeout))
+            except BaseException:
                 held.close()
-                raise NotSealed(to_user(time), upper)
+                raise
+            if there is None:
+                held.close()
+                raise NotSealed(to_user(time), access.known().upper)
             held.state = there
         wanted = first if first is not None else time
         if not held.state.since.less_equal(wanted):
@@ -353,6 +365,15 @@ class Collection:
             return (INT64_MAX,)
         upper = state.upper.elements[0][0]
         return (upper - 1,) if upper > 0 else None
+
+
+def seconds_of(timeout: float | None) -> float:
+    """How long to wait; None: for ever."""
+    if timeout is None:
+        return float("inf")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout != timeout:
+        raise UsageError(f"timeout is a number of seconds, or None to wait for ever, not {shown(timeout)}")
+    return float(timeout)
 
 
 def _planned(plan: Plan | AskElsewhere) -> Plan:

@@ -94,6 +94,18 @@ class Held:
                 f"the lease of reader {self.lease.reader} of {self.lease.collection} expired: read again"
             )
 
+    def again(self) -> Held:
+        """Another read that counts on the same lease and state, and goes on when this one is closed."""
+        if self.is_leased:
+            self._leases.count_in(self.lease)
+        return Held(self._leases, self._lease, self.state)
+
+    def abandon(self) -> None:
+        """Nobody will ever close this: the next heartbeat gives the lease back. Writes nothing, and never waits."""
+        if not self._closed and self.is_leased:
+            self._closed = True
+            self._leases.count_out(self.lease)
+
     def close(self) -> None:
         """Count this read out. Twice is fine."""
         if not self._closed:
@@ -143,8 +155,20 @@ class Leases:
     def advance(self, lease: Lease, since: Time) -> None:
         """Move an own lease forward, and release older states; LeaseExpired if it is gone."""
         lease.seqno = self._committer.known(lease.collection).seqno
-        self._committer.commit((lease.collection, DowngradeReader(lease.reader, Frontier((since,)), lease.seqno)))
-        lease.since = Frontier((since,))
+        command = DowngradeReader(lease.reader, Frontier((since,)), lease.seqno)
+        (granted,) = self._committer.commit((lease.collection, command))
+        lease.since = granted.since
+
+    def count_in(self, lease: Lease) -> None:
+        """One read more counts on a lease."""
+        with self._lock:
+            lease.users += 1
+
+    def count_out(self, lease: Lease) -> None:
+        """One read less does; whoever looks after leases gives it back in time."""
+        with self._lock:
+            lease.users -= 1
+            lease.used = self._monotonic()
 
     def release(self, lease: Lease) -> None:
         """Count a read out; an own lease is given back at once."""
@@ -227,12 +251,13 @@ class Leases:
             return target
 
     @contextlib.contextmanager
-    def pinned(self, lease: Lease, seqno: int) -> Iterator[None]:
-        """What a state refers to stays while it is read under an own lease."""
+    def pinned(self, lease: Lease, seqno: int) -> Iterator[bool]:
+        """What a state refers to stays while it is read under an own lease. False if it was let go before."""
         with self._lock:
             lease.pin = seqno
+            covered = lease.seqno <= seqno
         try:
-            yield
+            yield covered
         finally:
             lease.pin = None
 

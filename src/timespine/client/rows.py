@@ -20,16 +20,16 @@ from timespine.columnar.keyset import KeySet
 from timespine.columnar.part_reader import MissingBlob
 from timespine.columnar.parts import Parts, Tally
 from timespine.columnar.scan import scan
-from timespine.columnar.schema import DIFF
+from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.splits import split_keys
 from timespine.columnar.tally import counted
 from timespine.columnar.wanted import Wanted, empty_table
 from timespine.core.hollow import Run
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
-from timespine.errors import CorruptionError, LeaseExpired, UsageError
+from timespine.errors import CorruptionError, LeaseExpired, Reopen, UsageError
 from timespine.model.frontier import Frontier
-from timespine.model.time import Time
+from timespine.model.time import INT64_MAX, Time
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +40,9 @@ BATCH_ROWS = 65_536
 
 REPLANS = 16
 """How often a read without a lease is planned again because what it was reading was merged away."""
+
+REPEATED_MAX = 1 << 31
+"""Rows that one table of a scan may become when each is given as often as it counts. As a stream there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,11 @@ class Rows:
         """The Arrow schema of what is given."""
         return self._empty().schema
 
+    @property
+    def columns_of(self) -> Schema:
+        """The schema of the collection that this is read under."""
+        return self._wanted.schema
+
     def to_arrow(self) -> pa.Table:
         """All rows as an Arrow table."""
         for _ in range(REPLANS):
@@ -119,6 +127,9 @@ class Rows:
         plan = plan_snapshot(newest, until) if after is None else plan_changes(newest, after, until)
         if not isinstance(plan, Plan):
             raise plan
+        check_schema(self._wanted, self._access.schema(newest)[1], f"a read of {self._access.name}")
+        if self._wanted.window.since is not None:
+            self._wanted = replace(self._wanted, window=replace(self._wanted.window, since=plan.since))
         self._plan, self._state = plan, newest
         return True
 
@@ -149,7 +160,7 @@ class Rows:
         """The rows piece by piece, in bounded memory, in the order of rows."""
         if self._shape.multiplicity == "column" and self._is_narrow():
             raise UsageError("distinct rows of some columns cannot be streamed: ask for all columns, or read it whole")
-        for table in self._tables(memory_bytes or self._access.config.merge_bytes // 4):
+        for table in self._tables(memory_bytes or self._access.config.merge_bytes // 4, limit=None):
             yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
     def to_reader(self, memory_bytes: int | None = None) -> pa.RecordBatchReader:
@@ -178,19 +189,30 @@ class Rows:
             raise UsageError(f"rows are split into 1 or more pieces, not {n!r:.40}")
         if self._plan is None or n == 1:
             return [self]
-        with _missing(self):
-            cuts = split_keys(self._parts(), self._plan.runs, self._wanted, n)
-        bounds = [None, *cuts, None]
-        pieces = []
-        for lower, upper in pairwise(bounds):
-            piece = type(self).__new__(type(self))
-            piece.__dict__.update(self.__dict__)
-            piece._wanted = replace(self._wanted, lower=lower, upper=upper)
-            piece._whole = self  # the lease is that of the whole: it lives as long as its pieces
-            pieces.append(piece)
-        return pieces
+        cuts = self._cuts(self._plan, n)
+        return [self._piece(*ends) for ends in pairwise([self._wanted.lower, *cuts, self._wanted.upper])]
 
-    _whole: Rows | None = None
+    def _cuts(self, plan: Plan, n: int) -> list[bytes]:
+        for _ in range(REPLANS):
+            try:
+                with _missing(self):
+                    return split_keys(self._parts(), plan.runs, self._wanted, n)
+            except LeaseExpired:
+                if not self._replanned():
+                    raise
+                assert self._plan is not None
+                plan = self._plan
+        raise LeaseExpired("what was to be split keeps going away: read with a lease")
+
+    def _piece(self, lower: bytes | None, upper: bytes | None) -> Rows:
+        """Some of the rows. It holds history by itself, until it is closed or garbage collected."""
+        piece = type(self).__new__(type(self))
+        piece.__dict__.update(self.__dict__)
+        piece._wanted = replace(self._wanted, lower=lower, upper=upper)
+        if self._held is not None:
+            piece._held = self._held.again()
+            weakref.finalize(piece, piece._held.close)
+        return piece
 
     def only(self, keys: KeySet) -> None:
         """Restrict this to the rows of some keys."""
@@ -213,22 +235,21 @@ class Rows:
         self.tally = parts.tally
         return parts
 
-    def _tables(self, memory_bytes: int) -> Iterator[pa.Table]:
-        """Read, merge, and shape."""
+    def _tables(self, memory_bytes: int, limit: int | None = REPEATED_MAX) -> Iterator[pa.Table]:
+        """Read, merge, and shape. More rows than the limit, each as often as it counts, are too many."""
         if self._plan is None:
             return
         runs: tuple[Run, ...] = self._plan.runs
+        names = list(self._names())
         with _missing(self):
             for table in scan(self._parts(), runs, self._wanted, memory_bytes):
-                shaped = self._shaped(table)
-                if shaped.num_rows:
-                    yield shaped
-
-    def _shaped(self, table: pa.Table) -> pa.Table:
-        names = list(self._names())
-        if self._shape.multiplicity == "column":
-            return table.select([*names, DIFF])
-        return repeated(table, DIFF).select(names)
+                if table.num_rows == 0:
+                    continue
+                if self._shape.multiplicity == "column":
+                    yield table.select([*names, DIFF])
+                else:
+                    for piece in repeated(table, DIFF, limit):
+                        yield piece.select(names)
 
     def _names(self) -> tuple[str, ...]:
         return self._wanted.columns
@@ -267,19 +288,37 @@ def as_of_of(plan: Plan) -> int | Time:
     return to_user(plan.until)
 
 
-def repeated(table: pa.Table, diff: str) -> pa.Table:
-    """Each row as often as its diff says."""
+def repeated(table: pa.Table, diff: str, limit: int | None = None) -> Iterator[pa.Table]:
+    """Each row as often as its diff says, not too many of them at once."""
     counts = table.column(diff).to_numpy()
     if len(counts) == 0 or (counts.min() == 1 and counts.max() == 1):
-        return table
+        yield table
+        return
     if counts.min() < 0:
         raise UsageError(
             "some rows count less than zero at this time, so they cannot be given as rows: "
             "read with multiplicity='column' to see them with their counts"
         )
-    if int(counts.astype(object).sum()) > 1 << 31:
+    total = int(counts.astype(object).sum())
+    if limit is not None and total > limit:
+        raise UsageError(
+            "rows count too often to be given one by one: read with multiplicity='column', or piece by piece"
+        )
+    if total > INT64_MAX:
         raise UsageError("rows count too often to be given one by one: read with multiplicity='column'")
-    return table.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
+    ends = counts.cumsum()
+    for start in range(0, total, BATCH_ROWS):
+        # Of the rows that are given, counted from 0, the one at a place comes from the first that ends after it.
+        places = np.arange(start, min(start + BATCH_ROWS, total))
+        yield table.take(pa.array(np.searchsorted(ends, places, side="right")))
+
+
+def check_schema(wanted: Wanted, newest: Schema, what: str) -> None:
+    """Reopen if a column that is read is not there any more, or is of another type: rows would not be the same rows."""
+    for name in wanted.read:
+        field = wanted.schema.field(name)
+        if not newest.has_id(field.id) or newest.by_id(field.id).type != field.type:
+            raise Reopen(f"column {name} was dropped or widened, so {what} cannot go on: begin again")
 
 
 class _missing:
