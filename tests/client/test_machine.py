@@ -208,6 +208,10 @@ class Collections(RuleBasedStateMachine):
                 for row in event.rows.to_pylist():
                     self.told[row["k"], row["v"]] += row["_diff"]
         assert Counter({row: count for row, count in self.told.items() if count}) == self.now()
+        # What it was told before is released: since may follow.
+        reached = self.orders.since.elements[0][0]
+        assert self.since <= reached <= max(self.asked, self.since)
+        self.since = reached
 
     @invariant()
     def upper_and_since_are_those_of_the_model(self):

@@ -11,7 +11,6 @@ from timespine.errors import SinceError
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
-
 TERM_MIN_MS = 10_000
 """The shortest term of a hold: leases are looked after every two seconds, and four beats must fit in."""
 
