@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import decimal
 import math
+import random
 from itertools import pairwise
 from unittest import mock
 
@@ -151,10 +152,16 @@ def order_of(table):
     return [name for name in table.column_names if name != "_diff"]
 
 
-def ascending_runs(table, order, count):
-    """The rows dealt out to runs, each in order, equal neighbours and zeros included."""
+def ascending_runs(table, order, count, seed=0):
+    """The rows dealt out to runs, unevenly, each in order, equal neighbours and zeros included."""
     by_row = sorted(range(table.num_rows), key=keys(table, order).__getitem__)
-    return [table.take(pa.array(by_row[number::count], pa.int64())) for number in range(count)]
+    draw = random.Random(seed)
+    shares = [draw.random() ** 2 for _ in range(count)]
+    dealt = draw.choices(range(count), shares, k=len(by_row))
+    return [
+        table.take(pa.array([row for row, to in zip(by_row, dealt, strict=True) if to == number], pa.int64()))
+        for number in range(count)
+    ]
 
 
 SMALL = st.sampled_from([None, "ranks", "words"])
