@@ -126,7 +126,8 @@ class Collections(RuleBasedStateMachine):
         reached = reply.since.elements[0][0]
         # A feed holds history back at most as far as it was when it began to listen.
         assert self.since <= reached <= self.asked
-        assert reached == self.asked or (self.feed is not None and any("reader" in who for who in reply.held_by))
+        assert reached == self.asked or self.feed is not None
+        assert reached >= min(before, self.asked) or any("reader" in who for who in reply.held_by)
         self.since = reached
 
     @rule()

@@ -1,0 +1,686 @@
+"""Rows as a user reads them: whole or as a stream, in every form, and never others than there were."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import threading
+from collections import Counter
+
+import duckdb
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from places import Place, counted, until
+
+import timespine as ts
+from timespine.client import rows as rows_module
+from timespine.client.rows import BATCH_ROWS, repeated
+from timespine.config import Config
+from timespine.errors import CorruptionError, LeaseExpired, NotSealed, SinceError, UsageError
+from timespine.model.time import INT64_MAX
+
+SMALL = Config(
+    part_bytes=600,
+    row_group_rows=4,
+    inline_part_bytes=300,
+    inline_total_bytes=900,
+    run_parts=2,
+    rollup_seqnos=8,
+    storage_attempts=3,
+    retry_pause_ms=1,
+)
+"""A handful of rows makes parts, row groups, hollow runs and rollups."""
+
+
+@pytest.fixture
+def place():
+    with Place() as made:
+        yield made
+
+
+@pytest.fixture
+def store(place):
+    return place.open(config=SMALL)
+
+
+def orders_of(store, **options):
+    options = {"timeline": "counter", **options}
+    return store.create("orders", key={"id": "int64"}, value={"name": "string", "total": "double"}, **options)
+
+
+def row(id, name="x", total=1.0):
+    return {"id": id, "name": name, "total": total}
+
+
+def filled(store, commits=5, size=6):
+    """A collection of some commits, each of which updates some rows and adds others."""
+    orders = orders_of(store)
+    for time in range(commits):
+        orders.upsert([row(id, f"v{time}", float(time)) for id in range(time * 2, time * 2 + size)])
+    return orders
+
+
+# Times.
+
+
+def test_a_snapshot_is_that_of_its_time(store):
+    orders = orders_of(store)
+    for time in range(3):
+        orders.append([row(time)])
+    assert [len(orders.snapshot(as_of=time).to_pylist()) for time in range(3)] == [1, 2, 3]
+    assert orders.snapshot().to_pylist() == orders.snapshot(as_of=2).to_pylist()
+    snapshot = orders.snapshot(as_of=1)
+    assert (snapshot.as_of, snapshot.since.elements, snapshot.upper.elements) == (1, ((0,),), ((3,),))
+    assert snapshot.seqno is not None
+    assert repr(snapshot) == f"<snapshot of orders as of 1, state {snapshot.seqno}>"
+
+
+def test_a_snapshot_may_be_as_of_a_datetime(place, store):
+    orders = orders_of(store, timeline="clock")
+    first = orders.append([row(1)])
+    place.clock.advance(60)
+    orders.append([row(2)])
+    begun = datetime.datetime.fromtimestamp(first.time / 1000, datetime.UTC)
+    assert [each["id"] for each in orders.snapshot(begun).to_pylist()] == [1]
+    assert [each["id"] for each in orders.snapshot(begun + datetime.timedelta(seconds=60)).to_pylist()] == [1, 2]
+    assert orders.snapshot(np.int64(first.time)).as_of == first.time
+    with pytest.raises(UsageError, match="zone"):
+        orders.snapshot(begun.replace(tzinfo=None))
+    with pytest.raises(UsageError, match="not a time"):
+        orders.snapshot("yesterday")
+
+
+def test_with_two_coordinates_the_time_is_a_tuple(store):
+    pairs = store.create("pairs", key={"id": "int64"}, arity=2)
+    rows = [{"id": 10 * a + b, "_time_0": a, "_time_1": b, "_diff": 1} for a in range(3) for b in range(3)]
+    pairs.append(rows, upper=(3, 0))
+    assert [each["id"] for each in pairs.snapshot((1, 1)).to_pylist()] == [0, 1, 10, 11]
+    assert [each["id"] for each in pairs.changes((0, 1), (1, 1)).to_pylist()] == [10, 11]
+    assert pairs.snapshot((2, 0)).as_of == (2, 0)
+    assert pairs.count((2, 2)) == 9
+    assert pairs.updates(until=(0, 2)).to_arrow().num_rows == 3
+    for read in (pairs.snapshot, pairs.changes, pairs.updates, pairs.count):
+        with pytest.raises(UsageError, match="no newest time"):
+            read()
+    with pytest.raises(UsageError, match="totally ordered"):
+        pairs.subscribe()
+    with pytest.raises(UsageError, match="coordinates"):
+        pairs.snapshot(1)
+    with pytest.raises(NotSealed):
+        pairs.snapshot((3, 1), timeout=0)
+
+
+def test_an_empty_collection_has_no_rows_in_any_form(store):
+    orders = orders_of(store)
+    snapshot = orders.snapshot()
+    assert (snapshot.as_of, snapshot.seqno, snapshot.since, snapshot.upper) == (None, None, None, None)
+    assert snapshot.to_pylist() == []
+    assert snapshot.count() == orders.count() == 0
+    assert list(snapshot.batches()) == []
+    assert snapshot.split(4) == [snapshot]
+    assert snapshot.to_reader().read_all().num_rows == 0
+    assert snapshot.schema.names == ["id", "name", "total"]
+    assert orders.changes().to_pylist() == orders.updates().to_pylist() == []
+    assert orders.changes().schema.names == ["id", "name", "total", "_diff"]
+    assert orders.updates().schema.names == ["id", "name", "total", "_time", "_diff"]
+    assert orders.lookup({"id": 1}) == []
+    with pytest.raises(NotSealed):
+        orders.snapshot(as_of=0, timeout=0)
+    snapshot.close()
+
+
+def test_a_closed_collection_is_read_at_its_end(store):
+    orders = filled(store)
+    expected = orders.snapshot().to_pylist()
+    orders.close_for_good()
+    assert orders.snapshot().to_pylist() == expected
+    assert orders.snapshot().as_of == INT64_MAX
+    assert orders.snapshot(as_of=10**9).to_pylist() == expected
+    assert orders.count() == len(expected)
+
+
+def test_history_before_since_is_an_error_that_says_since(store):
+    orders = filled(store)
+    orders.expire(before=3)
+    for read in (
+        lambda: orders.snapshot(as_of=2),
+        lambda: orders.changes(after=2),
+        lambda: orders.count(2),
+        lambda: orders.lookup({"id": 1}, as_of=2),
+        lambda: orders.updates(until=2),
+    ):
+        with pytest.raises(SinceError) as caught:
+            read()
+        assert caught.value.asked == 2
+        assert caught.value.since.elements == ((3,),)
+    assert orders.snapshot(as_of=3).to_pylist()
+    assert store._leases._leases == {} or all(
+        lease.users == 0 for leases in store._leases._leases.values() for lease in leases
+    ), "a read that fails counts itself out"
+
+
+# Waiting.
+
+
+def test_a_read_waits_for_a_commit_of_its_own_process(store):
+    orders = orders_of(store)
+    orders.append([row(1)])
+    found = []
+    reader = threading.Thread(target=lambda: found.extend(orders.snapshot(as_of=1, timeout=60).to_pylist()))
+    reader.start()
+    orders.append([row(2)])
+    reader.join(60)
+    assert [each["id"] for each in found] == [1, 2]
+
+
+def test_a_read_waits_for_a_commit_of_another_process(place, store):
+    orders = orders_of(store)
+    orders.append([row(1)])
+    found = []
+    reader = threading.Thread(target=lambda: found.extend(orders.snapshot(as_of=1, timeout=60).to_pylist()))
+    reader.start()
+    place.open()["orders"].append([row(2)])
+    reader.join(60)
+    assert [each["id"] for each in found] == [1, 2]
+
+
+def test_a_commit_between_the_look_and_the_wait_is_not_missed(store):
+    orders = orders_of(store)
+    shared = store._shared
+    waits = []
+
+    class Deaf(type(shared.committed)):
+        def wait(self, timeout=None):
+            waits.append(timeout)
+            return super().wait(0)
+
+    shared.committed = Deaf()
+    looks = []
+
+    def is_there(state):
+        looks.append(state.seqno)
+        if len(looks) == 1:
+            orders.append([row(1)])  # after the state was read, before anybody waits
+            return False
+        return not state.upper.less_equal((0,))
+
+    assert orders._access.wait(is_there, 60) is not None
+    assert waits == [], "it looked again at once"
+
+
+def test_nobody_who_commits_waits_for_a_reader_that_looks(store):
+    orders = orders_of(store)
+    looking, go_on = threading.Event(), threading.Event()
+
+    def slow(state):
+        looking.set()
+        assert go_on.wait(60)
+        return True
+
+    reader = threading.Thread(target=lambda: orders._access.wait(slow, 60))
+    reader.start()
+    assert looking.wait(60)
+    orders.append([row(1)])
+    go_on.set()
+    reader.join(60)
+    assert not reader.is_alive()
+
+
+def test_a_read_that_waited_in_vain_says_how_far_the_collection_is_now(place, store):
+    orders = orders_of(store)
+    orders.append([row(1)])
+    other = place.open()["orders"]
+    shared = store._shared
+    shared.monotonic = iter([0.0, *([1.0] * 3), 100.0]).__next__
+    looks = []
+
+    class Busy(type(shared.committed)):
+        def wait(self, timeout=None):
+            looks.append(other.append([row(len(looks) + 2)]))
+            return True
+
+    shared.committed = Busy()
+    with pytest.raises(NotSealed) as caught:
+        orders.snapshot(as_of=9, timeout=50)
+    assert (caught.value.asked, caught.value.upper.elements) == (9, ((4,),))
+    assert len(looks) == 3
+
+
+@pytest.mark.parametrize("timeout", ["5", True, float("nan"), object()])
+def test_a_timeout_is_a_number_of_seconds(store, timeout):
+    orders = orders_of(store)
+    orders.append([row(1)])
+    for read in (lambda: orders.snapshot(as_of=7, timeout=timeout), lambda: orders.subscribe(timeout=timeout)):
+        with pytest.raises(UsageError, match="number of seconds"):
+            read()
+    leases = [lease for leases in store._leases._leases.values() for lease in leases]
+    assert all(lease.users == 0 for lease in leases)
+
+
+def test_without_a_timeout_a_read_waits_until_it_is_there(store):
+    orders = orders_of(store)
+    found = []
+    reader = threading.Thread(target=lambda: found.append(orders.snapshot(as_of=0, timeout=None).count()))
+    reader.start()
+    orders.append([row(1)])
+    reader.join(60)
+    assert found == [1]
+
+
+# Forms.
+
+
+def test_every_form_gives_the_same_rows(store):
+    orders = filled(store)
+    snapshot = orders.snapshot()
+    rows = snapshot.to_pylist()
+    table = snapshot.to_arrow()
+    assert table.to_pylist() == rows
+    assert snapshot.to_polars().to_dicts() == rows
+    assert snapshot.to_pandas().to_dict("records") == rows
+    assert pa.Table.from_batches(snapshot.batches(), snapshot.schema).to_pylist() == rows
+    assert snapshot.to_reader().read_all().to_pylist() == rows
+    assert pl.DataFrame(snapshot).to_dicts() == rows
+    assert pa.table(snapshot).to_pylist() == rows
+    reader = snapshot.to_reader()
+    assert duckdb.sql("SELECT count(*), sum(total) FROM reader").fetchall() == [
+        (len(rows), sum(each["total"] for each in rows))
+    ]
+    assert snapshot.count() == len(rows)
+    assert [each for piece in snapshot.split(3) for each in piece.to_pylist()] == rows
+
+
+def test_reading_twice_gives_the_same(store):
+    orders = filled(store)
+    snapshot = orders.snapshot(as_of=3)
+    first = snapshot.to_arrow()
+    orders.delete(where="id >= 0")
+    orders.compact(wait=True)
+    assert snapshot.to_arrow() == first
+    assert pa.Table.from_batches(snapshot.batches()) == first
+    assert orders.snapshot(as_of=3).to_arrow() == first
+
+
+@pytest.mark.parametrize("multiplicity", ["rows", "column"])
+@pytest.mark.parametrize("columns", [None, ["total"], ["name", "id"]])
+def test_the_schema_is_that_of_the_rows(store, multiplicity, columns):
+    orders = filled(store)
+    for read in (
+        orders.snapshot(columns=columns, multiplicity=multiplicity),
+        orders.changes(columns=columns),
+        orders.updates(columns=columns),
+    ):
+        table = read.to_arrow()
+        assert read.schema.equals(table.schema, check_metadata=True)
+        assert table.num_rows
+        if columns is not None:
+            assert table.column_names[: len(columns)] == columns
+
+
+def test_rows_of_every_type_come_back_as_they_were(store):
+    import decimal
+
+    types = {
+        "b": pa.bool_(),
+        "i": pa.int8(),
+        "u": pa.uint64(),
+        "f": pa.float32(),
+        "d": pa.decimal128(20, 3),
+        "s": pa.string(),
+        "y": pa.binary(),
+        "t": pa.timestamp("us", "Europe/Berlin"),
+        "w": pa.date32(),
+        "l": pa.list_(pa.int64()),
+        "r": pa.struct([("a", pa.string()), ("c", pa.list_(pa.float64()))]),
+    }
+    values = {
+        "b": [True, None, False],
+        "i": [-128, 127, None],
+        "u": [(1 << 64) - 1, 0, None],
+        "f": [float("inf"), None, -1.5],
+        "d": [decimal.Decimal("-1.001"), None, decimal.Decimal("9" * 17 + ".123")],
+        "s": ["", None, "\U0001f600"],
+        "y": [b"\x00", b"", None],
+        "t": [datetime.datetime(2024, 10, 27, 2, 30, tzinfo=datetime.UTC), None, None],
+        "w": [datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None],
+        "l": [[1, None], [], None],
+        "r": [{"a": None, "c": [1.0]}, None, {"a": "x", "c": None}],
+    }
+    everything = store.create("everything", key={"k": "int64"}, value=types, timeline="counter")
+    table = pa.table({"k": pa.array([1, 2, 3]), **{name: pa.array(values[name], types[name]) for name in types}})
+    for time in range(2):
+        everything.append(table.slice(time, 2) if time else table.slice(0, 1))
+    assert everything.snapshot().to_arrow().cast(table.schema) == table
+    everything.compact(wait=True)
+    assert everything.snapshot().to_arrow().cast(table.schema) == table
+    assert pa.table(everything.snapshot()).cast(table.schema) == table
+
+
+# Multiplicity.
+
+
+def test_a_row_is_given_as_often_as_it_counts(store):
+    tags = store.create("tags", value={"tag": "string"}, timeline="counter")
+    tags.append([{"tag": "a", "_time": 0, "_diff": 3}, {"tag": "b", "_time": 0, "_diff": 1}])
+    tags.append([{"tag": "a", "_time": 1, "_diff": -1}])
+    assert [each["tag"] for each in tags.snapshot(0).to_pylist()] == ["a", "a", "a", "b"]
+    assert [each["tag"] for each in tags.snapshot().to_pylist()] == ["a", "a", "b"]
+    assert tags.snapshot(multiplicity="column").to_pylist() == [{"tag": "a", "_diff": 2}, {"tag": "b", "_diff": 1}]
+    assert tags.count() == 3
+    with pytest.raises(UsageError, match="'rows' or 'column'"):
+        tags.snapshot(multiplicity="both")
+
+
+def test_rows_below_zero_are_an_error_unless_they_are_asked_for_with_their_counts(store):
+    tags = store.create("tags", value={"tag": "string"}, timeline="counter")
+    tags.append([{"tag": "a", "_time": 0, "_diff": -1}, {"tag": "b", "_time": 0, "_diff": 2}])
+    for read in (
+        tags.snapshot().to_arrow,
+        tags.snapshot().to_polars,
+        lambda: list(tags.snapshot().batches()),
+        lambda: tags.snapshot().to_reader().read_all(),
+    ):
+        with pytest.raises((UsageError, pa.ArrowException), match="multiplicity"):
+            read()
+    assert tags.snapshot(where="tag = 'b'").count() == 2
+    assert tags.snapshot(where="tag = 'b'").to_arrow().num_rows == 2
+    assert counted(tags.snapshot(multiplicity="column").to_pylist(), "tag") == {("a",): -1, ("b",): 2}
+
+
+def test_distinct_rows_of_some_columns_are_distinct(store):
+    orders = orders_of(store)
+    orders.append([row(id, f"n{id % 2}", float(id % 3)) for id in range(12)])
+    orders.append([row(id, f"n{id % 2}", float(id % 3)) for id in range(12, 20)])
+    given_rows = orders.snapshot(columns=["name"], multiplicity="column").to_pylist()
+    assert given_rows == [{"name": "n0", "_diff": 10}, {"name": "n1", "_diff": 10}]
+    assert Counter(each["name"] for each in orders.snapshot(columns=["name"]).to_pylist()) == {"n0": 10, "n1": 10}
+    with pytest.raises(UsageError, match="read it whole"):
+        next(orders.snapshot(columns=["name"], multiplicity="column").batches())
+
+
+def test_rows_that_cancel_in_some_columns_are_not_among_them(store):
+    orders = orders_of(store)
+    orders.append([row(1, "a")])
+    orders.append([{**row(2, "a"), "_time": 1, "_diff": -1}])
+    assert orders.snapshot(columns=["name"], multiplicity="column").to_pylist() == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=12), st.integers(1, 4))
+def test_rows_are_repeated_in_pieces_of_bounded_size(counts, size):
+    table = pa.table({"a": list(range(len(counts))), "_diff": pa.array(counts, pa.int64())})
+    before, rows_module.BATCH_ROWS = rows_module.BATCH_ROWS, size
+    try:
+        pieces = list(repeated(table, "_diff"))
+    finally:
+        rows_module.BATCH_ROWS = before
+    flat = [value for piece in pieces for value in piece.column("a").to_pylist()]
+    assert flat == [place for place, count in enumerate(counts) for _ in range(count)]
+    if any(count != 1 for count in counts):
+        assert all(piece.num_rows <= size for piece in pieces)
+
+
+def test_a_row_that_counts_a_billion_times_streams_in_bounded_memory(store):
+    tags = store.create("tags", value={"tag": "string"}, timeline="counter")
+    tags.append([{"tag": "a", "_time": 0, "_diff": 1 << 40}])
+    assert tags.count() == 1 << 40
+    stream = tags.snapshot().batches()
+    assert [next(stream).num_rows for _ in range(3)] == [BATCH_ROWS] * 3
+    with pytest.raises(UsageError, match="piece by piece"):
+        tags.snapshot().to_arrow()
+    tags.append([{"tag": f"b{n}", "_time": 1, "_diff": INT64_MAX} for n in range(2)])
+    with pytest.raises(UsageError, match="too often"):
+        next(tags.snapshot(where="tag <> 'a'").batches())
+
+
+# Columns and conditions.
+
+
+@pytest.mark.parametrize("columns", ["id", [], ["id", "id"], ["nope"], [1], [["id"]], 5, b"id"])
+def test_columns_are_a_list_of_names_each_once(store, columns):
+    orders = filled(store)
+    for read in (orders.snapshot, orders.changes, orders.updates, orders.subscribe):
+        with pytest.raises(UsageError):
+            read(columns=columns)
+    with pytest.raises(UsageError):
+        orders.lookup({"id": 1}, columns=columns)
+
+
+def test_columns_come_in_the_order_asked_for(store):
+    orders = orders_of(store)
+    orders.append([row(1, "a", 2.5)])
+    assert list(orders.snapshot(columns=("total", "id")).to_pylist()[0].items()) == [("total", 2.5), ("id", 1)]
+    assert orders.snapshot(columns=iter(["name"])).to_pylist() == [{"name": "a"}]
+    assert orders.lookup({"id": 1}, columns=["name"]) == [{"name": "a"}]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "total >= 3 AND name LIKE 'v%'",
+        (ts.col("total") >= 3) & ts.col("name").starts_with("v"),
+        (pl.col("total") >= 3) & pl.col("name").str.starts_with("v"),
+        ts.col("total").is_in([3.0, 4.0]),
+        "NOT (total < 3)",
+    ],
+    ids=["text", "built", "polars", "list", "negated"],
+)
+def test_a_condition_may_be_given_in_every_form(store, where):
+    orders = filled(store)
+    expected = [each for each in orders.snapshot().to_pylist() if each["total"] >= 3]
+    assert orders.snapshot(where=where).to_pylist() == expected
+    assert orders.snapshot(where=where, columns=["id"]).to_pylist() == [{"id": each["id"]} for each in expected]
+    assert orders.count(where=where) == len(expected)
+    assert [each for piece in orders.snapshot(where=where).split(3) for each in piece.to_pylist()] == expected
+
+
+@pytest.mark.parametrize("where", ["nope = 1", "total >", 5, "id = 'x'", pl.col("total").sum() > 3, "_time = 1"])
+def test_a_condition_that_makes_no_sense_is_an_error_at_once(store, where):
+    orders = filled(store)
+    for read in (orders.snapshot, orders.changes, orders.updates, orders.subscribe, orders.count):
+        with pytest.raises(UsageError):
+            read(where=where)
+
+
+def test_a_condition_reads_what_it_needs_and_skips_the_rest(place):
+    store = place.open(config=Config(row_group_rows=10, part_bytes=2000, inline_part_bytes=1))
+    orders = orders_of(store)
+    orders.append([row(id, f"n{id}", float(id)) for id in range(500)])
+    snapshot = orders.snapshot(where="id BETWEEN 200 AND 203")
+    assert [each["id"] for each in snapshot.to_pylist()] == [200, 201, 202, 203]
+    assert snapshot.tally.groups <= 2
+    assert snapshot.tally.parts == 1
+    assert snapshot.tally.parts_skipped > 3
+
+
+def test_a_count_of_everything_costs_no_reading(place):
+    store = place.open(config=Config(row_group_rows=10, part_bytes=2000, inline_part_bytes=1))
+    orders = orders_of(store)
+    for time in range(3):
+        orders.append([row(time * 100 + n) for n in range(100)])
+    for as_of, expected in ((0, 100), (1, 200), (2, 300)):
+        snapshot = orders.snapshot(as_of)
+        assert snapshot.count() == expected
+        assert (snapshot.tally.parts, snapshot.tally.bytes) == (0, 0)
+
+
+# Streams.
+
+
+def test_a_stream_comes_in_batches_in_the_order_of_rows(place):
+    store = place.open(config=Config(row_group_rows=50, part_bytes=4000, inline_part_bytes=1))
+    orders = orders_of(store)
+    for time in range(4):
+        orders.append([row(4 * n + time, "x" * 20) for n in range(500)])
+    whole = orders.snapshot().to_arrow()
+    for memory in (1, 20_000, None):
+        batches = list(orders.snapshot().batches(memory))
+        assert pa.Table.from_batches(batches) == whole.combine_chunks() or pa.Table.from_batches(batches) == whole
+        ids = [id for batch in batches for id in batch.column("id").to_pylist()]
+        assert ids == list(range(2000))
+    small = [batch.num_rows for batch in orders.snapshot().batches(20_000)]
+    assert len(small) > 4, "a little at a time"
+
+
+def test_a_stream_that_is_left_in_the_middle_leaves_nothing_hanging(store):
+    orders = filled(store, commits=8, size=20)
+    stream = orders.snapshot().batches(200)
+    next(stream)
+    del stream
+    gc.collect()
+    assert orders.snapshot().count() > 0
+    store.close()
+
+
+# Pieces.
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_pieces_have_each_row_once(place, n):
+    store = place.open(config=SMALL)
+    orders = filled(store, commits=6, size=30)
+    whole = orders.snapshot(multiplicity="column")
+    pieces = whole.split(n)
+    assert len(pieces) <= n
+    assert [each for piece in pieces for each in piece.to_pylist()] == whole.to_pylist()
+    assert sum(piece.count() for piece in pieces) == whole.count()
+    again = [smaller for piece in pieces for smaller in piece.split(2)]
+    assert [each for piece in again for each in piece.to_pylist()] == whole.to_pylist()
+    assert isinstance(pieces[0], type(whole))
+    assert pieces[-1].as_of == whole.as_of
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, None])
+def test_pieces_are_counted_in_whole_numbers(store, n):
+    orders = filled(store)
+    with pytest.raises(UsageError, match="1 or more pieces"):
+        orders.snapshot().split(n)
+
+
+def test_a_piece_holds_history_by_itself(place, store):
+    orders = filled(store, commits=4, size=20)
+    expected = orders.snapshot(1).to_pylist()
+    with orders.snapshot(1) as whole:
+        pieces = whole.split(3)
+    assert len(pieces) > 1
+    pieces[0].close()
+    del whole
+    gc.collect()
+    forgetting(place, orders, 3)
+    assert orders.since.elements[0][0] <= 1, "what is left of it still holds history"
+    assert [each for piece in pieces[1:] for each in piece.to_pylist()] == expected[len(pieces[0].to_pylist()) :]
+    del pieces
+    gc.collect()
+    orders.expire(before=3)
+    assert orders.since.elements == ((3,),)
+
+
+# Others at work.
+
+
+def forgetting(place, orders, before):
+    """Another process expires, merges, and deletes whatever it may."""
+    other = place.open(config=SMALL)
+    theirs = other["orders"]
+    theirs.expire(before=before)
+    theirs.compact(wait=True)
+    other.maintain(sweep=True)
+    theirs.append([row(10_000)])
+    other.maintain(sweep=True)
+    other.close()
+
+
+def test_a_snapshot_outlives_expiry_compaction_and_collection_by_another_process(place, store):
+    orders = filled(store, commits=8, size=20)
+    expected = {time: orders.snapshot(time).to_pylist() for time in (2, 5)}
+    held = {time: orders.snapshot(time) for time in (2, 5)}
+    for _ in range(3):
+        forgetting(place, orders, 7)
+        store._cache.clear()
+        for time, snapshot in held.items():
+            assert snapshot.to_pylist() == expected[time]
+            assert snapshot.count() == len(expected[time])
+            assert [each for piece in snapshot.split(3) for each in piece.to_pylist()] == expected[time]
+    assert orders.since.elements[0][0] <= 2
+
+
+def test_a_snapshot_that_is_dropped_lets_history_go(place, store):
+    orders = filled(store, commits=8, size=20)
+    snapshot = orders.snapshot(2)
+    del snapshot
+    gc.collect()
+    assert orders.expire(before=7).since.elements == ((7,),)
+
+
+def test_a_snapshot_whose_lease_is_gone_says_so_and_gives_no_other_rows(place, store):
+    orders = filled(store, commits=8, size=20)
+    expected = orders.snapshot(2).to_pylist()
+    snapshot = orders.snapshot(2)
+    place.clock.advance(3600)  # this process slept, and so did its heartbeat
+    forgetting(place, orders, 7)
+    assert place.open()["orders"].since.elements == ((7,),)
+    assert snapshot.to_pylist() == expected, "what is still in the cache is right"
+    store._cache.clear()
+    for read in (
+        snapshot.to_arrow,
+        lambda: list(snapshot.batches()),
+        lambda: snapshot.split(2),
+        lambda: orders.snapshot(5),
+    ):
+        with pytest.raises((LeaseExpired, SinceError)):
+            read()
+    assert orders.snapshot(7).to_pylist() != expected
+
+
+def test_a_blob_that_is_missing_under_a_live_lease_is_corruption(place, store):
+    orders = filled(store, commits=4, size=20)
+    snapshot = orders.snapshot()
+    store._cache.clear()
+    for key in place.blobs():
+        place.blob.delete(key)
+    for read in (snapshot.to_arrow, lambda: list(snapshot.batches()), lambda: snapshot.split(2)):
+        with pytest.raises(CorruptionError, match="missing though a live lease holds it"):
+            read()
+
+
+def test_readers_and_an_eager_maintenance_do_not_disturb_each_other(place):
+    store = place.open(config=SMALL)
+    orders = orders_of(store)
+    other = place.open(config=SMALL)
+    stop = threading.Event()
+    failures = []
+
+    def maintaining():
+        try:
+            while not stop.is_set():
+                other.maintain()
+        except BaseException as error:
+            failures.append(error)
+
+    def reading():
+        try:
+            while not stop.is_set():
+                table = orders.snapshot(columns=["id", "total"]).to_arrow()
+                # One commit moves all rows from one total to the next.
+                assert len(set(table.column("total").to_pylist())) <= 1
+                assert len(set(table.column("id").to_pylist())) == table.num_rows
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for work in (maintaining, reading, reading)]
+    for thread in threads:
+        thread.start()
+    try:
+        for total in range(12):
+            orders.upsert([row(id, "x", float(total)) for id in range(12)])
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(120)
+    assert failures == []
+    until(lambda: not any(thread.is_alive() for thread in threads))
+    assert orders.count() == 12
