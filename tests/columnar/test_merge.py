@@ -96,6 +96,14 @@ def test_runs_that_do_not_meet_pass_through_without_a_copy(monkeypatch):
     assert all(output.column("k").chunk(0).buffers()[1].address in given_in for output in outputs)
 
 
+def test_a_table_that_reaches_beyond_what_is_loaded_of_another_run_does_not_pass_alone(monkeypatch):
+    monkeypatch.setattr(module, "_ALONE_ROWS", 2)
+    for other in ([[50, 60], [70]], [[100], [100, 101]], [[1], [2], [3]]):
+        runs = [[numbers([0, 50, 100])], [numbers(each) for each in other]]
+        outputs = list(merge([iter(run) for run in runs], ["k"], chunk_bytes=1))
+        check(outputs, pa.concat_tables([*runs[0], *runs[1]]), ["k"])
+
+
 def test_a_row_that_cancels_at_a_cut_and_comes_back_is_summed_right():
     run = pa.table({"k": [1, 1, 1, 1, 1], "_diff": [1, -1, 1, 1, -1]})
     (only,) = merge([even(run, 1)], ["k"], chunk_bytes=1)
