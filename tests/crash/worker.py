@@ -1,5 +1,6 @@
 """A process that is going to be killed: python worker.py ROLE FOLDER SEED. It says what was acknowledged."""
 
+import os
 import random
 import sys
 
@@ -21,7 +22,8 @@ CONFIG = ts.Config(
 
 
 def say(*words):
-    print(*words, flush=True)
+    """One line in one write: a kill leaves it whole or unsaid."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def write(store, seed):

@@ -131,7 +131,7 @@ def _settle(simulator: Simulator, workload: Workload, process: Process, name: st
     state = session.state(name)
     new_upper, times = workload._next_upper(state.upper)
     updates = [(f"{name}end.0", times[0], 1)]
-    data = workload.format.data_of(updates, state.schemas)
+    data = workload.format.data_of(updates, state)
     reply = yield from write.compare_and_append(session, name, data, state.upper, new_upper)
     if isinstance(reply, Refused):
         world.violate(f"no progress: an append to {name} was refused: {reply.reason!r}")
@@ -197,7 +197,7 @@ def _read_everything(simulator: Simulator, workload: Workload, process: Process,
     for as_of in _readable(state.since, state.upper):
         reply = yield from read.snapshot_without_lease(process.session, name, as_of)
         if isinstance(reply, tuple):
-            workload.compare(name, as_of, workload.format.counted(*reply, state.schemas), "the last read")
+            workload.compare(name, as_of, workload.format.counted(*reply, state), "the last read")
         else:
             world.violate(f"{name} cannot be read as of {as_of}: {reply!r}")
 

@@ -21,6 +21,7 @@ from timespine.core.effects import FreshId, GetBlob, MergeRuns, Protocol, PutBlo
 from timespine.core.hollow import HollowBatch, Part, Run, wrap_int64
 from timespine.core.plan import Plan, seen_through
 from timespine.core.protocols.write import Data
+from timespine.core.state import State
 from timespine.errors import CorruptionError
 from timespine.model.frontier import advance_by
 from timespine.model.oracle import Row, Update, check_diff, compact
@@ -28,8 +29,6 @@ from timespine.model.time import Time
 
 StoredUpdate = tuple[str, Time, int]
 
-Schemas = Sequence[bytes]
-"""The schemas of a collection as its state has them, the newest one last."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[StoredUpdate])
@@ -69,15 +68,15 @@ class Format(typing.Protocol):
         """The schema that a collection begins with, if it needs one."""
         ...
 
-    def next_schema(self, schemas: Schemas, name: str) -> bytes:
-        """Some schema that may follow these; `name` was never used before."""
+    def next_schema(self, state: State, name: str) -> bytes:
+        """Some schema that may follow the newest one; `name` was never used before."""
         ...
 
-    def data_of(self, updates: Sequence[Update], schemas: Schemas) -> Data:
-        """Updates as data to append, under the newest of the schemas."""
+    def data_of(self, updates: Sequence[Update], state: State) -> Data:
+        """Updates as data to append, under the newest schema of a state."""
         ...
 
-    def pieces_of(self, updates: Sequence[Update], schemas: Schemas) -> list[Data]:
+    def pieces_of(self, updates: Sequence[Update], state: State) -> list[Data]:
         """The same as the parts of one run: all of one order, and in it."""
         ...
 
@@ -85,11 +84,11 @@ class Format(typing.Protocol):
         """All updates in the bytes of a part that was written under a schema, as they were put."""
         ...
 
-    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], schemas: Schemas) -> dict[Row, int]:
+    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[Row, int]:
         """How often each row counts, by the parts that a plan fetched."""
         ...
 
-    def merge_runs(self, effect: MergeRuns, schemas: Schemas) -> Protocol[HollowBatch | None]:
+    def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[HollowBatch | None]:
         """Carry out a MergeRuns effect; None if an input is gone."""
         ...
 
@@ -105,22 +104,22 @@ class Opaque:
     def first_schema(self, arity: int) -> bytes | None:
         return None
 
-    def next_schema(self, schemas: Schemas, name: str) -> bytes:
+    def next_schema(self, state: State, name: str) -> bytes:
         return name.encode()
 
-    def data_of(self, updates: Sequence[Update], schemas: Schemas) -> Data:
+    def data_of(self, updates: Sequence[Update], state: State) -> Data:
         return data_of(updates)
 
-    def pieces_of(self, updates: Sequence[Update], schemas: Schemas) -> list[Data]:
+    def pieces_of(self, updates: Sequence[Update], state: State) -> list[Data]:
         return [data_of(updates[::2]), data_of(updates[1::2])]
 
     def rows_of(self, part: Part, data: bytes, schema: bytes | None) -> Sequence[StoredUpdate]:
         return decode_rows(data)
 
-    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], schemas: Schemas) -> dict[Row, int]:
+    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[Row, int]:
         return counted(plan, fetched)
 
-    def merge_runs(self, effect: MergeRuns, schemas: Schemas) -> Protocol[HollowBatch | None]:
+    def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[HollowBatch | None]:
         return merge_runs(effect)
 
 

@@ -1,9 +1,10 @@
 """The real format, for simulated histories: Parquet parts, Arrow inline data, the columnar engine and scan.
 
-Rows are the same strings as in the naive format, in a column of their own; schemas
-come and go beside it, and since nothing but defaults is ever in their columns, rows
-keep their identity. What is read is read twice: by the scan that users read with,
-and by adding up what any Parquet reader finds in the files. Both must agree.
+Rows are the same strings as in the naive format, in a column of their own. Further
+columns come and go beside it, and what a row holds in them follows from the row, so
+that a retraction meets what it retracts. What is read is read twice: by the scan that
+users read with, and by adding up what any Parquet reader finds in the files. Both
+must agree.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from timespine.columnar.parts import Parts
 from timespine.columnar.rows import updates as updates_of
 from timespine.columnar.run_writer import diff_sum_of
 from timespine.columnar.scan import scan
-from timespine.columnar.schema import DIFF, Schema, define
+from timespine.columnar.schema import DIFF, Field, Schema, define
 from timespine.columnar.splits import split_keys
 from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted
@@ -38,12 +39,13 @@ from timespine.core.effects import FreshId, MergeRuns, Protocol
 from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.core.plan import Plan
 from timespine.core.protocols.write import Data
+from timespine.core.state import State
 from timespine.errors import CorruptionError
 from timespine.location.blob import Blob
 from timespine.location.memory import MemoryBlob
 from timespine.model.oracle import Row, Update
 from timespine.testing.engine import CONFIG as NAIVE
-from timespine.testing.engine import Schemas, StoredUpdate, counts_of
+from timespine.testing.engine import StoredUpdate, counts_of
 from timespine.testing.overlay import carried_out
 
 CONFIG = replace(
@@ -63,6 +65,15 @@ COLUMNS_MAX = 3
 
 TYPES = (("int32", 7), ("string", None), ("double", -0.5), ("string", "some"))
 """Columns that are added: their types and defaults."""
+
+INTEGERS = (None, -1, 0, 1 << 30)
+VALUES = {
+    "int32": INTEGERS,
+    "int64": INTEGERS,
+    "string": (None, "", "some", "\u00e9" * 9),
+    "float64": (None, float("nan"), 0.0, -0.5),
+}
+"""What there is in them. An integer stays what it is when its column gets wider."""
 
 PATHS = (
     "merges",
@@ -103,15 +114,17 @@ class Parquet:
         self.counts: Counter[str] = Counter()
         self.cache = PartCache(16 << 20)
         """What readers have decoded: one for all processes, and so only good for one history."""
+        self.columns: dict[tuple[str, Row], int] = {}
+        """Columns with an id below this were there when a row of a collection was first written."""
 
     def first_schema(self, arity: int) -> bytes | None:
-        """With a key, or without one if times are partially ordered: there both ways are met."""
+        """With a key; without one if times are partially ordered, so that both are met."""
         row = {"row": "string"}
         return (define(row, None) if arity == 1 else define(None, row, arity=arity)).encode()
 
-    def next_schema(self, schemas: Schemas, name: str) -> bytes:
+    def next_schema(self, state: State, name: str) -> bytes:
         """One column more, or less, or renamed, or of a wider type."""
-        newest = Schema.decode(schemas[-1])
+        newest = _newest(state)
         choice = zlib.crc32(name.encode())
         others = newest.names[1:]
         type, default = TYPES[choice % len(TYPES)]
@@ -124,38 +137,60 @@ class Parquet:
             return newest.widen(narrow[0], "int64").encode()
         return newest.add(f"added_{name}", type, default).encode()
 
-    def data_of(self, updates: Sequence[Update], schemas: Schemas) -> Data:
+    def data_of(self, updates: Sequence[Update], state: State) -> Data:
         """Mostly in order; sometimes as they came, which is what unsealed updates are."""
-        table = _table(updates, Schema.decode(schemas[-1]))
+        table = self._table(updates, state)
         if _is_shuffled(updates):
-            return _data(table, schemas, Order.UNORDERED)
-        return _data(_consolidated(table, schemas), schemas, Order.SORTED)
+            return _data(table, state, Order.UNORDERED)
+        return _data(_consolidated(table, state), state, Order.SORTED)
 
-    def pieces_of(self, updates: Sequence[Update], schemas: Schemas) -> list[Data]:
-        table = _table(updates, Schema.decode(schemas[-1]))
+    def pieces_of(self, updates: Sequence[Update], state: State) -> list[Data]:
+        table = self._table(updates, state)
         order = Order.UNORDERED if _is_shuffled(updates) else Order.SORTED
         if order is Order.SORTED:
-            table = _consolidated(table, schemas)
+            table = _consolidated(table, state)
         middle = (table.num_rows + 1) // 2
         pieces = [table.slice(0, middle), table.slice(middle)]
-        return [_data(piece, schemas, order) for piece in pieces if piece.num_rows]
+        return [_data(piece, state, order) for piece in pieces if piece.num_rows]
+
+    def _table(self, updates: Sequence[Update], state: State) -> pa.Table:
+        """Updates as a table. Times with too few coordinates, of a call that is to be refused, get some more."""
+        schema, collection = _newest(state), state.collection
+        padding = (0,) * schema.arity
+        columns: dict[str, pa.Array] = {"row": pa.array([row for row, _, _ in updates], pa.string())}
+        for row, _, _ in updates:
+            self.columns.setdefault((collection, row), schema.next_id)
+        for field in schema.fields[1:]:
+            values = [self.value_of(collection, row, field) for row, _, _ in updates]
+            columns[field.name] = pa.array(values, field.arrow_type)
+        for index, name in enumerate(schema.time_names):
+            columns[name] = pa.array([(*time, *padding)[index] for _, time, _ in updates], pa.int64())
+        columns[DIFF] = pa.array([diff for _, _, diff in updates], pa.int64())
+        return updates_of(pa.table(columns), schema, None)
+
+    def value_of(self, collection: str, row: Row, field: Field) -> object:
+        """What a row holds in a column that is not that of the row: the default if the column came later."""
+        if field.id >= self.columns[collection, row]:
+            return field.default_scalar().as_py()
+        values = VALUES[field.type]
+        return values[zlib.crc32(f"{row} {field.id}".encode()) % len(values)]
 
     def rows_of(self, part: Part, data: bytes, schema: bytes | None) -> Sequence[StoredUpdate]:
         """As anybody who can read Parquet sees them; of inline data, as we do."""
         assert schema is not None
         return _stored(data, part.rows, schema, part.inline is not None)
 
-    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], schemas: Schemas) -> dict[Row, int]:
+    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[Row, int]:
         """By the scan; a CorruptionError if the parts themselves say something else."""
         runs = _with_leaves(plan, fetched)
         leaves = [(part, run.schema) for run in runs for part in run.parts]
         stored = [
-            (part, self.rows_of(part, data, schemas[schema or 0]))
+            (part, self.rows_of(part, data, state.schemas[schema or 0]))
             for (part, schema), (_, data) in zip(leaves, fetched, strict=True)
         ]
         _check_order(runs, iter(stored))
         expected = counts_of(plan, stored)
-        reading = _Reading(runs, fetched, schemas, plan, self.cache)
+        reading = _Reading(runs, fetched, state, plan, self)
         found = reading.all()
         if found != expected:
             raise CorruptionError(f"the scan of state {plan.seqno} finds {found}, its parts have {expected}")
@@ -166,10 +201,10 @@ class Parquet:
         self.counts["row groups skipped"] += reading.parts.tally.groups_skipped
         return expected
 
-    def merge_runs(self, effect: MergeRuns, schemas: Schemas) -> Protocol[HollowBatch | None]:
+    def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[HollowBatch | None]:
         """By the engine. Its names follow from one id, so that it chooses the same ones when it is run again."""
         id = (yield FreshId("p"))[1:]
-        known = [Schema.decode(each) for each in schemas]
+        known = [Schema.decode(each) for each in state.schemas]
         counters: dict[str, float] = {}
 
         def merge(blob: Blob) -> HollowBatch | None:
@@ -209,18 +244,20 @@ class _Reading:
         self,
         runs: Sequence[Run],
         fetched: Sequence[tuple[Part, bytes]],
-        schemas: Schemas,
+        state: State,
         plan: Plan,
-        cache: PartCache,
+        format: Parquet,
     ) -> None:
         blob = MemoryBlob()
         for part, data in fetched:
             if part.inline is None:
                 blob.put(part.key, data)
-        known = [Schema.decode(each) for each in schemas]
-        (collection,) = {part.key.split("/")[0] for part, _ in fetched if part.key} or {"none"}
+        known = [Schema.decode(each) for each in state.schemas]
         # Every part that is skipped is read all the same, to see that skipping it was right.
-        self.parts = Parts(blob, collection, known.__getitem__, CONFIG, cache, audit=1.0)
+        self.parts = Parts(blob, state.collection, known.__getitem__, CONFIG, format.cache, audit=1.0)
+        self.memory_bytes = CONFIG.cache_bytes if plan.seqno % 3 == 0 else CONFIG.merge_bytes
+        self.collection = state.collection
+        self.format = format
         self.runs = runs
         self.wanted = Wanted(known[-1], known[-1].names, Window(plan.after, plan.until))
 
@@ -253,11 +290,17 @@ class _Reading:
 
     def _rows(self, wanted: Wanted) -> dict[Row, int]:
         found: dict[Row, int] = {}
-        for table in scan(self.parts, self.runs, wanted, CONFIG.merge_bytes):
-            for row, diff in zip(table["row"].to_pylist(), table[DIFF].to_pylist(), strict=True):
+        for table in scan(self.parts, self.runs, wanted, self.memory_bytes):
+            for values in table.to_pylist():
+                row = values["row"]
                 if row in found:
                     raise CorruptionError(f"a scan gives {row} twice")
-                found[row] = diff
+                found[row] = values[DIFF]
+                others = wanted.schema.fields[1:]
+                meant = {each.name: self.format.value_of(self.collection, row, each) for each in others}
+                wrong = {name: values[name] for name in meant if repr(values[name]) != repr(meant[name])}
+                if wrong:
+                    raise CorruptionError(f"a scan gives {row} with {wrong}, not {meant}")
         return found
 
 
@@ -265,29 +308,24 @@ def _is_shuffled(updates: Sequence[Update]) -> bool:
     return zlib.crc32(repr(updates[:1]).encode()) % 3 == 0
 
 
-def _table(updates: Sequence[Update], schema: Schema) -> pa.Table:
-    """Updates as a table. Times with too few coordinates, of a call that is to be refused, get some more."""
-    columns = [pa.array([row for row, _, _ in updates], pa.string())]
-    padding = (0,) * schema.arity
-    columns += [pa.array([(*time, *padding)[i] for _, time, _ in updates], pa.int64()) for i in range(schema.arity)]
-    columns.append(pa.array([diff for _, _, diff in updates], pa.int64()))
-    return updates_of(pa.Table.from_arrays(columns, names=["row", *schema.system_names]), schema, None)
+def _newest(state: State) -> Schema:
+    return Schema.decode(state.schemas[-1])
 
 
-def _consolidated(table: pa.Table, schemas: Schemas) -> pa.Table:
-    schema = Schema.decode(schemas[-1])
+def _consolidated(table: pa.Table, state: State) -> pa.Table:
+    schema = _newest(state)
     return consolidate(table, (*schema.order_names, *schema.time_names))
 
 
-def _data(table: pa.Table, schemas: Schemas, order: Order) -> Data:
+def _data(table: pa.Table, state: State, order: Order) -> Data:
     return Rows(
         encode_inline(table),
         table.num_rows,
         diff_sum_of(table),
         order,
-        len(schemas) - 1,
+        len(state.schemas) - 1,
         table=table,
-        written=Schema.decode(schemas[-1]),
+        written=_newest(state),
     )
 
 

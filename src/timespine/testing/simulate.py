@@ -24,6 +24,9 @@ from timespine.testing.simulator import Faults
 CHUNK = 25
 """Histories that a worker runs between two reports."""
 
+ENOUGH = 200
+"""Histories with real rows of which some must have got everywhere."""
+
 
 Done = tuple[int, int, Counter[str], list[tuple[int, list[str]]], int]
 """How many histories, their operations, their counts, their violations, a digest of all."""
@@ -141,7 +144,10 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{name:22} {value}")
     for seed, violations in failed[:3]:
         report_failure(seed, options.ops, violations, options.real)
-    return 1 if failed else 0
+    unreached = [kind for kind in PATHS if not counts[kind]] if options.real and histories >= ENOUGH else []
+    if unreached:
+        print(f"{histories} histories and never any {', '.join(unreached)}: they are too tame")
+    return 1 if failed or unreached else 0
 
 
 if __name__ == "__main__":

@@ -197,8 +197,8 @@ class Simulator:
             self._resume(process, self.fresh(effect.prefix), None)
         else:
             assert isinstance(effect, MergeRuns)
-            schemas = process.session.state(effect.collection).schemas
-            process.stack.append(self.format.merge_runs(effect, schemas))
+            known = process.session.state(effect.collection)
+            process.stack.append(self.format.merge_runs(effect, known))
             self._resume(process, None, None)
 
     def _storage(self, process: Process, effect: Effect) -> None:

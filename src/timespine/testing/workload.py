@@ -49,7 +49,7 @@ from timespine.model.frontier import Frontier
 from timespine.model.oracle import Row, Update
 from timespine.model.time import Time
 from timespine.testing.answers import Answers
-from timespine.testing.engine import Schemas, visible
+from timespine.testing.engine import visible
 from timespine.testing.simulator import Operation, Process, Simulator
 
 MAINTENANCE = ("merge", "ask for merges", "roll up", "collect garbage")
@@ -162,11 +162,11 @@ class Workload(Answers):
 
     def _data(self, process: Process, name: str, updates: list[Update]) -> write.Data:
         """Updates as data to append, under the newest schema that a process knows."""
-        return self.format.data_of(updates, self._known(process, name).schemas)
+        return self.format.data_of(updates, self._known(process, name))
 
     def _counted(self, process: Process, name: str, fetched: read.Fetched) -> dict[Row, int]:
         """How often each row counts, by what a read fetched."""
-        return self.format.counted(*fetched, self._known(process, name).schemas)
+        return self.format.counted(*fetched, self._known(process, name))
 
     def _updates(self, operation: Operation, name: str, times: list[Time]) -> list[Update]:
         """A few inserts with the operation's id in the row, and perhaps a retraction of an older row."""
@@ -283,7 +283,7 @@ class Workload(Answers):
     def _spilled(self, process: Process, name: str, updates: list[Update]) -> Protocol[tuple[Run, tuple[str, ...]]]:
         """Updates as a run of one hollow run of two parts, and the keys of all that was put."""
         session = process.session
-        pieces = self.format.pieces_of(updates, self._known(process, name).schemas)
+        pieces = self.format.pieces_of(updates, self._known(process, name))
         parts = []
         for piece in pieces:
             parts.append((yield from write.put_part(session, name, piece)))
@@ -334,9 +334,10 @@ class Workload(Answers):
         return None
 
     def _schema(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
-        known = self._known(process, name).schemas
+        known = self._known(process, name)
         schema = self.format.next_schema(known, operation.id)
-        reply = yield from commit(process.session, name, AddSchema(len(known) - 1 if known else None, schema))
+        expected = len(known.schemas) - 1 if known.schemas else None
+        reply = yield from commit(process.session, name, AddSchema(expected, schema))
         if not isinstance(reply, Refused) and self.world.head(name).schemas[reply[0]] != schema:
             self.world.violate(f"schema {reply[0]} of {name} is not the one that was added")
         return None
@@ -468,7 +469,8 @@ class Workload(Answers):
         if self.random.random() < 0.5:
             return (yield from commit(session, name, Trim(batch.seqno)))
         # It stays a batch of the schema that it was written with.
-        schemas: Schemas = () if batch.schema is None else state.schemas[: batch.schema + 1]
+        schemas = () if batch.schema is None else state.schemas[: batch.schema + 1]
+        written = msgspec.structs.replace(state, schemas=schemas)
         parts = []
         for part in batch.parts:
             data = part.inline if part.inline is not None else (yield from retried(session, GetBlob(part.key)))
@@ -477,7 +479,7 @@ class Workload(Answers):
             stored = self.format.rows_of(part, data, schemas[-1] if schemas else None)
             kept = [update for update in visible(part, stored) if upper.less_equal(update[1])]
             key = f"{name}/{session.writer}/{(yield FreshId('t'))}"
-            trimmed = self.format.data_of(kept, schemas)
+            trimmed = self.format.data_of(kept, written)
             value, meta = trimmed.sealed(key)
             yield from retried(session, PutBlob(key, value))
             parts.append(Part(key, trimmed.rows, len(value), meta=meta))
