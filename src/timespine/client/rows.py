@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from timespine.columnar.part_reader import MissingBlob
 from timespine.columnar.parts import Parts, Tally
 from timespine.columnar.scan import scan
 from timespine.columnar.schema import DIFF, Schema
+from timespine.columnar.shares import scan_in_shares
 from timespine.columnar.splits import split_keys
 from timespine.columnar.tally import counted
 from timespine.columnar.wanted import Wanted, empty_table
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 BATCH_ROWS = 65_536
 """Rows of one record batch that a stream gives, at most."""
 
+
+Scan = Callable[[Parts, Sequence[Run], Wanted, int], Iterator[pa.Table]]
+"""How runs are read."""
 
 REPLANS = 16
 """How often a read without a lease is planned again because what it was reading was merged away."""
@@ -134,7 +138,7 @@ class Rows:
         return True
 
     def _whole_table(self) -> pa.Table:
-        tables = list(self._tables(self._access.config.merge_bytes))
+        tables = list(self._tables(self._access.config.merge_bytes, scan_in_shares))
         if not tables:
             return self._empty()
         table = pa.concat_tables(tables)
@@ -160,7 +164,7 @@ class Rows:
         """The rows piece by piece, in bounded memory, in the order of rows."""
         if self._shape.multiplicity == "column" and self._is_narrow():
             raise UsageError("distinct rows of some columns cannot be streamed: ask for all columns, or read it whole")
-        for table in self._tables(memory_bytes or self._access.config.merge_bytes // 4, limit=None):
+        for table in self._tables(memory_bytes or self._access.config.merge_bytes // 4, scan, limit=None):
             yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
     def to_reader(self, memory_bytes: int | None = None) -> pa.RecordBatchReader:
@@ -235,7 +239,7 @@ class Rows:
         self.tally = parts.tally
         return parts
 
-    def _tables(self, memory_bytes: int, limit: int | None = REPEATED_MAX) -> Iterator[pa.Table]:
+    def _tables(self, memory_bytes: int, scan: Scan, limit: int | None = REPEATED_MAX) -> Iterator[pa.Table]:
         """Read, merge, and shape. More rows than the limit, each as often as it counts, are too many."""
         if self._plan is None:
             return

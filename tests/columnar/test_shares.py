@@ -1,0 +1,78 @@
+"""A read by several threads gives the same rows in the same order as a read by one."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import given as examples
+from hypothesis import strategies as st
+from run_cases import CONFIG, Place, order_keys, questions, worlds
+
+from timespine.columnar import shares
+from timespine.columnar.part_reader import MissingBlob
+from timespine.columnar.scan import scan
+from timespine.columnar.schema import define
+from timespine.columnar.shares import scan_in_shares
+from timespine.columnar.wanted import Wanted
+
+some = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+KV = define({"k": "int64"}, {"v": "string"})
+MEMORY = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def small_shares(monkeypatch):
+    monkeypatch.setattr(shares, "SHARE_ROWS", 1)
+    monkeypatch.setattr(shares.os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
+
+
+def rows_of(tables, wanted):
+    keys = [row for rows in order_keys([table for table in tables if table.num_rows], wanted.order) for row in rows]
+    return list(zip(keys, [diff for table in tables for diff in table.column("_diff").to_pylist()], strict=True))
+
+
+@some
+@examples(st.data())
+def test_shares_together_are_the_whole(data):
+    place, runs, _, pools = data.draw(worlds())
+    wanted, _ = data.draw(questions(place.newest, pools))
+    memory = data.draw(st.sampled_from([300, 3000, MEMORY]))
+    with ThreadPoolExecutor(2) as pool:
+        together = list(scan_in_shares(place.parts(pool=pool), runs, wanted, memory))
+    assert rows_of(together, wanted) == rows_of(list(scan(place.parts(), runs, wanted, memory)), wanted)
+
+
+def parts_of_many_groups(**more):
+    place = Place([KV], CONFIG)
+    updates = [((k, "x"), (0,), 1) for k in range(100)]
+    return place, place.parts(**more), [place.run(updates)]
+
+
+def test_what_shares_did_is_added_up():
+    place, alone, runs = parts_of_many_groups()
+    wanted = Wanted(KV, KV.names)
+    expected = list(scan(alone, runs, wanted, MEMORY))
+    with ThreadPoolExecutor(2) as pool:
+        parts = place.parts(pool=pool)
+        found = list(scan_in_shares(parts, runs, wanted, MEMORY))
+    assert len(found) > 1
+    assert rows_of(found, wanted) == rows_of(expected, wanted)
+    cuts = parts.tally.parts - 1
+    assert alone.tally.groups <= parts.tally.groups <= alone.tally.groups + 2 * cuts, "next to a cut: twice"
+    assert parts.tally.groups_skipped > 0, "each share skips what the others read"
+
+
+def test_whatever_a_share_fails_with_is_raised_and_the_others_are_not_waited_for():
+    with ThreadPoolExecutor(1) as pool:
+        place, parts, runs = parts_of_many_groups(pool=pool)
+        wanted = Wanted(KV, KV.names)
+        assert list(scan_in_shares(parts, runs, wanted, MEMORY))
+        parts.cache.clear()
+        reader = scan_in_shares(parts, runs, wanted, MEMORY)
+        for run in runs:
+            for part in run.parts:
+                place.blob.delete(part.key)
+        with pytest.raises(MissingBlob):
+            list(reader)
