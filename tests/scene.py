@@ -28,7 +28,7 @@ from timespine.core.invariants import violations
 from timespine.core.layers import MergeRequest
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import Commit, NoOp, State, new_state
-from timespine.core.transitions import ApplyMerge, Command, CompareAndAppend, RegisterWriter, Write, apply
+from timespine.core.transitions import AddSchema, ApplyMerge, Command, CompareAndAppend, RegisterWriter, Write, apply
 from timespine.errors import NotSealed, SinceError
 from timespine.model import Description, Frontier, Time, advance_by
 from timespine.model import time as times
@@ -119,6 +119,11 @@ class Scene:
         committed, reply = self.attempt(command, now_ms)
         check(committed, f"{command} did not commit: {reply!r}")
         return reply
+
+    def evolve(self, times: int) -> None:
+        """Give the collection so many schemas."""
+        for number in range(times):
+            self.do(AddSchema(number - 1 if number else None, f"schema {number}".encode()))
 
     def declined(self, command: Command, now_ms: int | None = None) -> Any:
         """Carry out a command that must change nothing; its reply."""

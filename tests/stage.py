@@ -307,7 +307,7 @@ class Stage:
 
     def put_run(self, session: Session, key: str, *children: Part) -> Part:
         """A hollow run as a blob, and the part that points at it."""
-        data = encode_run(children)
+        data = encode_run(key, children)
         self.world.blobs[key] = data
         sums = [child.diff_sum or 0 for child in children]
         return Part(key, sum(child.rows for child in children), len(data), sum(sums), hollow=True)
@@ -369,7 +369,8 @@ class Stage:
         found = set(keys)
         waiting = [key for key, hollow in keys.items() if hollow]
         while waiting:
-            for part in decode_run(self.world.blobs.get(waiting.pop(), encode_run(()))):
+            key = waiting.pop()
+            for part in decode_run(key, self.world.blobs[key]) if key in self.world.blobs else ():
                 found.add(part.key)
                 if part.hollow:
                     waiting.append(part.key)

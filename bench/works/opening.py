@@ -20,12 +20,13 @@ class Open(Work):
     title = "open a table that was made by {commits:,} commits of one row"
     needs = ("append", "lookup")
     cases = (
-        Case("after fewer commits", {"commits": 20}, {"commits": 1_000}),
-        Case("after many commits", {"commits": 100}, {"commits": 10_000}),
+        Case("after fewer commits", {"commits": 20, "on": 1}, {"commits": 1_000, "on": 1}),
+        Case("after many commits", {"commits": 100, "on": 1}, {"commits": 10_000, "on": 1}),
+        Case("never maintained", {"commits": 100, "on": 0}, {"commits": 10_000, "on": 0}),
     )
 
     def setup(self, system: System, size: Size, out: Out) -> State:
-        system.background(False)
+        system.background(bool(size["on"]))
         system.create()
         began = time.perf_counter()
         for number in range(size["commits"]):

@@ -94,7 +94,10 @@ class NotSealed(AskElsewhere):
     """The time that was asked for is not complete yet."""
 
     def __init__(self, asked: object, upper: object) -> None:
-        super().__init__(f"{_time(asked)} is not complete yet: the collection is sealed up to {upper}")
+        super().__init__(
+            f"{_time(asked)} is not complete yet: the collection is sealed up to {upper}; leave `as_of` out to read "
+            "the newest complete time, or seal idle collections with store.advance()"
+        )
         self.asked = asked
         """The time that was asked for."""
         self.upper = upper

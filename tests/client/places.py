@@ -23,6 +23,18 @@ QUICK = Config(retry_pause_ms=1, retry_pause_max_ms=1, storage_attempts=3)
 BLOBS = Config(retry_pause_ms=1, retry_pause_max_ms=1, storage_attempts=3, inline_part_bytes=1)
 """Every row goes to a blob."""
 
+SMALL = Config(
+    part_bytes=600,
+    row_group_rows=4,
+    inline_part_bytes=300,
+    inline_total_bytes=900,
+    run_parts=2,
+    rollup_seqnos=8,
+    storage_attempts=3,
+    retry_pause_ms=1,
+)
+"""A handful of rows makes parts, row groups, hollow runs and rollups."""
+
 
 class Clock:
     """A clock that only the test moves, in seconds: for the wall and for what only goes forward."""

@@ -4,6 +4,8 @@ import random
 import zlib
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from places import BLOBS, Place, Script, in_threads
 
@@ -16,6 +18,7 @@ from timespine.errors import (
     Determinate,
     Indeterminate,
     TimespineError,
+    UpperMismatch,
     UsageError,
     VersionError,
 )
@@ -96,6 +99,56 @@ def test_what_exists_is_opened_if_it_has_the_same_shape_and_refused_otherwise(pl
     with pytest.raises(UsageError, match="if_exists"):
         store.create("orders", key=KEY, if_exists="maybe")
     assert store["orders"].id == first.id
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"key": {"n": "int32"}}, "column 'n': 'int64', not 'int32'"),
+        ({"key": {"n": "int64", "m": "int64"}}, r"key: \('n',\), not \('n', 'm'\)"),
+        ({"key": {"m": "int64"}}, "column 'n': 'int64', not None"),
+        ({"value": None, "cluster": ()}, "column 'v': 'string', not None"),
+        ({"value": {"v": "string", "w": "string"}}, "column 'w': None, not 'string'"),
+        ({"key": {"n": "int64", "v": "string"}, "value": None}, r"key: \('n',\), not \('n', 'v'\)"),
+        ({"key": None, "value": {"n": "int64", "v": "string"}}, r"key: \('n',\), not \(\)"),
+        ({"cluster": ()}, r"cluster: \('v',\), not \(\)"),
+        ({"cluster": ("v", "n")}, "cluster"),
+        ({"arity": 2}, "arity: 1, not 2"),
+    ],
+)
+def test_a_shape_that_is_not_that_of_what_exists_is_refused_and_the_difference_is_named(place, other, says):
+    store = place.open()
+    shape = {"key": KEY, "value": {"v": "string"}, "cluster": ("v",), "timeline": "counter"}
+    store.create("orders", **shape)
+    assert store.create("orders", **shape, if_exists="open").id == store["orders"].id
+    with pytest.raises(UsageError, match=f"another schema .{says}"):
+        store.create("orders", **{**shape, **other}, if_exists="open")
+
+
+def test_what_exists_is_opened_if_it_came_to_look_like_that(place):
+    store = place.open()
+    orders = store.create("orders", key=KEY, value={"a": "string", "b": "int32"})
+    orders.evolve(drop=["a"], widen={"b": "int64"}, add={"c": ("string", "none yet")})
+    looks = {"key": KEY, "value": {"b": "int64", "c": "string"}}
+    assert store.create("orders", **looks, if_exists="open").id == orders.id
+    with pytest.raises(UsageError, match="another schema"):
+        store.create("orders", key=KEY, value={"a": "string", "b": "int32"}, if_exists="open")
+
+
+def test_a_policy_that_is_not_that_of_what_exists_is_refused_and_changes_nothing(place):
+    store = place.open()
+    orders = store.create("orders", key=KEY, retain="7 days")
+    store.create("plain", key=KEY)
+    for same in ("7 days", "168 h", None):
+        assert store.create("orders", key=KEY, retain=same, if_exists="open").id == orders.id
+    with pytest.raises(UsageError, match=r"retain=604800000 ms: change it with store\['orders'\].retain"):
+        store.create("orders", key=KEY, retain="8 days", if_exists="open")
+    with pytest.raises(UsageError, match="no retain of its own: change it"):
+        store.create("plain", key=KEY, retain="7 days", if_exists="open")
+    kept = {name: entry.retain_ms for name, entry in store._catalog.read().entries.items()}
+    assert kept == {"orders": 7 * 86_400_000, "plain": None}
+    orders.retain("8 days")
+    assert store.create("orders", key=KEY, retain="8 days", if_exists="open").id == orders.id
 
 
 def test_replacing_takes_the_name_over_and_leaves_the_old_rows_to_those_who_read_them(place):
@@ -504,3 +557,94 @@ def test_policies_that_others_change_are_learnt_by_the_background(place):
     place.clock.advance(EXPIRE_S)
     store.maintenance.round()
     assert orders._access.entry.retain_ms == 86_400_000
+
+
+# What is dropped is closed.
+
+
+def taken_away(how, store, tmp_path):
+    """A collection loses its name: it is dropped, or another takes its place."""
+    if how == "drop":
+        store.drop("orders")
+    elif how == "replace":
+        store.create("orders", key=KEY, timeline="counter", replace=True)
+    else:
+        pq.write_table(pa.table({"n": [7]}), tmp_path / "rows.parquet")
+        store.load("orders", tmp_path / "rows.parquet", key=["n"], timeline="counter", replace=True)
+
+
+def writes(orders):
+    """Every way to add rows."""
+    return {
+        "append": lambda: orders.append([{"n": 2}]),
+        "append at": lambda: orders.append([{"n": 2}], at=50),
+        "append below": lambda: orders.append([{"n": 2}], upper=50),
+        "append much": lambda: orders.append([{"n": n} for n in range(9000)]),
+        "upsert": lambda: orders.upsert([{"n": 2}]),
+        "delete": lambda: orders.delete({"n": 1}),
+        "replace": lambda: orders.replace([{"n": 2}]),
+    }
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["state known", "state not known"])
+@pytest.mark.parametrize("how", ["drop", "replace", "load"])
+def test_nothing_is_acknowledged_that_is_written_to_what_was_dropped(place, tmp_path, how, known):
+    store, other = place.open(), place.open()
+    store.create("orders", key=KEY, timeline="counter").append([{"n": 1}])
+    handles = {"another process": other["orders"], "this one": store["orders"]}
+    if known:
+        other["orders"].append([{"n": 0}])
+    taken_away(how, store, tmp_path)
+    for orders in handles.values():
+        for write in writes(orders).values():
+            with pytest.raises(ClosedError, match=r"collection orders.* is closed: it was dropped"):
+                write()
+        with pytest.raises(UpperMismatch):
+            orders.append([{"n": 2}], expected_upper=1)
+    assert rows_of(handles["another process"]) == ([0, 1] if known else [1])
+
+
+def test_a_handle_of_what_is_gone_for_good_says_that_it_was_dropped(place):
+    store, other = place.open(), place.open()
+    orders = store.create("orders", key=KEY, timeline="counter")
+    theirs = other["orders"]
+    theirs.append([{"n": 1}])
+    store.drop("orders")
+    other._leases.close()
+    store.maintain()
+    for handle in (orders, theirs):
+        for use in (
+            lambda handle=handle: handle.append([{"n": 1}]),
+            lambda handle=handle: handle.upsert([{"n": 1}]),
+            lambda handle=handle: handle.schema,
+            lambda handle=handle: handle.snapshot(),
+            lambda handle=handle: handle.hold(),
+        ):
+            with pytest.raises(ClosedError, match=r"collection orders (is finalized: it )?was dropped"):
+                use()
+
+
+def test_a_snapshot_of_what_is_dropped_is_read_to_its_end_and_a_feed_ends(place):
+    store, other = place.open(config=BLOBS), place.open(config=BLOBS)
+    store.create("orders", key=KEY, timeline="counter").append([{"n": 1}])
+    snapshot = other["orders"].snapshot()
+    with other["orders"].subscribe() as feed:
+        assert next(feed).kind == "snapshot"
+        store.drop("orders")
+        store.maintain()
+        assert [event.kind for event in feed] == ["progress"]
+    assert snapshot.to_pylist() == [{"n": 1}]
+
+
+@pytest.mark.parametrize("fault", [Fault.DETERMINATE, *LOST])
+def test_a_drop_that_cannot_close_is_a_drop_all_the_same_and_maintenance_closes(place, fault):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    store.create("orders", key=KEY, timeline="counter").append([{"n": 1}])
+    theirs = other["orders"]
+    script.add("compare_and_set", fault, key=theirs.id, times=20)
+    store.drop("orders")
+    assert store.names() == []
+    other.maintain()
+    with pytest.raises(ClosedError, match="dropped"):
+        theirs.append([{"n": 2}])

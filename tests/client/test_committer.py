@@ -1,5 +1,6 @@
 """One committer per process: groups, leases that lapse, replies that are lost, and the end."""
 
+import threading
 from collections import Counter
 from random import Random
 
@@ -296,6 +297,59 @@ def test_the_writer_that_blobs_are_put_under_is_registered_whenever_it_is_asked_
     second = store._committer.writer(collection.id)
     assert second != first
     assert second in other["numbers"]._access.state().writers
+
+
+class Slow(dict):
+    """States that take their time: something else happens between looking one up and putting one in."""
+
+    def __init__(self, states, meanwhile):
+        super().__init__(states)
+        self.meanwhile = [meanwhile]
+
+    def get(self, *key):
+        found = super().get(*key)
+        while self.meanwhile:
+            self.meanwhile.pop()()
+        return found
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_thread_that_learns_an_old_state_late_makes_nobody_forget_a_newer_one(place, renewed):
+    store = place.open()
+    collection = numbers(store)
+    first = collection._access.state()
+    states = [first]
+    for n in range(2):
+        collection.append([{"n": n}])
+        states.append(collection._access.state())
+    committer = store._committer
+    session = committer.session
+    if renewed:
+        committer._renew()
+    other = threading.Thread(target=lambda: committer.session.learn(states[2]))
+
+    def meanwhile():
+        other.start()
+        other.join(0.2)  # either it is through by now, or it waits for its turn
+
+    session.states = committer.session.states = Slow({collection.id: first}, meanwhile)
+    session.learn(states[1])
+    other.join(60)
+    assert committer.known(collection.id) is states[2]
+
+
+def test_no_event_that_threads_count_is_lost(place):
+    session = place.open()._committer.session
+    meanwhile = threading.Thread(target=lambda: session.count("events"))
+
+    def count():
+        meanwhile.start()
+        meanwhile.join(0.2)
+
+    session.counters = Slow({}, count)
+    session.count("events")
+    meanwhile.join(60)
+    assert session.counters["events"] == 2
 
 
 # Replies that are lost.

@@ -117,7 +117,7 @@ def test_counts_in_the_file_are_counts_and_times_are_refused(place, tmp_path):
     orders = store.load("orders", file, timeline="counter")
     assert counted(orders.snapshot(multiplicity="column").to_pylist(), "k") == {(1,): 2, (2,): -1}
     timed = written(tmp_path / "y.parquet", [1, 2], _time=pa.array([2, 1]))
-    with pytest.raises(UsageError, match="times of their own"):
+    with pytest.raises(UsageError, match="has a column _time, and a load puts all rows at one time"):
         store.load("timed", timed)
     assert store.names() == ["orders"]
 
@@ -388,3 +388,22 @@ def test_memory_stays_within_a_few_parts_however_large_the_file_is(tmp_path):
 def test_errors_of_loading_are_ours(place, tmp_path):
     with pytest.raises(TimespineError):
         place.open().load("orders", tmp_path / "nothing")
+
+
+def test_what_cannot_be_loaded_is_said_in_plain_words(place, file):
+    store = place.open()
+    for path in (None, 5, "a\0b"):
+        with pytest.raises(UsageError, match="is not a path"):
+            store.load("orders", path)
+    with pytest.raises(UsageError, match="load has no option bogus; there are: timeline, retain, if_exists"):
+        store.load("orders", file, bogus=1)
+    assert nothing_left(place, store)
+
+
+def test_a_file_among_others_that_lacks_a_column_of_the_key_is_refused(place, tmp_path):
+    written(tmp_path / "rows" / "a.parquet", [1, 2])
+    pq.write_table(pa.table({"v": ["no key"]}), tmp_path / "rows" / "b.parquet")
+    store = place.open()
+    with pytest.raises(UsageError, match="keys need the columns k: k is not there"):
+        store.load("orders", tmp_path / "rows", key=["k"])
+    assert nothing_left(place, store)

@@ -8,13 +8,14 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
 from places import BLOBS, Clock, Place, Script, counted, in_threads, until
 
 import timespine as ts
-from timespine.client.maintenance import EXPIRE_S, GATHER, IDLE_S, SKIPPED_MAX, SPARE_BYTES, SWEEP_S
+from timespine.client.maintenance import EXPIRE_S, GATHER, IDLE_S, OVERDUE, SKIPPED_MAX, SPARE_BYTES, SWEEP_S, VAIN_MAX
 from timespine.config import Config
 from timespine.core.hollow import Part
 from timespine.core.transitions import ClaimMerge, RegisterWriter, RollUpAll, Seal, Write
@@ -250,6 +251,66 @@ def test_compact_waits_for_somebody_else_who_is_at_work_on_it(place):
     assert runs(orders) == 1
 
 
+def never(seconds):
+    raise AssertionError("it waits for somebody who is not at work")
+
+
+@pytest.mark.parametrize("who", ["itself", "another process"])
+@pytest.mark.parametrize("how", ["failed", "dropped", "inputs gone"])
+def test_compact_does_not_wait_for_a_merge_that_came_to_nothing(place, who, how):
+    store = place.open(config=OFTEN, sleep=never)
+    orders = create(store)
+    fill(orders, 10)
+    orders.compact()
+    culprit = store if who == "itself" else place.open(config=OFTEN)
+    real = culprit.engine.merge
+
+    def merge(effect):
+        if how == "failed":
+            raise MemoryError
+        output = real(effect)
+        return None if how == "inputs gone" else wrong(output)
+
+    culprit.engine.merge = merge
+    assert culprit.maintain().merges == 0
+    culprit.engine.merge = real
+    assert orders._access.state().claims
+    assert store.maintain().merges == 0  # nobody else tries again for a while
+    orders.compact(wait=True)
+    assert runs(orders) == 1
+    assert orders.count() == 10
+    assert orders._access.state().claims == {}
+
+
+def wrong(output):
+    """A result whose diffs do not add up."""
+    (run,) = output.runs
+    (part,) = run.parts
+    part = msgspec.structs.replace(part, diff_sum=part.diff_sum + 1)
+    return msgspec.structs.replace(output, runs=(msgspec.structs.replace(run, parts=(part,)),))
+
+
+def test_compact_gives_up_if_no_result_ever_fits(place):
+    store = place.open(config=OFTEN, sleep=never)
+    orders = create(store)
+    fill(orders, 10)
+    real = store.engine.merge
+    merges = []
+
+    def merge(effect):
+        merges.append(effect)
+        return wrong(real(effect))
+
+    store.engine.merge = merge
+    with pytest.raises(Unavailable, match="did not fit"):
+        orders.compact(wait=True)
+    assert len(merges) == VAIN_MAX
+    assert orders.count() == 10
+    store.engine.merge = real
+    orders.compact(wait=True)
+    assert runs(orders) == 1
+
+
 def test_compact_comes_to_an_end_though_others_go_on_writing(place):
     store, other = place.open(config=OFTEN), place.open(config=OFTEN)
     orders = create(store)
@@ -337,7 +398,7 @@ def test_a_merge_that_overflows_a_count_is_skipped_and_nothing_else_stops(place)
     with pytest.raises(DiffOverflow):
         bad.snapshot(multiplicity="column").to_arrow()
     with pytest.raises(Unavailable, match="DiffOverflow"):
-        place.clock.advance(OFTEN.claim_ms / 1000 + 1) or bad.compact(wait=True)
+        bad.compact(wait=True)
     # And when the count is right again, so is everything.
     bad.append([{"k": 1, "v": "a", "_diff": -INT64_MAX}])
     assert counted(bad.snapshot(multiplicity="column").to_pylist(), "k")[1,] == INT64_MAX
@@ -787,3 +848,30 @@ def test_maintenance_of_a_closed_store_is_refused(place):
         store.maintain()
     with pytest.raises(TimespineError):
         store.vacuum()
+
+
+def test_processes_that_only_come_by_for_a_moment_do_their_share(place):
+    most = 0
+    for number in range(100):
+        store = place.open(maintenance=True)
+        numbers = create(store, if_exists="open")
+        numbers.append([{"k": number, "v": "x"}])
+        store.close()
+        with place.open(read_only=True) as other:
+            most = max(most, runs(other["orders"]))
+    assert most < 40, "as many as a few levels have, not as many as there were processes"
+    with place.open() as last:
+        assert last["orders"].count() == 100
+        assert last["orders"]._access.state().rollups, "and the next one need not replay everything"
+
+
+def test_a_store_without_a_background_rolls_up_what_is_long_overdue(place):
+    config = Config(rollup_seqnos=4, retry_pause_ms=1)
+    orders = create(place.open(config=config))
+    fill(orders, 200)
+    state = orders._access.state()
+    assert state.rollups
+    replayed = state.seqno - max(state.rollups)
+    assert replayed <= max(OVERDUE * config.rollup_seqnos, state.trace.hollow_count // 4) + 2
+    assert orders.count() == 200
+    assert place.open(config=config)["orders"].count() == 200

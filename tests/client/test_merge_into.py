@@ -158,6 +158,39 @@ def test_inserted_values_may_be_named_all_of_them_even(stock):
     assert now(stock)[99, "same", 0] == 2
 
 
+def test_columns_that_an_insert_does_not_name_are_null_or_their_default_and_not_those_of_the_source(place):
+    stock = create(place.open())
+    stock.evolve(add={"c": ("string", "EUR")})
+    source = [{"k": 7, "v": "seven", "n": 7, "c": "USD"}]
+    stock.merge(source).when_not_matched_insert({"n": pl.col("source_n") * 2}).execute()
+    assert stock.lookup({"k": 7}) == [{"k": 7, "v": None, "n": 14, "c": "EUR"}]
+    stock.merge([{**source[0], "k": 8}]).when_not_matched_insert().execute()
+    assert stock.lookup({"k": 8}) == [{"k": 8, "v": "seven", "n": 7, "c": "USD"}]
+
+
+def test_a_source_may_repeat_keys_if_rows_are_only_inserted(stock):
+    source = [item(7, "a", 1), item(7, "b", 2), item(7, "b", 2), item(1, "there", 0), item(1, "too", 0)]
+    stock.merge(source).when_not_matched_insert(where="source_n = 1").when_not_matched_insert({"n": 0}).execute()
+    assert now(stock) == {**THERE, (7, "a", 1): 1, (7, None, 0): 2}
+    for merge in (
+        stock.merge(source).when_not_matched_insert().when_matched_delete(),
+        stock.merge(source).when_not_matched_insert().when_not_matched_by_source_delete(),
+    ):
+        with pytest.raises(UsageError, match="several rows of the same key"):
+            merge.execute()
+
+
+@pytest.mark.parametrize("values", ["v", ["v"], 5, [("v", 1)]])
+def test_values_that_are_not_by_column_are_refused(stock, values):
+    for clause in (
+        lambda: stock.merge([]).when_matched_update(values),
+        lambda: stock.merge([]).when_not_matched_insert(values),
+        lambda: stock.merge([]).when_not_matched_by_source_update(values),
+    ):
+        with pytest.raises(UsageError, match="by column"):
+            clause()
+
+
 def test_an_update_of_nothing_by_source_changes_nothing(stock):
     assert stock.merge([{"k": 1}]).when_not_matched_by_source_update({}).execute().rows == 0
     assert now(stock) == THERE

@@ -84,6 +84,17 @@ def test_merges_raise_write_amplification_and_lower_the_others(place):
     assert found["write_amplification"] == (appended + first.size + second.size) / appended
 
 
+def test_a_merge_whose_result_lives_in_the_state_counts_as_written_too(place):
+    orders = create(place.open(config=QUICK))
+    for n in range(5):
+        orders.upsert([{"k": 1, "v": f"v{n}"}])
+    appended = orders._access.state().inline_bytes
+    orders.compact(wait=True)
+    (merged,) = orders._access.state().parts()
+    assert merged.inline is not None
+    assert figures(orders)["write_amplification"] == (appended + len(merged.inline)) / appended > 1
+
+
 def test_runs_are_what_a_snapshot_has_to_merge(place):
     store = place.open(config=OFTEN)
     orders = create(store)

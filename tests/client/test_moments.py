@@ -47,6 +47,12 @@ def test_every_millisecond_comes_back_as_itself(milliseconds):
     assert to_time(moment, 1) == (milliseconds,)
 
 
+def test_a_datetime_is_no_time_of_a_counter():
+    with pytest.raises(UsageError, match="its time line is a counter"):
+        to_time(datetime.datetime(2024, 2, 29, tzinfo=UTC), 1, "counter")
+    assert to_time(7, 1, "counter") == (7,)
+
+
 def test_parts_of_a_millisecond_are_dropped():
     assert to_time(datetime.datetime(1970, 1, 1, 0, 0, 0, 1999, tzinfo=UTC), 1) == (1,)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import Place, counted, until
+from places import SMALL, Place, counted, until
 
 import timespine as ts
 from timespine.client import rows as rows_module
@@ -22,18 +22,6 @@ from timespine.client.rows import BATCH_ROWS, repeated
 from timespine.config import Config
 from timespine.errors import CorruptionError, LeaseExpired, NotSealed, SinceError, UsageError
 from timespine.model.time import INT64_MAX
-
-SMALL = Config(
-    part_bytes=600,
-    row_group_rows=4,
-    inline_part_bytes=300,
-    inline_total_bytes=900,
-    run_parts=2,
-    rollup_seqnos=8,
-    storage_attempts=3,
-    retry_pause_ms=1,
-)
-"""A handful of rows makes parts, row groups, hollow runs and rollups."""
 
 
 @pytest.fixture
@@ -684,3 +672,119 @@ def test_readers_and_an_eager_maintenance_do_not_disturb_each_other(place):
     assert failures == []
     until(lambda: not any(thread.is_alive() for thread in threads))
     assert orders.count() == 12
+
+
+# What others do meanwhile, and what only makes sense as a whole.
+
+
+@pytest.mark.parametrize("read", ["snapshot", "changes", "count", "updates"])
+def test_the_newest_time_is_taken_again_when_others_forget_it_meanwhile(place, store, read, monkeypatch):
+    orders = filled(store, commits=3)
+    leases = store._leases
+    hold, times = leases.hold, []
+
+    def late(collection, as_of):
+        if not times:
+            place.clock.advance(60)
+            store.beat()  # leases that linger are given back
+            with place.open(config=SMALL) as other:
+                other["orders"].append([row(99)])
+                other["orders"].expire(before=other["orders"].upper.elements[0][0])
+        times.append(as_of)
+        return hold(collection, as_of)
+
+    monkeypatch.setattr(leases, "hold", late)
+    getattr(orders, read)()
+    assert len(times) == 2, "the first one was forgotten before it was held"
+    assert times[0] < times[1]
+
+
+def test_a_time_that_was_asked_for_and_is_forgotten_is_an_error_however_new_it_was(store):
+    orders = filled(store, commits=5)
+    orders.expire(before=4)
+    for wrong in (lambda: orders.snapshot(2), lambda: orders.changes(after=2)):
+        with pytest.raises(SinceError):
+            wrong()
+
+
+def same_without_total(store, rows=2000):
+    """A collection of one run, in which rows look alike without a column."""
+    items = store.create("items", key={"id": "int64"}, value={"group": "int64", "total": "double"}, timeline="counter")
+    items.append([{"id": id, "group": id % 3, "total": 1.0} for id in range(rows)])
+    items.upsert([{"id": id, "group": id % 3, "total": 2.0} for id in range(rows)])
+    return items
+
+
+def test_changes_of_some_columns_are_net_whatever_else_there_is(store):
+    items = same_without_total(store, 300)
+    for columns in (["id", "group"], ["group"]):
+        assert items.changes(after=0, columns=columns).to_pylist() == []
+        assert items.changes(after=0, columns=columns, images=True).to_pylist() == []
+    items.append([{"id": -1, "group": 9, "total": 0.0}])
+    assert items.changes(after=0, columns=["id", "group"]).to_pylist() == [{"id": -1, "group": 9, "_diff": 1}]
+    items.compact(wait=True)
+    assert items.changes(after=0, columns=["id", "group"]).to_pylist() == [{"id": -1, "group": 9, "_diff": 1}]
+
+
+def test_distinct_rows_of_some_columns_are_distinct_before_and_after_compaction(store):
+    items = store.create("items", key={"id": "int64"}, value={"total": "double"}, timeline="counter")
+    items.append([{"id": id % 5, "total": float(id)} for id in range(100)])
+    for _ in range(2):
+        distinct = items.snapshot(columns=["id"], multiplicity="column").to_pylist()
+        assert sorted((each["id"], each["_diff"]) for each in distinct) == [(id, 20) for id in range(5)]
+        items.append([{"id": 1, "total": 100.0, "_diff": 1}, {"id": 1, "total": 101.0, "_diff": -1}])
+        items.compact(wait=True)
+
+
+def test_rows_of_some_columns_are_given_as_often_as_they_count_though_some_counts_are_below_zero(store):
+    items = store.create("items", key={"id": "int64"}, value={"total": "double"}, timeline="counter")
+    items.append([{"id": 1, "total": 1.0, "_diff": 3}, {"id": 1, "total": 2.0, "_diff": -1}])
+    assert items.snapshot(columns=["id"]).to_pylist() == [{"id": 1}] * 2
+    with pytest.raises(UsageError, match="less than zero"):
+        items.snapshot().to_pylist()
+
+
+def test_what_is_only_right_as_a_whole_is_not_given_in_pieces(store):
+    items = same_without_total(store)
+    for rows in (
+        items.changes(after=0, columns=["group"]),
+        items.snapshot(columns=["group"], multiplicity="column"),
+    ):
+        for pieces in (lambda rows=rows: rows.split(3), lambda rows=rows: list(rows.batches())):
+            with pytest.raises(UsageError, match="key columns"):
+                pieces()
+    assert sum(piece.to_arrow().num_rows for piece in items.snapshot(columns=["group"]).split(3)) == 2000
+    clustered = store.create(
+        "clustered", key={"id": "int64"}, value={"group": "int64"}, cluster=["group"], timeline="counter"
+    )
+    clustered.append([{"id": id, "group": id % 2} for id in range(100)])
+    clustered.upsert([{"id": id, "group": 1 - id % 2} for id in range(100)])
+    with pytest.raises(UsageError, match="clustered"):
+        clustered.changes(after=0, images=True).split(2)
+    assert len(clustered.changes(after=0, images=True).to_pylist()) == 200
+
+
+def test_a_count_beyond_64_bits_is_exact_and_updates_are_counted_by_themselves(store):
+    items = store.create("items", key={"id": "int64"}, timeline="counter")
+    items.append([{"id": 1, "_diff": INT64_MAX}, {"id": 2, "_diff": INT64_MAX}])
+    assert items.count() == 2 * INT64_MAX
+    assert items.snapshot(where="id > 0").count() == 2 * INT64_MAX
+    assert items.updates().count() == 2
+
+
+@pytest.mark.parametrize("wrong", ["x", 0, -1, 1.5])
+def test_the_memory_of_a_stream_is_a_number_of_bytes(store, wrong):
+    with pytest.raises(UsageError, match="bytes"):
+        next(filled(store).snapshot().batches(memory_bytes=wrong))
+
+
+def test_a_moment_of_the_wall_clock_is_none_of_a_counter(store):
+    orders = filled(store)
+    moment = datetime.datetime.now(datetime.UTC)
+    for wrong in (
+        lambda: orders.snapshot(moment),
+        lambda: orders.changes(after=moment),
+        lambda: orders.writer().builder(moment),
+    ):
+        with pytest.raises(UsageError, match="counter"):
+            wrong()

@@ -1,13 +1,15 @@
 """Opening a place, sealing what is idle, and leaving nothing behind."""
 
+import datetime
 import itertools
 import os
 import threading
 
 import pytest
-from places import Place, Script, in_threads, until
+from places import BLOBS, Place, Script, in_threads, until
 
 import timespine as ts
+from timespine.client.access import Pool
 from timespine.client.store import CONSENSUS
 from timespine.errors import NotSealed, TimespineError, Unavailable, UsageError
 from timespine.location.unreliable import Fault
@@ -56,8 +58,9 @@ def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path):
             ts.open(location)
     with pytest.raises(UsageError, match="folders"):
         ts.open("s3://bucket/prefix")
-    with pytest.raises(TypeError):
-        ts.open(7)
+    for location in (7, None, "a\0b", ["a"]):
+        with pytest.raises(UsageError, match="is not a path"):
+            ts.open(location)
     assert file.read_text() == "no folder"
 
 
@@ -195,3 +198,41 @@ def test_a_store_that_cannot_be_listed_is_unavailable_and_then_works(place):
     with pytest.raises(Unavailable):
         store.names()
     assert store.names() == ["numbers"]
+
+
+@pytest.mark.parametrize("audit", ["x", None, True, -0.1, 1.1, float("nan")])
+def test_an_audit_is_a_share(tmp_path, audit):
+    with pytest.raises(UsageError, match="a share, from 0 to 1"):
+        ts.open(tmp_path / "store", audit=audit)
+
+
+def test_idle_collections_are_sealed_at_a_datetime(place):
+    store = place.open()
+    numbers = store.create("numbers", key=KEY)
+    moment = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
+    assert store.advance(moment) == 1704067200000
+    assert numbers.upper == Frontier.at(1704067200000)
+    with pytest.raises(UsageError, match="is not a time"):
+        store.advance("now")
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_what_was_begun_before_a_store_was_closed_says_that_it_is_closed(tmp_path, read_only):
+    with ts.open(tmp_path, config=BLOBS, maintenance=False) as store:
+        numbers = store.create("numbers", key=KEY, timeline="counter")
+        for n in range(3):
+            numbers.append([{"n": n}])
+    store = ts.open(tmp_path, config=BLOBS, read_only=read_only)
+    snapshot = store["numbers"].snapshot()
+    store.close()
+    for read in (snapshot.to_arrow, lambda: list(snapshot.batches()), snapshot.count, lambda: snapshot.split(2)):
+        with pytest.raises(UsageError, match="this store is closed: open it again"):
+            read()
+
+
+def test_a_pool_that_is_shut_down_says_that_the_store_is_closed():
+    pool = Pool(1)
+    assert pool.submit(max, 1, 2).result() == 2
+    pool.shutdown()
+    with pytest.raises(UsageError, match="this store is closed: open it again"):
+        pool.submit(max, 1, 2)

@@ -1,5 +1,9 @@
 """The writer handle: a batch built by hand belongs to whoever built it until it is committed."""
 
+import gc
+import warnings
+
+import msgspec
 import pyarrow as pa
 import pytest
 from places import BLOBS, QUICK, Place, Script, counted
@@ -321,3 +325,75 @@ def test_what_writers_append_counts_in_the_figures(place):
     assert counters["append rows"] == 2
     assert counters["append bytes"] == sum(part.size for part in numbers._access.state().parts())
     assert counted(numbers.snapshot().to_pylist(), "n") == {(1,): 1, (2,): 1}
+
+
+@pytest.mark.parametrize("config", [None, BLOBS])
+def test_a_batch_of_another_collection_is_refused_wherever_its_rows_are(place, config):
+    store = place.open(config=config) if config else place.open()
+    numbers, others = create(store), create(store, name="others")
+    writer = numbers.writer()
+    batch = built(numbers, writer, [1], 0, 1)
+    for wrong in (lambda: others.writer().compare_and_append([batch], 0, 1), lambda: others.writer().append(batch)):
+        with pytest.raises(UsageError):
+            wrong()
+    assert others.snapshot().to_pylist() == []
+    writer.compare_and_append([batch], 0, 1)
+    assert now(numbers) == [1]
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "x", [5]])
+def test_what_is_no_batch_is_refused(place, wrong):
+    writer = create(place.open()).writer()
+    for call in (lambda: writer.compare_and_append(wrong, 0, 1), lambda: writer.append(wrong)):
+        with pytest.raises(UsageError, match="batch"):
+            call()
+
+
+def test_a_batch_under_a_schema_that_this_process_has_not_seen_yet_is_appended(place):
+    mine, theirs = create(place.open()), place.open()["numbers"]
+    receiver = theirs.writer()
+    mine.evolve(add={"more": "string"})
+    writer = mine.writer()
+    receiver.append(receiver.receive(writer.transmit(built(mine, writer, [1], 0, 1))))
+    assert [row["n"] for row in theirs.snapshot().to_pylist()] == [1]
+
+
+def test_a_batch_under_a_schema_that_nobody_has_is_refused(place):
+    numbers = create(place.open())
+    writer = numbers.writer()
+    batch = built(numbers, writer, [1], 0, 1)
+    runs = tuple(msgspec.structs.replace(run, schema=7) for run in batch.runs)
+    data = writer.transmit(msgspec.structs.replace(batch, runs=runs))
+    with pytest.raises(UsageError, match="schema 7"):
+        writer.receive(data)
+
+
+def test_a_batch_is_deleted_by_the_writer_that_built_it_alone(place):
+    numbers = create(place.open(config=BLOBS))
+    writer = numbers.writer()
+    batch = built(numbers, writer, [1], 0, 1)
+    theirs = place.open(config=BLOBS)["numbers"].writer()
+    with pytest.raises(UsageError, match="another writer"):
+        theirs.delete(theirs.receive(writer.transmit(batch)))
+    before = place.blobs()
+    writer.delete(batch)
+    assert len(place.blobs()) == len(before) - 1
+
+
+@pytest.mark.parametrize("settled", ["left", "committed", "deleted", "transmitted"])
+def test_a_batch_that_was_built_and_left_is_told_of(place, settled):
+    numbers = create(place.open(config=BLOBS))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        writer = numbers.writer()
+        batch = built(numbers, writer, [1], 0, 1)
+        if settled == "committed":
+            writer.compare_and_append([batch], 0, 1)
+        elif settled == "deleted":
+            writer.delete(batch)
+        elif settled == "transmitted":
+            writer.transmit(batch)
+        del writer
+        gc.collect()
+    said = [str(each.message) for each in told if "never committed" in str(each.message)]
+    assert len(said) == (settled == "left")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import BLOBS, QUICK, Place, Script, counted
 
+from timespine.client.writing import once
 from timespine.config import Config
 from timespine.errors import (
     ClosedError,
@@ -218,10 +219,109 @@ def test_at_says_at_which_time_rows_stand(place):
     orders = create(place.open())
     done = orders.append(ROWS, at=7)
     assert (done.time, done.upper) == (7, Frontier.at(8))
-    moment = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
-    assert orders.append(ROWS, at=moment).time == int(moment.timestamp() * 1000)
     with pytest.raises(UsageError, match="`at`"):
         orders.append([{"k": 1, "_time": 1 << 50}], at=1 << 50)
+
+
+def test_a_datetime_is_a_time_of_the_wall_clock_and_none_of_a_counter(place):
+    store = place.open()
+    clock, counter = create(store, timeline="clock"), create(store, "counted")
+    moment = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
+    assert clock.append(ROWS, at=moment).time == int(moment.timestamp() * 1000)
+    counter.append(ROWS)
+    for refused in (
+        lambda: counter.append(ROWS, at=moment),
+        lambda: counter.append(ROWS, upper=moment),
+        lambda: counter.append(ROWS, expected_upper=moment),
+        lambda: counter.advance(moment),
+        lambda: counter.updates(until=moment),
+        lambda: counter.subscribe(moment),
+        lambda: counter.hold(moment),
+        lambda: counter.hold(0).advance(moment),
+        lambda: counter.expire(moment),
+    ):
+        with pytest.raises(UsageError, match="its time line is a counter"):
+            refused()
+    assert counter.upper == Frontier.at(1)
+
+
+def test_the_last_time_there_is_cannot_be_completed(place):
+    orders = create(place.open())
+    with pytest.raises(UsageError, match=f"time {INT64_MAX} is the last there is"):
+        orders.append(ROWS, at=INT64_MAX)
+    orders.advance(INT64_MAX)
+    for write in (lambda: orders.append(ROWS), lambda: orders.upsert([{"k": 1}])):
+        with pytest.raises(UsageError, match=f"time {INT64_MAX} is the last there is"):
+            write()
+
+
+# What rows must bring.
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"v": "a"}],
+        [{"k": 1, "v": "a"}, {"v": "b"}],
+        {"v": ["a"]},
+        pa.table({"v": ["a"]}),
+        pl.DataFrame({"v": ["a"]}),
+        pd.DataFrame({"v": ["a"]}),
+        Exported(pa.table({"v": ["a"]})),
+    ],
+    ids=lambda rows: type(rows).__name__,
+)
+def test_rows_without_a_column_of_the_key_are_refused(place, rows):
+    orders = create(place.open())
+    orders.append([{"k": None, "v": "the row of the null key"}])
+    rows = once(rows)
+    for write in (orders.append, orders.upsert, orders.replace):
+        with pytest.raises(UsageError, match="keys need the columns k: k is not there"):
+            write(rows)
+    assert now(orders) == {(None, "the row of the null key"): 1}
+
+
+def test_a_key_that_is_said_to_be_null_is_one_and_values_that_are_not_there_are_null_or_their_default(place):
+    orders = create(place.open())
+    orders.evolve(add={"n": ("int64", 5)})
+    orders.append([{"k": None}, {"k": 1, "v": "a", "n": 0}])
+    orders.upsert([{"k": 2}])
+    assert counted(orders.snapshot().to_pylist(), "k", "v", "n") == {
+        (None, None, 5): 1,
+        (1, "a", 0): 1,
+        (2, None, 5): 1,
+    }
+    orders.append([])
+
+
+def test_rows_without_a_diff_among_others_count_once(place):
+    orders = create(place.open())
+    orders.append([{"k": 1, "v": "a", "_diff": 3}, {"k": 2, "v": "b"}])
+    assert now(orders) == {(1, "a"): 3, (2, "b"): 1}
+    with pytest.raises(UsageError, match=r"_diff.* 1 nulls"):
+        orders.append([{"k": 1, "_diff": None}, {"k": 2}])
+
+
+def test_times_are_in_all_rows_or_in_none(place):
+    orders = create(place.open())
+    with pytest.raises(UsageError, match="2 of 3 rows have no _time: give it in all of them, or in none"):
+        orders.append([{"k": 1, "_time": 5}, {"k": 2}, {"k": 3}])
+    assert orders.upper == Frontier.at(0)
+
+
+def test_an_upper_that_the_next_free_time_is_not_before_is_refused(place):
+    store, other = place.open(), place.open()
+    orders = create(store)
+    assert orders.append([{"k": 1}], upper=4).upper == Frontier.at(4)
+    for upper in (2, 4):
+        with pytest.raises(UsageError, match="at or after the upper"):
+            orders.append([{"k": 2}], upper=upper)
+    other["orders"].append([{"k": 3}], upper=8)  # unknown to the first store
+    with pytest.raises(UsageError, match="at or after the upper"):
+        orders.append([{"k": 2}], upper=8)
+    done = orders.append([{"k": 2}], upper=10)
+    assert (done.time, done.upper) == (8, Frontier.at(10))
+    assert sorted(row["k"] for row in orders.snapshot().to_pylist()) == [1, 2, 3]
 
 
 def test_upper_says_how_far_an_append_completes_the_collection(place):
@@ -689,3 +789,16 @@ def test_fenced_in_doubt_is_told_and_not_repeated(place, monkeypatch):
         orders.append(ROWS)
     assert len(calls) == 1
     assert len(parts_of(place, orders)) == 2
+
+
+# The schema.
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"drop": "v"}, {"drop": {"v"}}, {"add": "v"}, {"rename": ["v"]}, {"widen": [("k", "int64")]}]
+)
+def test_an_evolution_that_is_not_by_columns_is_refused(place, wrong):
+    orders = create(place.open())
+    with pytest.raises(UsageError, match="names of columns"):
+        orders.evolve(**wrong)
+    assert orders.schema.names == ("k", "v")

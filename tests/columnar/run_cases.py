@@ -89,8 +89,8 @@ class Place:
 
     def listed(self, children):
         """A hollow run of these parts."""
-        data = encode_run(tuple(children))
         blob_key = f"{self.collection}/{self.writer}/{self.name('h')}"
+        data = encode_run(blob_key, tuple(children))
         self.blob.put(blob_key, data)
         return hollow_part(blob_key, children, len(data))
 

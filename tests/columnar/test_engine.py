@@ -457,3 +457,14 @@ def test_parts_of_a_run_stay_in_its_order_however_long_their_bounds_are():
     parts = (place.stored(first, 0), place.inline(middle, 0, described=False), place.stored(last, 0))
     batch = merge(place, [Run(parts, Order.SORTED, 0)])
     assert [row for row, _, _ in rows_of(place, batch)[0]] == [("prefix 1",), ("prefix 2",), ("prefix 3",)]
+
+
+def test_a_merge_pushes_nothing_out_of_the_cache_not_even_for_footers_and_lists():
+    place = Place([KV], config=TINY)
+    runs = [place.run([kv(n, time=time) for n in range(60)], cuts=(20, 40), nested=True) for time in range(4)]
+    cache = PartCache(1 << 20)
+    cache.put("what others come back to", b"", 1 << 20)
+    engine = Engine(place.blob, lambda collection: place.schemas, place.config, fresh=place.name, cache=cache)
+    assert engine.merge(MergeRuns(place.collection, request(runs, None, 1), "m1")).len == 240
+    assert cache.evictions == 0
+    assert len(cache) == 1

@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from timespine.columnar.cache import PartCache
+from timespine.columnar.parts import Parts
 from timespine.columnar.runs import Levels, delete_batch, hollow_part, read_run, spill, written_by
 from timespine.columnar.stats import PartMeta, Range
+from timespine.config import DEFAULT
 from timespine.core.codec import decode_run, encode_run
 from timespine.core.hollow import HollowBatch, Part, Run
 from timespine.errors import CorruptionError, UsageError
@@ -40,11 +43,19 @@ class Lists:
         self.writer = writer
         self.number = 0
 
-    def put(self, data):
+    def fresh(self):
         self.number += 1
-        key = f"orders/{self.writer}/h{self.number}"
+        return f"orders/{self.writer}/h{self.number}"
+
+    def put(self, key, data):
         self.blob.put(key, data)
-        return key
+
+    def listed(self, *children):
+        """A list of these parts in its blob, and the bytes of it."""
+        key = self.fresh()
+        data = encode_run(key, children)
+        self.put(key, data)
+        return key, data
 
     def leaves(self, parts, depth=0):
         """All parts with rows, in order, each with its depth."""
@@ -117,7 +128,7 @@ def test_a_tree_by_example() -> None:
 def test_spilling_keeps_every_part_in_its_place_and_lists_only_what_may_be_listed(limit, own) -> None:
     lists = Lists()
     parts = [part(number, "w1" if mine else "w0") for number, mine in enumerate(own)]
-    spilled = spill(parts, lists.put, limit=limit, may_spill=written_by("orders", "w1"))
+    spilled = spill(parts, lists.fresh, lists.put, limit=limit, may_spill=written_by("orders", "w1"))
     leaves = list(lists.leaves(spilled))
     assert [leaf for leaf, _ in leaves] == parts
     assert all(depth == 0 for leaf, depth in leaves if leaf.key.startswith("orders/w0/"))
@@ -129,7 +140,7 @@ def test_spilling_keeps_every_part_in_its_place_and_lists_only_what_may_be_liste
     stretches = sum(mine and (index == 0 or not own[index - 1]) for index, mine in enumerate(own))
     assert len(spilled) <= max(limit, foreign + stretches)
     for info in lists.blob.list_keys():
-        assert len(decode_run(lists.blob.get(info.key))) <= limit
+        assert len(decode_run(info.key, lists.blob.get(info.key))) <= limit
 
 
 def test_inline_data_is_not_a_blob_of_the_writer() -> None:
@@ -191,8 +202,7 @@ def test_the_sum_of_a_run_wraps_and_is_unknown_if_one_of_its_parts_is_cut() -> N
 
 def test_a_run_that_is_not_what_its_reference_says_is_corrupt() -> None:
     lists = Lists()
-    data = encode_run((part(1), part(2)))
-    key = lists.put(data)
+    key, data = lists.listed(part(1), part(2))
     run = hollow_part(key, (part(1), part(2)), len(data))
     assert read_run(run, lists.blob) == (part(1), part(2))
     with pytest.raises(CorruptionError, match="bytes"):
@@ -213,16 +223,39 @@ def test_a_run_that_is_not_what_its_reference_says_is_corrupt() -> None:
 )
 def test_a_run_that_lists_foreign_or_nameless_parts_is_corrupt(child) -> None:
     lists = Lists()
-    data = encode_run((child,))
+    key, data = lists.listed(child)
     with pytest.raises(CorruptionError, match="lists"):
-        read_run(Part(lists.put(data), 1, len(data), hollow=True), lists.blob)
+        read_run(Part(key, 1, len(data), hollow=True), lists.blob)
 
 
 def test_a_run_may_list_inline_data() -> None:
     lists = Lists()
     children = (Part("", 1, 1, 1, inline=b"x"), part(1))
-    data = encode_run(children)
-    assert read_run(hollow_part(lists.put(data), children, len(data)), lists.blob) == children
+    key, data = lists.listed(*children)
+    assert read_run(hollow_part(key, children, len(data)), lists.blob) == children
+
+
+def test_two_lists_that_changed_places_are_corrupt() -> None:
+    lists = Lists()
+    (one, data), (other, same_size) = lists.listed(part(1)), lists.listed(part(2))
+    assert len(data) == len(same_size)
+    swapped = MemoryBlob()
+    swapped.put(one, same_size)
+    swapped.put(other, data)
+    for key, child in ((one, part(1)), (other, part(2))):
+        with pytest.raises(CorruptionError, match="says that it is"):
+            read_run(hollow_part(key, (child,), len(data)), swapped)
+
+
+def test_a_list_that_lists_itself_or_comes_back_to_itself_is_corrupt() -> None:
+    lists = Lists()
+    ends = [lists.fresh(), lists.fresh()]
+    size = len(encode_run(ends[0], (Part(ends[1], 1, 99, 1, hollow=True),)))
+    for key, other in zip(ends, reversed(ends), strict=True):
+        lists.put(key, encode_run(key, (Part(other, 1, size, 1, hollow=True),)))
+    parts = Parts(lists.blob, "orders", lambda id: None, DEFAULT, PartCache(1 << 20))
+    with pytest.raises(CorruptionError, match="deep"):
+        list(parts.leaves((Part(ends[0], 1, size, 1, hollow=True),)))
 
 
 # Deleting.
@@ -234,7 +267,7 @@ def stored(number, limit=2, writer="w1"):
     parts = [part(each, writer) for each in range(number)]
     for each in parts:
         lists.blob.put(each.key, b"rows")
-    return lists, spill(parts, lists.put, limit=limit, may_spill=written_by("orders", writer))
+    return lists, spill(parts, lists.fresh, lists.put, limit=limit, may_spill=written_by("orders", writer))
 
 
 class Watched(MemoryBlob):
@@ -254,7 +287,7 @@ class Watched(MemoryBlob):
 def test_deleting_a_batch_leaves_nothing_and_takes_children_before_their_run(pooled) -> None:
     lists, parts = stored(23)
     inside = {
-        info.key: [child.key for child in decode_run(lists.blob.get(info.key))]
+        info.key: [child.key for child in decode_run(info.key, lists.blob.get(info.key))]
         for info in lists.blob.list_keys()
         if "/h" in info.key
     }

@@ -154,12 +154,26 @@ def test_the_same_inline_bytes_are_other_rows_in_another_collection():
 def test_rows_of_one_run_at_one_time_are_given_as_they_are():
     place = Place([KVW])
     run = place.run([((n // 2, "x", n), (3,), 1) for n in range(40)], cuts=(7, 20))
-    for columns in (KVW.names, ("v",)):
-        wanted = Wanted(KVW, columns, Window(until=(3,)))
+    for columns, repeats in ((KVW.names, False), (("v",), True)):
+        wanted = Wanted(KVW, columns, Window(until=(3,)), repeats=repeats)
         rows = [row for table in scan(place.parts(), [run], wanted, 1 << 20) for row in table.to_pylist()]
         assert [row["k"] for row in rows] == [n // 2 for n in range(40)]
         assert all(row["_diff"] == 1 for row in rows)
         assert not list(scan(place.parts(), [run], replace(wanted, window=Window(until=(2,))), 1 << 20))
+
+
+def test_rows_that_look_the_same_without_a_column_are_one_row_unless_they_may_repeat():
+    place = Place([KVW])
+    run = place.run([((n // 2, "x", n), (3,), 1) for n in range(40)], cuts=(7, 20))
+    wanted = Wanted(KVW, ("k", "v"))
+    (summed,) = scan(place.parts(), [run], wanted, 1 << 20)
+    assert summed.column("k").to_pylist() == list(range(20))
+    assert set(summed.column("_diff").to_pylist()) == {2}
+    net = place.run([((n, "x", w), (3,), 1 - 2 * w) for n in range(9) for w in (0, 1)])
+    for repeats in (False, True):
+        assert not sum(
+            table.num_rows for table in scan(place.parts(), [net], replace(wanted, repeats=repeats), 1 << 20)
+        )
 
 
 def test_rows_of_one_run_at_several_times_are_summed():

@@ -117,3 +117,11 @@ def test_counts_below_zero_count_below_zero():
     assert counted(place.parts(), [run], Wanted(KV, KV.names)) == -3
     assert counted(place.parts(), [run], Wanted(KV, KV.names, where=as_predicate("k = 1"))) == -5
     assert CONFIG.row_group_rows == 3
+
+
+def test_a_sum_that_may_have_wrapped_is_not_believed():
+    place = Place([KV])
+    most = (1 << 63) - 1
+    run = place.run([kv(n, diff=most) for n in range(4)])
+    for wanted in (Wanted(KV, KV.names), Wanted(KV, KV.names, lower=b"\x00"), Wanted(KV, KV.names, Window(until=(9,)))):
+        assert counted(place.parts(), [run], wanted) == 4 * most

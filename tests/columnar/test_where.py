@@ -776,3 +776,10 @@ def test_a_polars_expression_that_fails_or_drops_rows_does_not_repeat_values():
     assert "secret" not in str(caught.value)
     with pytest.raises(UsageError, match="one truth value per row"):
         as_predicate(pl.col("s").filter(pl.col("b")) == "secret").mask(table)
+
+
+def test_a_character_that_begins_nothing_is_named_once_and_where_it_is():
+    for text, position in (("1=1; drop", 4), ("a ; b", 3), ("'x';", 4), ("a = -;", 6)):
+        with pytest.raises(UsageError) as error:
+            as_predicate(text)
+        assert str(error.value) == f"predicate, position {position}: ';' begins nothing that is known here"

@@ -50,8 +50,18 @@ def test_batch_that_spans_more_than_the_append_is_cut_to_fit() -> None:
     scene.agree()
 
 
+def test_a_batch_of_a_schema_that_the_collection_does_not_have_is_refused() -> None:
+    scene = Scene()
+    scene.evolve(2)
+    for schema in (2, 7):
+        run = Run((inline_part([up("a", 0)]),), Order.SORTED, schema=schema)
+        command = cut(0, 1, HollowBatch(Description(at(0), at(1), at(0)), 1, (run,)))
+        said(scene.declined(command), f"schema {schema}", "has 2")
+
+
 def test_cut_parts_keep_the_order_and_schema_of_their_run() -> None:
     scene = Scene()
+    scene.evolve(4)
     run = Run((inline_part([up("a", 0)]), inline_part([up("b", 1)])), Order.UNORDERED, schema=3)
     wide = HollowBatch(Description(at(0), at(9), at(0)), 2, (run,))
     scene.do(cut(0, 1, wide))

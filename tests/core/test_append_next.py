@@ -82,6 +82,7 @@ def test_append_at_a_sealed_time_is_rewritten_by_metadata_alone() -> None:
 
 def test_every_part_of_every_run_is_rewritten_and_keeps_its_order_and_schema() -> None:
     scene = complete_to(5)
+    scene.evolve(3)
     runs = (
         Run((inline_part([up("a", 1)]), inline_part([up("b", 1)])), Order.SORTED, schema=2),
         Run((inline_part([up("c", 1)]),), Order.UNORDERED),
@@ -253,7 +254,7 @@ def test_it_is_rewritten_inside_a_hollow_run() -> None:
     assert isinstance(plan, Plan)
     *_, reference = plan.parts
     assert (reference.key, reference.rewrite) == (run.key, at(5))
-    for child in decode_run(encode_run(children)):
+    for child in decode_run(run.key, encode_run(run.key, children)):
         seen = seen_through(reference, child)
         assert scene.visible(seen) == [up(child.key[-1], 5)]
         assert plan.counts(seen, (2,))

@@ -110,14 +110,15 @@ def diff_entry() -> bytes:
 
 
 def run_entry() -> bytes:
-    return encode_run(PARTS)
+    return encode_run(RUN, PARTS)
 
 
+RUN = "c/w1/h1"
 PARTS = (Part("c/w1/p1", 3, 9, -2, None, False, at(1), at(4), at(2), b"stats"), Part("", 1, 1, 1, b"x"))
 ENTRIES: dict[str, tuple[Callable[[], bytes], Decode]] = {
     "state": (state_entry, decode_state),
     "diff": (diff_entry, decode_diff),
-    "run": (run_entry, decode_run),
+    "run": (run_entry, functools.partial(decode_run, RUN)),
 }
 
 
@@ -156,8 +157,8 @@ def test_diff_comes_back_as_it_was() -> None:
 
 
 def test_run_comes_back_as_it_was() -> None:
-    assert decode_run(run_entry()) == PARTS
-    assert decode_run(encode_run(())) == ()
+    assert decode_run(RUN, run_entry()) == PARTS
+    assert decode_run(RUN, encode_run(RUN, ())) == ()
 
 
 def test_new_collection_takes_few_bytes() -> None:
@@ -577,7 +578,7 @@ def test_state_with_mutated_values_is_corruption_or_sound(data: st.DataObject) -
 @examples(200)
 @given(st.data())
 def test_diff_and_run_with_mutated_values_are_corruption_or_decode(data: st.DataObject) -> None:
-    for entry, decode in ((diff_entry(), decode_diff), (run_entry(), decode_run)):
+    for entry, decode in ((diff_entry(), decode_diff), (run_entry(), functools.partial(decode_run, RUN))):
         try:
             decode(resealed(entry, mutated(data, entry[HEADER:])))
         except CorruptionError:
@@ -587,7 +588,7 @@ def test_diff_and_run_with_mutated_values_are_corruption_or_decode(data: st.Data
 @examples(300)
 @given(st.binary(max_size=200), st.sampled_from([0, 1, 2, 3, 4]))
 def test_random_bytes_are_corruption(noise: bytes, kind: int) -> None:
-    for decode in (decode_state, decode_diff, decode_run):
+    for decode in (decode_state, decode_diff, functools.partial(decode_run, RUN)):
         with pytest.raises(CorruptionError):
             decode(noise)
         try:

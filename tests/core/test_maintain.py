@@ -32,6 +32,7 @@ from timespine.core.transitions import (
     ExpireLeases,
     ExpireWriter,
     Refresh,
+    RegisterWriter,
     Retain,
     RollUpAll,
     Seal,
@@ -146,10 +147,11 @@ def test_merge_that_somebody_else_claimed_is_left_alone_until_the_claim_lapses()
 def test_merge_that_somebody_else_claims_first_is_left_to_them() -> None:
     stage, session, other = asked_for_a_merge()
     (request,) = stage.head().trace.requests()
-    stage.before(CompareAndSet, lambda: stage.commit(other, ClaimMerge(request.id, "m99", CONFIG.claim_ms)))
+    claim = ClaimMerge(request.id, "m99", CONFIG.claim_ms)
+    stage.before(CompareAndSet, lambda: stage.commit(other, RegisterWriter("m99", CONFIG.writer_lease_ms), claim))
     assert stage.run(merge_once(session, "c")) is None
     assert not stage.of(MergeRuns)
-    assert mergers(stage) == []
+    assert mergers(stage) == ["m99"]
     assert stage.head().claims[request.id].claimant == "m99"
 
 
@@ -159,6 +161,19 @@ def test_merge_that_somebody_else_finishes_first_is_not_begun() -> None:
     assert stage.run(merge_once(session, "c")) is None
     assert not stage.of(MergeRuns)
     assert mergers(stage) == []
+
+
+def test_named_merge_is_begun_though_it_came_to_nothing_before_but_not_while_somebody_is_at_work() -> None:
+    stage, session, other = asked_for_a_merge()
+    (request,) = stage.head().trace.requests()
+    stage.commit(other, RegisterWriter("m99", CONFIG.writer_lease_ms), ClaimMerge(request.id, "m99", CONFIG.claim_ms))
+    assert stage.run(merge_once(session, "c", request.id)) is None
+    assert not stage.of(MergeRuns)
+    stage.commit(other, ExpireWriter("m99"))
+    assert stage.run(merge_once(session, "c")) is None
+    assert not stage.of(MergeRuns)
+    assert stage.run(merge_once(session, "c", request.id)) is Applied.EXACT
+    stage.agree()
 
 
 def test_merge_whose_writer_cannot_be_registered_is_not_begun() -> None:
@@ -497,11 +512,11 @@ def test_merger_that_dies_at_any_point_leaves_nothing_that_the_sweep_does_not_fi
 def test_rollup_is_due_after_enough_commits() -> None:
     session = Session("k", "w", configured(rollup_seqnos=8))
     state = new_state("c")
-    assert not is_rollup_due(session, msgspec.structs.replace(state, seqno=7))
-    assert is_rollup_due(session, msgspec.structs.replace(state, seqno=8))
+    assert not is_rollup_due(session.config, msgspec.structs.replace(state, seqno=7))
+    assert is_rollup_due(session.config, msgspec.structs.replace(state, seqno=8))
     rolled = msgspec.structs.replace(state, rollups={3: Rollup("c/w/s3", 1), 5: Rollup("c/w/s5", 1)})
-    assert not is_rollup_due(session, msgspec.structs.replace(rolled, seqno=12))
-    assert is_rollup_due(session, msgspec.structs.replace(rolled, seqno=13))
+    assert not is_rollup_due(session.config, msgspec.structs.replace(rolled, seqno=12))
+    assert is_rollup_due(session.config, msgspec.structs.replace(rolled, seqno=13))
 
 
 def test_large_state_waits_longer_for_its_rollup() -> None:
@@ -512,8 +527,8 @@ def test_large_state_waits_longer_for_its_rollup() -> None:
     state = stage.head()
     assert state.trace.hollow_count == 12
     rolled = msgspec.structs.replace(state, rollups={state.seqno - 2: Rollup("c/w/s", 1)})
-    assert not is_rollup_due(session, rolled)
-    assert is_rollup_due(session, msgspec.structs.replace(rolled, seqno=state.seqno + 1))
+    assert not is_rollup_due(session.config, rolled)
+    assert is_rollup_due(session.config, msgspec.structs.replace(rolled, seqno=state.seqno + 1))
 
 
 def test_rollup_is_put_and_then_recorded() -> None:

@@ -63,6 +63,15 @@ def test_claim_of_another_is_respected_until_its_term_is_over() -> None:
     assert scene.state.claims[request.id].claimant == "m2"
 
 
+def test_claim_of_somebody_who_has_left_may_be_taken_over() -> None:
+    scene, request = fueled()
+    scene.do(ClaimMerge(request.id, "m1", 300))
+    scene.do(ExpireWriter("m1"))
+    assert scene.state.claims[request.id].claimant == "m1"
+    assert scene.do(ClaimMerge(request.id, "m2", 300), now_ms=1) is True
+    assert scene.state.claims[request.id].claimant == "m2"
+
+
 def test_own_claim_is_renewed() -> None:
     scene, request = fueled()
     scene.do(ClaimMerge(request.id, "m1", 300))

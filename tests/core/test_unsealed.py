@@ -70,6 +70,7 @@ def test_write_keeps_all_minimal_times_where_times_are_partially_ordered() -> No
 
 def test_write_is_remembered_and_counts_its_inline_bytes() -> None:
     scene = Scene()
+    scene.evolve(3)
     part = inline_part([up("a", 3)])
     scene.do(Write(at(3), (3,), (part,), schema=2), now_ms=9)
     assert scene.state.history == (HistoryEntry(at(0), 9, "write", 1, part.size),)
@@ -221,8 +222,17 @@ def test_drain_lets_the_trace_catch_up_by_reference() -> None:
     assert numbers(scene) == [0, 1, 2], "what is drained is evicted later"
 
 
+def test_a_write_of_a_schema_that_the_collection_does_not_have_is_refused() -> None:
+    scene = Scene()
+    scene.evolve(1)
+    reply = scene.declined(Write(at(1), (1,), (inline_part([up("a", 1)]),), schema=1))
+    assert isinstance(reply, UsageError)
+    assert "schema 1" in str(reply)
+
+
 def test_drain_keeps_the_schema_of_each_write() -> None:
     scene = Scene()
+    scene.evolve(5)
     scene.do(Write(at(1), (1,), (inline_part([up("a", 1)]),), schema=4))
     scene.do(Seal(at(2)))
     scene.do(Drain())

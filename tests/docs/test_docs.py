@@ -4,10 +4,12 @@ import contextlib
 import importlib
 import io
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from timespine.config import Config
 from timespine.core.codec import StateImage, decode_diff
 from timespine.core.diff import SpineDiff, StateDiff
 from timespine.core.hollow import Part
@@ -166,6 +168,12 @@ def test_every_limit_is_that_of_the_code():
     assert len(limits) >= 30
     for name, value, _ in limits:
         assert str(resolved(name.strip("`"))) == value, name
+
+
+def test_every_number_of_the_configuration_is_among_the_limits():
+    listed = {row[0].strip("`") for row in rows(ROOT / "SECURITY.md")}
+    numbers = [each.name for each in fields(Config) if each.type == "int"]
+    assert [name for name in numbers if f"timespine.config.DEFAULT.{name}" not in listed] == []
 
 
 # docs/format

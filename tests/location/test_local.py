@@ -180,3 +180,33 @@ def test_sweep_removes_only_old_temporary_files(root: Path, blob: LocalBlob) -> 
     assert (os.listdir(root / TEMPORARY), blob.get("a/b/c")) == (["young"], b"1")
     with pytest.raises(UsageError):
         blob.sweep_temporary(-1, now=5000.0)
+
+
+# For reading only.
+
+
+def test_for_reading_only_nothing_is_made_and_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    blob = LocalBlob(tmp_path / "none", read_only=True)
+    assert blob.get("a/b/c") is None
+    assert blob.get_range("a/b/c", 0, 1) is None
+    assert list(blob.list_keys()) == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_for_reading_only_blobs_are_read_and_changes_refused(
+    root: Path, blob: LocalBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob.put("a/b/c", b"value")
+    os.rmdir(root / TEMPORARY)
+    monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("something is synced"))
+    reading = LocalBlob(root, read_only=True)
+    assert (reading.get("a/b/c"), reading.get_range("a/b/c", 1, 3)) == (b"value", b"al")
+    assert list(reading.list_keys()) == [BlobInfo("a/b/c", 5)]
+    for change in (
+        lambda: reading.put("a/b/d", b""),
+        lambda: reading.delete("a/b/c"),
+        lambda: reading.sweep_temporary(0, 1e12),
+    ):
+        with pytest.raises(UsageError, match="for reading only"):
+            change()
+    assert not (root / TEMPORARY).exists()

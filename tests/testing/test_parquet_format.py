@@ -117,6 +117,16 @@ def test_schemas_add_drop_rename_and_widen_columns_and_stay_small():
     assert changes == {(1, False), (-1, False), (0, False), (0, True)}
 
 
+def test_a_row_with_a_value_in_a_column_that_a_writer_does_not_know_is_not_retracted_by_it():
+    format = Parquet()
+    old = state_of(format)
+    new = with_column(old, "more", "int32", 7)
+    format.data_of([("a", (0,), 1)], old)
+    format.data_of([("b", (0,), 1)], new)
+    assert format.retractable(["a", "b", "c"], old) == ["a", "c"]
+    assert format.retractable(["a", "b", "c"], new) == ["a", "b", "c"]
+
+
 def test_a_row_holds_the_same_whoever_writes_it_and_defaults_in_columns_that_came_later():
     format = Parquet()
     old = state_of(format, schemas=1)
@@ -248,7 +258,7 @@ def read(format, state, storage, batch):
         part = waiting.pop(0)
         data = part.inline if part.inline is not None else storage.blobs[part.key]
         if part.hollow:
-            waiting[:0] = decode_run(data)
+            waiting[:0] = decode_run(part.key, data)
         else:
             fetched.append((part, data))
     return format.counted(plan_of(batch.runs), fetched, state)

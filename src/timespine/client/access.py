@@ -5,20 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import ParamSpec, TypeVar
 
 from timespine.client.catalog import Entry
-from timespine.client.committer import Committer
+from timespine.client.committer import STORE_CLOSED, Committer
 from timespine.client.leases import Leases
+from timespine.client.moments import Moment, to_time
 from timespine.columnar.cache import PartCache
 from timespine.columnar.parts import Parts
 from timespine.columnar.schema import Schema
 from timespine.config import Config
-from timespine.core.state import State
-from timespine.errors import CorruptionError
+from timespine.core.state import State, Status
+from timespine.errors import ClosedError, CorruptionError, UsageError
 from timespine.location.blob import Blob
+from timespine.model.time import Time
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 POLL_MIN_S = 0.002
 POLL_MAX_S = 0.25
@@ -41,6 +47,18 @@ class Told(threading.Condition):
     def notify_all(self) -> None:
         self.count += 1
         super().notify_all()
+
+
+class Pool(ThreadPoolExecutor):
+    """Threads that read ahead and encode. When the store is closed, whoever still reads is told so."""
+
+    def submit(self, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        try:
+            return super().submit(work, *args, **kwargs)
+        except RuntimeError as error:
+            if "shutdown" not in str(error):
+                raise
+            raise UsageError(STORE_CLOSED) from error
 
 
 @dataclass(slots=True)
@@ -108,6 +126,8 @@ class Access:
 
     def schema(self, state: State) -> tuple[int, Schema]:
         """The newest schema and its id."""
+        if state.status is Status.FINALIZED:
+            raise ClosedError(f"collection {self.name} was dropped")
         if not state.schemas:
             raise CorruptionError(f"collection {self.name} has no schema")
         return len(state.schemas) - 1, decoded_schema(state.schemas[-1])
@@ -121,9 +141,18 @@ class Access:
             return decoded_schema(state.schemas[id])
 
         shared = self.shared
+        self.committer.check_open()
         parts = Parts(shared.blob, self.id, schema_of, shared.config, shared.cache, shared.pool)
         parts.audit = shared.audit
         return parts
+
+    def closed(self) -> ClosedError:
+        """What to raise when nothing more can be written."""
+        return ClosedError(f"collection {self.name} is closed: it was dropped, or closed for good")
+
+    def time_of(self, given: Moment) -> Time:
+        """A time of this collection from what a user gave."""
+        return to_time(given, self.known().arity, self.entry.timeline)
 
     def now_ms(self) -> int:
         """The wall clock."""

@@ -94,6 +94,11 @@ def fresh_collection_id(name: str) -> str:
     return f"{slug}-{fresh_id('')[:16]}"
 
 
+def first_name(id: str) -> str:
+    """What a collection was called when it was created, as far as its id tells."""
+    return id.rpartition("-")[0] or id
+
+
 def encode(names: Names) -> bytes:
     """The catalog as an entry."""
     payload = msgspec.msgpack.encode(_Image(names.entries, names.dropped, names.retain_ms))
@@ -169,7 +174,7 @@ def retained(id: str, retain_ms: int | None, names: Names) -> Names | None:
     """With another policy for the history of a collection."""
     name = next((name for name, entry in names.entries.items() if entry.id == id), None)
     if name is None:
-        raise UsageError(f"collection {id} was dropped")
+        raise UsageError(f"collection {first_name(id)} was dropped")
     entry = names.entries[name]
     if retain_ms is not None and entry.timeline != "clock":
         raise UsageError(NO_RETENTION)

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.rows import BATCH_ROWS, Rows
+from timespine.client.rows import BATCH_ROWS, REPEATED_MAX, Rows
 from timespine.columnar.schema import DIFF
 from timespine.errors import UsageError
 
@@ -39,6 +39,13 @@ class Changes(Rows):
         """The changes piece by piece. Images are paired by key over all of them, so they are read whole first."""
         return iter(self.to_arrow().to_batches(BATCH_ROWS)) if self._images else super().batches(memory_bytes)
 
+    def _check_pieces(self) -> None:
+        super()._check_pieces()
+        if self._images and self._wanted.schema.cluster_names:
+            raise UsageError(
+                "the images of a row may lie far apart in a clustered collection: read them whole, or without images"
+            )
+
     def _names(self) -> tuple[str, ...]:
         if not self._images:
             return self._wanted.columns
@@ -59,6 +66,8 @@ def with_images(table: pa.Table, keys: list[str]) -> pa.Table:
     A key of which something went and something came was updated; each row as often as it changed.
     """
     frame = pl.DataFrame(pl.from_arrow(table))
+    if frame[DIFF].cast(pl.Float64).abs().sum() > REPEATED_MAX:
+        raise UsageError(f"these changes have more than {REPEATED_MAX} images: ask for them without, as counts")
     came, went = (pl.col(DIFF) > 0).any().over(keys), (pl.col(DIFF) < 0).any().over(keys)
     kind = (
         pl.when(came & went & (pl.col(DIFF) < 0))

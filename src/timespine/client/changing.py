@@ -16,27 +16,30 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from timespine.client.access import Access
+from timespine.client.given import names_of, refuse_missing, with_keys
 from timespine.client.leases import Held
 from timespine.client.rows import Rows, Shape
-from timespine.client.writing import Committed, once, stored
+from timespine.client.writing import Committed, after, once, stored
 from timespine.columnar.cast import cast_column
 from timespine.columnar.consolidate import consolidate
-from timespine.columnar.intake import to_arrow
+from timespine.columnar.intake import check_names, to_arrow
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform
 from timespine.columnar.schema import DIFF, Schema
+from timespine.columnar.types import is_nested
 from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted
 from timespine.columnar.where import Predicate, as_predicate
 from timespine.core.hollow import HollowBatch, Run
 from timespine.core.plan import Plan, plan_snapshot
 from timespine.core.transitions import CompareAndAppend
-from timespine.errors import ClosedError, DiffOverflow, UpperMismatch, UsageError
+from timespine.errors import DiffOverflow, UpperMismatch, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
-from timespine.model.time import INT64_MIN
+from timespine.model.time import INT64_MAX, INT64_MIN
 
 COPIES_MAX = 1 << 24
 """Copies of rows that count more than once, which a change makes one by one: a bound on its memory."""
@@ -78,6 +81,7 @@ Compute = Callable[[Present], Difference]
 
 def change(access: Access, compute: Compute, operation: str) -> Committed:
     """Work out a difference on the newest rows, and append it; again, if somebody else was first."""
+    access.committer.check_writable()
     with access.changing:
         for _ in range(ATTEMPTS):
             try:
@@ -94,7 +98,7 @@ def _change_once(access: Access, compute: Compute, operation: str) -> Committed:
         if state.arity != 1:
             raise UsageError("changing rows needs totally ordered times: append retractions yourself")
         if state.upper.is_closed:
-            raise ClosedError(f"collection {access.name} is closed")
+            raise access.closed()
         upper = state.upper.elements[0][0]
         id, schema = access.schema(state)
         plan = None
@@ -116,7 +120,7 @@ def _change_once(access: Access, compute: Compute, operation: str) -> Committed:
 def _append_exactly(
     access: Access, id: int, schema: Schema, table: pa.Table, expected: Frontier, time: int, operation: str
 ) -> Committed:
-    new_upper = Frontier.at(time + 1)
+    new_upper = after(time)
 
     def commit(runs: tuple[Run, ...]) -> Committed:
         batch = HollowBatch(Description(expected, new_upper, Frontier.minimum(1)), table.num_rows, runs)
@@ -157,26 +161,28 @@ def restricted(schema: Schema, names: tuple[str, ...]) -> Schema:
 
 
 def keys_of(rows: Any, schema: Schema) -> pa.Table:
-    """The key columns of what a user gave as keys: rows, or one dictionary."""
-    if not schema.key:
-        raise UsageError("this collection has no key columns: name the rows with where=, or append retractions")
+    """The key columns of what a user gave as keys: rows, or one dictionary. Values that come along are passed over.
+
+    Without key columns, rows are known by all of their columns.
+    """
+    nested = next((field.name for field in schema.fields if not schema.key and is_nested(field.arrow_type)), None)
+    if nested is not None:
+        raise UsageError(
+            f"this collection has no key columns, and rows cannot be found by {nested}, which is nested: "
+            "name the rows with where=, or append retractions"
+        )
     if isinstance(rows, Mapping) and not any(_is_column(value) for value in rows.values()):
         rows = [dict(rows)]
     wanted = restricted(schema, schema.key_names)
+    check_names(sorted(names_of(rows)), schema, ())
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
         # Rows that miss a column would be filled with its default: of a key that is never what was meant.
-        _check_key_columns(set(wanted.names).intersection(*rows), wanted)
+        refuse_missing(wanted.names, set(wanted.names).intersection(*rows))
         rows = [{name: row[name] for name in wanted.names} for row in rows]
         return conform(to_arrow(rows, wanted), wanted)
     table = to_arrow(rows, wanted if isinstance(rows, Mapping) else None)
-    _check_key_columns(set(table.column_names), wanted)
+    refuse_missing(wanted.names, set(table.column_names))
     return conform(table.select(list(wanted.names)), wanted)
-
-
-def _check_key_columns(there: set[str], wanted: Schema) -> None:
-    missing = [name for name in wanted.names if name not in there]
-    if missing:
-        raise UsageError(f"keys need the columns {', '.join(wanted.names)}: {', '.join(missing)} is not there")
 
 
 def _is_column(value: object) -> bool:
@@ -185,11 +191,13 @@ def _is_column(value: object) -> bool:
 
 
 def upsert(access: Access, rows: Any) -> Committed:
-    """Rows take the place of those with the same key, or are added."""
+    """Rows take the place of those with the same key, or are added. Without key columns: those that are not there."""
     rows = once(rows)
 
     def compute(present: Present) -> Difference:
-        new = conform(to_arrow(rows, present.schema), present.schema)
+        new = conform(with_keys(rows, present.schema), present.schema)
+        if not present.schema.key:
+            return _once_each(new, present)
         keys = _distinct_keys(new, present.schema)
         return Difference(present.rows(keys=keys), new)
 
@@ -238,7 +246,7 @@ def replace_where(access: Access, where: Any, rows: Any) -> Committed:
     predicate = as_predicate(where) if where is not None else None
 
     def compute(present: Present) -> Difference:
-        new = conform(to_arrow(rows, present.schema), present.schema)
+        new = conform(with_keys(rows, present.schema), present.schema)
         if predicate is not None:
             predicate.check(present.schema)
             if new.num_rows and not new.filter(predicate.mask(new)).num_rows == new.num_rows:
@@ -270,11 +278,15 @@ def as_expression(name: str, value: Any, schema: Schema) -> pl.Expr:
     """What a column is set to: an expression as it is, a value as one of the column's type."""
     if isinstance(value, pl.Expr):
         return value
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | float | str) or _is_int64(value):
         return pl.lit(value)
     (field,) = restricted(schema, (name,)).fields
     column = to_arrow([{name: value}], restricted(schema, (name,))).column(0)
     return pl.lit(pl.Series(name, pl.from_arrow(cast_column(field.name, column, field.arrow_type)))).first()
+
+
+def _is_int64(value: object) -> bool:
+    return isinstance(value, int) and INT64_MIN <= value <= INT64_MAX
 
 
 def repeated(old: pa.Table) -> pa.Table:
@@ -290,10 +302,17 @@ def repeated(old: pa.Table) -> pa.Table:
     return rows.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
 
 
+def _once_each(rows: pa.Table, present: Present) -> Difference:
+    """What makes each of some rows be there: those that are stay as they are, as often as they count."""
+    keys = KeySet(keys_of(rows, present.schema))
+    old = present.rows(keys=keys)
+    there = KeySet(old.filter(pc.greater(old.column(DIFF), 0)).select(keys.names))
+    distinct = conform(to_arrow(pl.DataFrame(pl.from_arrow(rows)).unique()), present.schema)
+    return Difference(old.filter(pc.less(old.column(DIFF), 0)), distinct.filter(pc.invert(there.mask(distinct))))
+
+
 def _distinct_keys(table: pa.Table, schema: Schema) -> KeySet:
     """The keys of rows, each of which may come only once."""
-    if not schema.key:
-        raise UsageError("this collection has no key columns, so there is nothing to upsert by: append rows instead")
     keys = KeySet(table.select(list(schema.key_names)))
     if len(keys) != table.num_rows:
         raise UsageError(f"{table.num_rows - len(keys)} rows repeat the key of another one: give each key once")

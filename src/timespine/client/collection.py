@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +13,9 @@ from timespine.client import changing, holds, writing
 from timespine.client.access import Access
 from timespine.client.changes import Changes
 from timespine.client.inspecting import Inspection, inspect
+from timespine.client.leases import Held
 from timespine.client.merge_into import Merge
-from timespine.client.moments import Moment, to_ms, to_time, to_user
+from timespine.client.moments import Moment, to_ms, to_user
 from timespine.client.rows import Rows, Shape, Snapshot, Updates
 from timespine.client.subscription import Subscription
 from timespine.client.writer import Writer
@@ -74,15 +76,25 @@ class Collection:
     def append(
         self, rows: Any, *, at: Moment | None = None, upper: Moment | None = None, expected_upper: Moment | None = None
     ) -> Committed:
-        """Add updates. Rows may carry `_time` and `_diff`; without, they get `at` (or the next free time) and +1."""
+        """Add updates. Rows may carry `_time` and `_diff`; without, they get `at` (or the next free time) and +1.
+
+        Columns of the key must be there; values that are not are null, or the default of their column.
+        """
         return writing.append(self._access, rows, at, upper, expected_upper)
 
     def upsert(self, rows: Any) -> Committed:
-        """Rows take the place of those with the same key, or are added."""
+        """Rows take the place of those with the same key, or are added.
+
+        Without key columns a row is known by all of its columns: those that are not there yet are added, once.
+        """
         return changing.upsert(self._access, rows)
 
     def delete(self, keys: Any = None, *, where: Any = None) -> Committed:
-        """Rows with these keys, or for which a condition holds, go."""
+        """Rows with these keys, or for which a condition holds, go.
+
+        Keys may be given as whole rows: values are passed over, and rows go whatever theirs are. Only without key
+        columns a row is known by all of its columns, and all of them are needed.
+        """
         if (keys is None) == (where is None):
             raise UsageError(
                 "delete either keys, or where a condition holds: delete({'id': 1}) or delete(where='id = 1')"
@@ -103,7 +115,7 @@ class Collection:
 
     def advance(self, upper: Moment) -> Frontier:
         """Say that nothing more comes before a time."""
-        command = AdvanceUpper(Frontier((to_time(upper, self._access.known().arity),)))
+        command = AdvanceUpper(Frontier((self._access.time_of(upper),)))
         (reached,) = self._access.committer.commit((self.id, command))
         return Frontier(reached.elements)
 
@@ -134,11 +146,12 @@ class Collection:
         if as_of is None and not self._last_complete(self._access.state()):
             wanted = self._wanted(self._access.state(), columns, where, Window())
             return Snapshot(self._access, None, None, wanted, shape)
-        time = to_time(as_of, self._access.known().arity) if as_of is not None else None
+        time = self._access.time_of(as_of) if as_of is not None else None
         held, time = self._held(time, timeout)
         try:
             plan = _planned(plan_snapshot(held.state, time))
             wanted = self._wanted(held.state, columns, where, Window(until=time))
+            wanted = replace(wanted, repeats=multiplicity == "rows")
         except BaseException:
             held.close()
             raise
@@ -156,10 +169,13 @@ class Collection:
         images: bool = False,
         timeout: float | None = WAIT_S,
     ) -> Changes:
-        """The net changes in (after, until]. `images=True` pairs them by key, with `_change_type`."""
-        arity = self._access.known().arity
-        first = to_time(after, arity) if after is not None else None
-        last = to_time(until, arity) if until is not None else None
+        """The net changes in (after, until]. `images=True` pairs them by key, with `_change_type`.
+
+        `where` is about rows, before they are paired: an update by which a row begins to satisfy it is an insert,
+        one by which it ceases to is a delete.
+        """
+        first = self._access.time_of(after) if after is not None else None
+        last = self._access.time_of(until) if until is not None else None
         if last is None and not self._last_complete(self._access.state()):
             wanted = self._wanted(self._access.state(), columns, where, Window())
             return Changes(self._access, None, None, wanted, Shape("column"), images=images)
@@ -177,7 +193,7 @@ class Collection:
     ) -> Updates:
         """Every (row, time, diff), times advanced to since, not accumulated."""
         state = self._access.state()
-        time = to_time(until, state.arity) if until is not None else None
+        time = self._access.time_of(until) if until is not None else None
         if time is None and not self._last_complete(state):
             wanted = self._wanted(state, columns, where, Window(), timed=True)
             return Updates(self._access, None, None, wanted, Shape("column"))
@@ -201,10 +217,13 @@ class Collection:
         timeout: float | None = None,
     ) -> Subscription:
         """A feed: the rows as of a time, then changes and progress as they come."""
+        self._access.committer.check_writable(
+            ", and a feed holds history while it is read: ask for changes(after=...) now and then instead"
+        )
         state = self._access.state()
         if state.arity != 1:
             raise UsageError("a feed needs totally ordered times: this collection has several coordinates")
-        time = to_time(as_of, 1) if as_of is not None else None
+        time = self._access.time_of(as_of) if as_of is not None else None
         wanted = self._wanted(state, columns, where, Window())
         seconds = seconds_of(timeout) if timeout is not None else None
         return Subscription(self._access, time, wanted, snapshot=snapshot, timeout_s=seconds)
@@ -212,7 +231,10 @@ class Collection:
     def lookup(
         self, keys: Any, as_of: Moment | None = None, *, columns: Sequence[str] | None = None
     ) -> list[dict[str, Any]] | pa.Table:
-        """The rows of a key (a dictionary: a list of rows comes back) or of many (a table comes back)."""
+        """The rows of a key (a dictionary: a list of rows comes back) or of many (a table comes back).
+
+        As with `delete`, keys may be given as whole rows, and without key columns they must be.
+        """
         with self.snapshot(as_of, columns=columns) as rows:
             # Under the schema that is read: somebody else may have renamed the key.
             rows.only(KeySet(changing.keys_of(keys, rows.columns_of)))
@@ -235,7 +257,7 @@ class Collection:
         token: str | None = None,
     ) -> holds.Hold | holds.CriticalHold:
         """Keep history readable from a time on: while this process lives, or under a name until it is released."""
-        time = to_time(as_of, self._access.known().arity) if as_of is not None else None
+        time = self._access.time_of(as_of) if as_of is not None else None
         if critical is not None and ttl is not None:
             raise UsageError("a critical hold has no ttl: it stays until it is released")
         if critical is None and token is not None:
@@ -247,19 +269,26 @@ class Collection:
     def expire(self, before: Moment) -> Expired:
         """Let history before a time go: reads before it fail from now on, unless somebody holds it.
 
-        The newest complete time stays readable, whatever is asked.
+        The newest complete time stays readable, whatever is asked. Of several coordinates there is no newest time:
+        there it is refused to let go of all that is complete.
         """
         state = self._access.state()
-        asked = to_time(before, state.arity)
+        asked = self._access.time_of(before)
         moved = asked
         if state.arity == 1 and state.upper.elements:
             moved = (max(min(asked[0], state.upper.elements[0][0] - 1), 0),)
+        reached = state.retention.join(Frontier((moved,)))
+        if state.arity != 1 and state.upper <= reached != state.retention:
+            raise UsageError(f"nothing could be read any more: the collection is complete up to {state.upper}")
         given_back = [(self.id, command) for command in self._access.shared.leases.idle(self.id)]
         *_, reply = self._access.committer.commit(*given_back, (self.id, Retain(Frontier((moved,)))))
         return Expired(Frontier((asked,)), reply.since, reply.held_by)
 
     def retain(self, duration: str | float | datetime.timedelta | None) -> None:
-        """Keep history for so long, as a standing policy that maintenance carries out; None: for ever."""
+        """Keep history for so long, as a standing policy that maintenance carries out; None: for ever.
+
+        Only with times of the wall clock: a counter says nothing about age.
+        """
         self._maintain.set_retention(self.name, to_ms(duration) if duration is not None else None)
 
     def compact(self, *, wait: bool = False) -> None:
@@ -294,6 +323,11 @@ class Collection:
         Nothing is rewritten. With `expected`, the id of the schema you have seen, it is
         refused if somebody else was first; without, it is tried again on theirs.
         """
+        if isinstance(drop, str) or not isinstance(drop, Sequence):
+            raise UsageError(f"drop is a list of names of columns, not {shown(drop)}")
+        for what, given in (("add", add), ("rename", rename), ("widen", widen)):
+            if given is not None and not isinstance(given, Mapping):
+                raise UsageError(f"{what} is a dictionary by names of columns, not {shown(given)}")
         while True:
             state = self._access.state()
             id, schema = self._access.schema(state)
@@ -332,13 +366,26 @@ class Collection:
             raise UsageError("columns names one of them twice")
         return Wanted(schema, names, window, timed=timed, where=predicate)
 
-    def _held(self, time: Time | None, timeout: float | None, first: Time | None = None) -> tuple[Any, Time]:
-        """A lease from a time on (from `first` on, if that is earlier), and the time, once it is complete."""
+    def _held(self, time: Time | None, timeout: float | None, first: Time | None = None) -> tuple[Held, Time]:
+        """A lease from a time on (from `first` on, if that is earlier), and the time, once it is complete.
+
+        If no time is asked for it is the newest one, whatever others append and expire meanwhile.
+        """
+        if time is not None:
+            return self._held_at(time, timeout, first)
+        while True:
+            newest = self._last_complete(self._access.state())
+            assert newest is not None
+            try:
+                return self._held_at(newest, timeout, first)
+            except SinceError:
+                # SUBTLE: what was the newest time when it was looked up may be forgotten by now (test_reading.py).
+                since = self._access.known().since
+                if since.less_equal(newest) or (first is not None and not since.less_equal(first)):
+                    raise
+
+    def _held_at(self, time: Time, timeout: float | None, first: Time | None) -> tuple[Held, Time]:
         access = self._access
-        if time is None:
-            last = self._last_complete(access.state())
-            assert last is not None
-            time = last
         held = access.shared.leases.hold(access.id, first if first is not None else time)
         if held.state.upper.less_equal(time):
             try:

@@ -7,12 +7,14 @@ caller pays nothing for it, and eight callers share one durable write.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from timespine.client.driver import Driver, fresh_id
+from timespine.client.driver import Driver
+from timespine.client.session import SharedSession
 from timespine.config import Config
 from timespine.core.effects import Protocol
 from timespine.core.group import Refused, Transaction
@@ -22,10 +24,12 @@ from timespine.core.protocols.session import Session
 from timespine.core.state import State
 from timespine.core.transitions import Command, ExpireCommitter, ExpireWriter
 from timespine.errors import (
+    ClosedError,
     CorruptionError,
     Determinate,
     Fenced,
     Indeterminate,
+    LeaseExpired,
     TimespineError,
     UsageError,
     VersionError,
@@ -34,6 +38,8 @@ from timespine.errors import (
 T = TypeVar("T")
 
 Replies = tuple[tuple[Any, ...] | Refused, ...]
+
+STORE_CLOSED = "this store is closed: open it again"
 
 GROUP_MAX = 256
 """Transactions in one group: an entry of the log has a bound, and so has the wait of the last in line."""
@@ -69,15 +75,10 @@ class Committer:
         self._closed = False
         self.told: list[Callable[[set[str]], None]] = []
         """Called after every commit, with the collections that it was about."""
-        self.session = self._new_session()
+        self.name_of: Callable[[str], str] = str
+        """What people call a collection: errors speak of it by its name."""
+        self.session = SharedSession(config)
         """Whoever commits holds the turn; whoever only reads states may use it at any time."""
-
-    def _new_session(self) -> Session:
-        session = Session(fresh_id("k"), fresh_id("w"), self.config)
-        known = getattr(self, "session", None)
-        if known is not None:
-            session.states, session.counters = known.states, known.counters
-        return session
 
     @property
     def counters(self) -> dict[str, int]:
@@ -96,14 +97,18 @@ class Committer:
 
     def commit(self, *commands: tuple[str, Command], reads: tuple[tuple[str, Any], ...] = ()) -> tuple[Any, ...]:
         """Commit (collection, command) pairs, all or nothing; their replies. A refusal is raised."""
-        reply = self.offer(Transaction(commands, reads))
-        if isinstance(reply, Refused):
-            raise_refusal(reply)
+        transaction = Transaction(commands, reads)
+        try:
+            reply = self.offer(transaction)
+            if isinstance(reply, Refused):
+                raise_refusal(reply)
+        except (ClosedError, Fenced, LeaseExpired) as error:
+            raise self._named(error, transaction) from error
         return reply
 
     def offer(self, transaction: Transaction) -> tuple[Any, ...] | Refused:
         """Commit one transaction together with whatever else waits; its replies, or why it was refused."""
-        self._check_usable()
+        self.check_writable()
         waiting = _Waiting(transaction)
         self._line.append(waiting)
         while not waiting.is_done:
@@ -151,7 +156,13 @@ class Committer:
     def check_open(self) -> None:
         """A UsageError if the store was closed."""
         if self._closed:
-            raise UsageError("this store is closed: open it again")
+            raise UsageError(STORE_CLOSED)
+
+    def check_writable(self, instead: str = "") -> None:
+        """A UsageError if the store was closed, or was opened for reading only; it says what to do instead."""
+        self.check_open()
+        if self._read_only:
+            raise UsageError(f"this store is open for reading only{instead}")
 
     def close(self) -> None:
         """Give up the ids of this process everywhere: what it left behind need not wait to expire. Twice is fine."""
@@ -162,6 +173,15 @@ class Committer:
                 self._give_up()
             finally:
                 self._closed = True
+
+    def _named(self, error: ClosedError | Fenced | LeaseExpired, transaction: Transaction) -> TimespineError:
+        """An error in the words of people, who know collections by their names."""
+        text = str(error)
+        for id in {each for each, _ in (*transaction.commands, *transaction.reads)}:
+            text = text.replace(id, self.name_of(id))
+        named = copy.copy(error)
+        named.args = (f"{text}: it was dropped, or closed for good" if isinstance(error, ClosedError) else text,)
+        return named
 
     def _give_up(self) -> None:
         """End every id that this process ever had, those from before a renewal included. Holds the turn."""
@@ -178,11 +198,6 @@ class Committer:
         ends = [Transaction(tuple((name, each) for each in commands)) for name, commands in sorted(ids.items())]
         self._entered.clear()
         self.driver.run(commit_transactions(self.session, *ends))
-
-    def _check_usable(self) -> None:
-        self.check_open()
-        if self._read_only:
-            raise UsageError("this store is open for reading only")
 
     def _lead(self) -> None:
         """Commit what waits as one group. Holds the turn."""
@@ -261,7 +276,7 @@ class Committer:
 
     def _settle(self) -> None:
         """Learn what became of a group whose outcome was unknown; whoever waited for it was told so. Holds the turn."""
-        self._check_usable()
+        self.check_writable()
         if self.session.frozen is not None:
             try:
                 self.driver.run(resolve(self.session))
@@ -269,7 +284,7 @@ class Committer:
                 self._renew()
 
     def _renew(self) -> None:
-        self.session = self._new_session()
+        self.session = self.session.renewed()
         self.session.count("renewed")
 
     def _is_registered(self, transaction: Transaction) -> bool:

@@ -1,7 +1,7 @@
 """The threaded driver: carries out the effects of protocols on real storage, with a real clock.
 
 The simulator drives the same protocols. A driver may be used by many threads; a
-session is for one thread at a time.
+session commits for one thread at a time.
 """
 
 from __future__ import annotations

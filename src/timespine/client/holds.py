@@ -5,9 +5,9 @@ from __future__ import annotations
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
 from timespine.client.leases import Held
-from timespine.client.moments import Moment, to_time, to_user
+from timespine.client.moments import Moment, to_user
 from timespine.core.transitions import CompareAndDowngrade, RegisterHold, ReleaseHold
-from timespine.errors import SinceError
+from timespine.errors import SinceError, UsageError, shown
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
@@ -29,7 +29,7 @@ class Hold:
 
     def advance(self, to: Moment) -> None:
         """Release history before a time."""
-        self._access.shared.leases.advance(self._held.lease, to_time(to, self._access.known().arity))
+        self._access.shared.leases.advance(self._held.lease, self._access.time_of(to))
 
     def close(self) -> None:
         """Release all of it."""
@@ -53,21 +53,23 @@ class CriticalHold:
         """What moves and releases it. Keep it where the next process finds it."""
         self.since = since
         """Reading is possible from here on."""
+        self._offered = ""
 
     def advance(self, to: Moment) -> None:
         """Release history before a time; Fenced if somebody else took the hold over."""
         access = self._access
-        since = Frontier((to_time(to, access.known().arity),))
+        since = Frontier((access.time_of(to),))
         command = CompareAndDowngrade(self.name, self.token, self.token, since)
         (granted,) = access.committer.commit((access.id, command))
         self.since = granted.since
 
     def take_over(self) -> None:
-        """Change the token, so that whoever had it before is fenced off."""
+        """Change the token, so that whoever had it before is fenced off. It may be repeated after Indeterminate."""
         access = self._access
-        token = fresh_id("t")
-        access.committer.commit((access.id, CompareAndDowngrade(self.name, self.token, token, self.since)))
-        self.token = token
+        # SUBTLE: the token of a try whose outcome is unknown may be that of the hold by now (test_holds.py).
+        self._offered = self._offered or fresh_id("t")
+        access.committer.commit((access.id, CompareAndDowngrade(self.name, self.token, self._offered, self.since)))
+        self.token, self._offered = self._offered, ""
 
     def release(self) -> None:
         """End the hold."""
@@ -92,6 +94,10 @@ def take_hold(access: Access, as_of: Time | None, ttl_ms: int | None) -> Hold:
 
 def take_critical(access: Access, name: str, as_of: Time | None, token: str | None) -> CriticalHold:
     """A critical hold: registered, or found again by its token."""
+    if not isinstance(name, str):
+        raise UsageError(f"critical is the name of a hold, a text, not {shown(name)}")
+    if token is not None and (not isinstance(token, str) or not token):
+        raise UsageError("the token of a hold is a text that nobody else has: leave it out, and one is made up")
     token = token if token is not None else fresh_id("t")
     since = Frontier((as_of,)) if as_of is not None else None
     is_new = name not in access.state().holds

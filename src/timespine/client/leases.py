@@ -90,9 +90,7 @@ class Held:
         if not self.is_leased:
             raise LeaseExpired("what was being read is gone: a store that is open for reading only holds nothing back")
         if self._leases.is_lost(self.lease):
-            raise LeaseExpired(
-                f"the lease of reader {self.lease.reader} of {self.lease.collection} expired: read again"
-            )
+            raise LeaseExpired(f"the lease of a reader of {self._leases.name_of(self.lease)} expired: read again")
 
     def again(self) -> Held:
         """Another read that counts on the same lease and state, and goes on when this one is closed."""
@@ -179,6 +177,10 @@ class Leases:
                 return  # shared, still used, or given back when the store was closed
             self._forget(lease)
         self._give_back(lease.collection, [lease])
+
+    def name_of(self, lease: Lease) -> str:
+        """What people call the collection of a lease."""
+        return self._committer.name_of(lease.collection)
 
     def is_lost(self, lease: Lease) -> bool:
         """Whether a lease is gone from the newest state."""

@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from timespine.client.access import Access
+from timespine.client.given import with_keys
 from timespine.client.writer import Writer
-from timespine.client.writing import Committed, count_appended, surely_not
+from timespine.client.writing import Committed, after, count_appended, surely_not
 from timespine.columnar.rows import updates
+from timespine.columnar.schema import TIME
 from timespine.core.hollow import HollowBatch
 from timespine.core.transitions import AppendNext, HeartbeatWriter
-from timespine.errors import InlineBudgetExceeded, TimespineError, UsageError
-from timespine.model.frontier import Frontier
+from timespine.errors import InlineBudgetExceeded, TimespineError, UsageError, shown
 
 BATCH_ROWS = 262_144
 """Rows that are taken over at once."""
@@ -39,11 +40,27 @@ Progress = Callable[[int], None]
 """Called with the number of rows taken over so far."""
 
 
+def as_path(given: str | os.PathLike[str]) -> Path:
+    """A path, or a UsageError if it is none."""
+    try:
+        text = os.fsdecode(given)
+    except TypeError:
+        raise UsageError(f"{shown(given)} is not a path: give a text") from None
+    if "\0" in text:
+        raise UsageError(f"{shown(given)} is not a path: no file or folder has a NUL in its name")
+    return Path(text)
+
+
 def source_of(path: str | os.PathLike[str]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """The schema and the rows of a Parquet file, a folder of them, or a Delta table."""
-    root = Path(path)
-    if (root / "_delta_log").is_dir():
-        return _delta(root)
+    root = as_path(path)
+    schema, batches = _delta(root) if (root / "_delta_log").is_dir() else _parquet(root)
+    if TIME in schema.names:
+        raise UsageError(f"{root} has a column {TIME}, and a load puts all rows at one time: append them, or rename it")
+    return schema, batches
+
+
+def _parquet(root: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     files = [root] if root.is_file() else _files(root)
     if not files:
         raise UsageError(f"there is no Parquet file at {root}")
@@ -145,14 +162,14 @@ def load(access: Access, batches: Iterator[pa.RecordBatch], progress: Progress |
     beaten_ms = access.now_ms()
     with writer.builder((at,)) as builder:
         for batch in batches:
-            builder.add(updates(pa.Table.from_batches([batch]), schema, (at,)))
+            builder.add(updates(with_keys(batch, schema), schema, (at,)))
             rows += batch.num_rows
             if access.now_ms() - beaten_ms >= access.config.writer_lease_ms // 4:
                 beaten_ms = access.now_ms()
                 access.committer.commit((access.id, HeartbeatWriter(writer.id)))
             if progress is not None:
                 progress(rows)
-        built = builder.finish(Frontier.at(at + 1))
+        built = builder.finish(after(at))
     return _committed(access, writer, built, at)
 
 

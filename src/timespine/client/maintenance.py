@@ -31,6 +31,7 @@ from timespine.core.protocols import collect, maintain
 from timespine.core.protocols.session import Session
 from timespine.core.state import State, Status
 from timespine.core.transitions import AdvanceUpper, Exert, Finalize, Refresh, Retain
+from timespine.core.transitions.merges import is_at_work
 from timespine.errors import ClosedError, TimespineError, Unavailable, UsageError
 from timespine.model.frontier import CLOSED, Frontier
 
@@ -52,9 +53,18 @@ SPARE_BYTES = 64 << 20
 CLAIM_POLL_S = 0.05
 """How often somebody who waits for a merge that others are at work on looks whether it is done."""
 
+VAIN_MAX = 8
+"""Merges in a row whose results did not fit before somebody who waits is told so."""
+
 SKIPPED_MAX = 16
 """What could not be done, and why, is remembered of the last so many."""
 
+OVERDUE = 4
+"""Times as many commits as are due between two rollups: then whoever commits writes one."""
+
+FINISH_STEPS = 4
+FINISH_ROWS = 1 << 17
+"""Steps for a collection that this process wrote to, and rows that one of them merges, at most, before it closes."""
 
 STEPS_MIN = 64
 """Steps for one collection in one go, at least: more of them, the more batches there are."""
@@ -153,6 +163,20 @@ class Maintenance:
             self._thread.join()
         self._thread = None
 
+    def bound(self, access: Access) -> None:
+        """Where nobody works in the background: roll up what is long overdue, so that opening it stays cheap."""
+        if self._thread is None and maintain.is_rollup_due(access.config, access.known(), OVERDUE):
+            with contextlib.suppress(TimespineError):  # the next one tries again
+                self._run(access.id, lambda session: maintain.roll_up(session, access.id))
+
+    def finish(self) -> None:
+        """Before the end: what is overdue and small. Whoever only comes by for a moment does its share, too."""
+        if self._thread is None:
+            return
+        for access in self._accesses():
+            if access.shared.counters_of(access.id).get("append rows"):
+                self._look_after(access, FINISH_STEPS, most=FINISH_ROWS)
+
     def _loop(self) -> None:
         """Work while there is work; then wait for a commit, or look again after a while, less and less often."""
         pause = IDLE_S
@@ -185,15 +209,18 @@ class Maintenance:
             self._skip(f"the other collections: {error}")
             return []
 
-    def _look_after(self, access: Access, steps: int) -> bool:
-        """Some steps for one collection; whether there may be more to do. What goes wrong stops nothing else."""
+    def _look_after(self, access: Access, steps: int, most: int | None = None) -> bool:
+        """Some steps for one collection; whether there may be more to do. What goes wrong stops nothing else.
+
+        With `most`, merges of more rows than that are left to others.
+        """
         try:
             for _ in range(steps):
                 if self._stop.is_set():
                     return False
                 with self._at_work:
                     upkeep = self._remembered(access)
-                    if not self._step(upkeep, idle=self._is_idle(upkeep)):
+                    if not self._step(upkeep, idle=most is None and self._is_idle(upkeep), most=most):
                         return False
         except Exception as error:  # also what no error of ours is: this thread is the last to notice
             self._skip(f"{access.name}: {type(error).__name__}: {error}")
@@ -260,15 +287,19 @@ class Maintenance:
     def compact(self, access: Access) -> None:
         """Merge until what is there now is a single run. Waits for others who are at work on it."""
         goal = access.state().trace.upper
+        vain = 0
         while True:
             with self._at_work:
-                upkeep, skips = self._remembered(access), self._skips
+                upkeep, skips, merges = self._remembered(access), self._skips, self.report.merges
                 upkeep.skipped.clear()
-                did = self._merge(upkeep, access.state(), least=1)
+                did = self._merge(upkeep, access.state(), least=1, at_once=True)
                 why = self.report.skipped[-1] if self._skips > skips else ""
+                vain = vain + 1 if did and self.report.merges == merges else 0
             state = access.state()
             if not state.trace.requests() or _is_one_run(state, goal):
                 return
+            if vain >= VAIN_MAX:
+                why = f"the results of {vain} merges in a row did not fit"
             if why:
                 raise Unavailable(f"{access.name} could not be made one run: {why}")
             if self._stop.is_set():
@@ -309,14 +340,18 @@ class Maintenance:
             upkeep.written, upkeep.changed = (state.upper, state.unsealed_next), now
         return now - upkeep.changed >= IDLE_S
 
-    def _step(self, upkeep: _Upkeep, *, idle: bool, before: int | None = None) -> bool:
-        """One small thing; whether there was one. `before` restricts merges to what was inserted before that one."""
+    def _step(self, upkeep: _Upkeep, *, idle: bool, before: int | None = None, most: int | None = None) -> bool:
+        """One small thing; whether there was one.
+
+        `before` restricts merges to what was inserted before that one, `most` to so many rows.
+        """
         access = upkeep.access
         state = access.state()
         if state.status is Status.FINALIZED:
             return self._collect(upkeep)
         self._expire(upkeep, state)
-        if self._merge(upkeep, state, least=1 if idle or before is not None else GATHER, before=before):
+        least = 1 if idle or before is not None else GATHER
+        if self._merge(upkeep, state, least=least, before=before, most=most):
             return True
         if self._collect(upkeep):
             return True
@@ -328,8 +363,20 @@ class Maintenance:
             self._collect(upkeep, force=True)
         return False
 
-    def _merge(self, upkeep: _Upkeep, state: State, *, least: int, before: int | None = None) -> bool:
-        """Do one merge; whether one was done. What fails or does not fit the disk is left alone for a while."""
+    def _merge(
+        self,
+        upkeep: _Upkeep,
+        state: State,
+        *,
+        least: int,
+        before: int | None = None,
+        most: int | None = None,
+        at_once: bool = False,
+    ) -> bool:
+        """Do one merge; whether one was tried. What fails or does not fit the disk is left alone for a while.
+
+        So is what anybody claims, though its merge may have failed; `at_once`: only if they are still at work.
+        """
         access = upkeep.access
         now = self._monotonic()
         upkeep.skipped = {id: until for id, until in upkeep.skipped.items() if until > now}
@@ -338,8 +385,9 @@ class Maintenance:
             for request in state.trace.requests()
             if request.rope.count >= least
             and (before is None or request.id[1] <= before)
+            and (most is None or request.rope.len <= most)
             and request.id not in upkeep.skipped
-            and not _is_claimed(state, request, access)
+            and not _is_claimed(state, request, access, at_once=at_once)
         ]
         if not due:
             return False
@@ -377,7 +425,7 @@ class Maintenance:
         access = upkeep.access
         state = access.state()
         did = False
-        due = maintain.is_rollup_due(Session("k", "w", access.config), state)
+        due = maintain.is_rollup_due(access.config, state)
         if due or (force and state.seqno > max(state.rollups, default=0) + 2):
             self.report.rollups += bool(self._run(access.id, lambda session: maintain.roll_up(session, access.id)))
             did = bool(due)
@@ -428,9 +476,11 @@ class Maintenance:
         return free is None or free >= _size(request) + SPARE_BYTES
 
 
-def _is_claimed(state: State, request: MergeRequest, access: Access) -> bool:
+def _is_claimed(state: State, request: MergeRequest, access: Access, *, at_once: bool) -> bool:
     claim = state.claims.get(request.id)
-    return claim is not None and claim.until_ms >= access.now_ms()
+    if claim is None:
+        return False
+    return is_at_work(state, claim, access.now_ms()) if at_once else claim.until_ms >= access.now_ms()
 
 
 def _is_one_run(state: State, goal: Frontier) -> bool:

@@ -1,4 +1,8 @@
-"""MERGE, as Delta users know it: rows of a source against rows of the collection, clause by clause."""
+"""MERGE, as Delta users know it: rows of a source against rows of the collection, clause by clause.
+
+The source may have each key only once, so that it is clear which row counts, unless all that happens is that
+rows are inserted: then each row of the source is one, also of those with the same key.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from timespine.columnar.intake import to_arrow
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform
 from timespine.columnar.schema import DIFF, Schema
-from timespine.errors import UsageError
+from timespine.errors import UsageError, shown
 
 SOURCE = "source_"
 """In conditions and values, a column of the source is named with this prefix, one of the collection by its name."""
@@ -44,15 +48,19 @@ class Merge:
 
     def when_matched_update(self, set: Mapping[str, Any] | None = None, where: Any = None) -> Merge:
         """A row that the source has too gets new values: those of the source if none are named."""
-        return self._with("matched", where, dict(set) if set is not None else {})
+        return self._with("matched", where, _given(set))
 
     def when_matched_delete(self, where: Any = None) -> Merge:
         """A row that the source has too goes."""
         return self._with("matched", where, None)
 
     def when_not_matched_insert(self, values: Mapping[str, Any] | None = None, where: Any = None) -> Merge:
-        """A row that only the source has is inserted."""
-        return self._with("not matched", where, dict(values) if values is not None else {})
+        """A row that only the source has is inserted, as it is in the source.
+
+        With `values` it is made of those, and of its key: other columns that are not named there are null, or their
+        default, as in Delta.
+        """
+        return self._with("not matched", where, _given(values))
 
     def when_not_matched_by_source_delete(self, where: Any = None) -> Merge:
         """A row that the source does not have goes."""
@@ -60,7 +68,7 @@ class Merge:
 
     def when_not_matched_by_source_update(self, set: Mapping[str, Any], where: Any = None) -> Merge:
         """A row that the source does not have gets new values."""
-        return self._with("not matched by source", where, dict(set))
+        return self._with("not matched by source", where, _given(set))
 
     def execute(self) -> Committed:
         """Carry the merge out, as one commit."""
@@ -79,7 +87,8 @@ class Merge:
             raise UsageError("a merge needs key columns to match rows by: this collection has none")
         source = _source(self.source, schema)
         keys = KeySet(source.select(list(schema.key_names)))
-        if len(keys) != source.num_rows:
+        only_inserts = all(clause.kind == "not matched" for clause in self.clauses)
+        if len(keys) != source.num_rows and not only_inserts:
             raise UsageError("the source has several rows of the same key: a merge could not decide between them")
         everything = any(clause.kind == "not matched by source" for clause in self.clauses)
         old = present.rows() if everything else present.rows(keys=keys)
@@ -149,7 +158,8 @@ def _valued(taken: pl.DataFrame, clause: Clause, schema: Schema) -> pa.Table:
     unknown = [name for name in given if name not in schema.names]
     if unknown:
         raise UsageError(f"there is no column {unknown[0]}; there are: {', '.join(schema.names)}")
-    from_source = clause.kind == "not matched" or (clause.kind == "matched" and not given)
+    inserted = clause.kind == "not matched"
+    copied = schema.names if not given and clause.kind != "not matched by source" else schema.key_names * inserted
     values = [as_expression(name, value, schema).alias(name) for name, value in given.items()]
     try:
         # With and not select: values alone would make one row.
@@ -161,12 +171,12 @@ def _valued(taken: pl.DataFrame, clause: Clause, schema: Schema) -> pa.Table:
     for name in schema.names:
         if name in given:
             columns[name] = valued.get_column(name)
-        elif from_source and SOURCE + name in theirs:
+        elif name in copied and SOURCE + name in theirs:
             columns[name] = taken.get_column(SOURCE + name)
-        elif clause.kind != "not matched":
+        elif not inserted:
             columns[name] = taken.get_column(name)
     new = conform(to_arrow(columns), schema)
-    if clause.kind == "not matched":
+    if inserted:
         return new
     _check_keys(taken, new, schema)
     return repeated(new.append_column(DIFF, taken[DIFF].to_arrow()))
@@ -217,6 +227,13 @@ def _as_table(rows: Any, schema: Schema) -> pa.Table:
             raise UsageError("the columns of the source are of different lengths")
         known = known.append_column(name, more.column(name))
     return known
+
+
+def _given(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """New values by column; none, if those of the source are meant."""
+    if values is not None and not isinstance(values, Mapping):
+        raise UsageError(f"say what to set by column, such as {{'total': 0}}, not {shown(values)}")
+    return dict(values) if values is not None else {}
 
 
 def _expression(where: Any) -> pl.Expr:

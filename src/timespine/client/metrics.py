@@ -51,7 +51,7 @@ def of_collection(access: Access) -> dict[str, float]:
     rows = sum(part.diff_sum or 0 for part in parts)
     written = access.shared.counters_of(access.id)
     appended = written.get("append bytes", 0)
-    merged = written.get("merge bytes out", 0)
+    merged = written.get("merge bytes out", 0) + written.get("merge bytes inline", 0)
     return {
         "seqno": state.seqno,
         "batches": len(batches),

@@ -34,9 +34,13 @@ _MILLISECOND = datetime.timedelta(milliseconds=1)
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
-def to_time(given: Moment, arity: int) -> Time:
-    """A time of the collection from what a user gave."""
+def to_time(given: Moment, arity: int, timeline: str = "clock") -> Time:
+    """A time of the collection from what a user gave. On a time line that counts, a datetime is none."""
     if isinstance(given, datetime.datetime):
+        if timeline == "counter":
+            raise UsageError(
+                f"{given} is not a time of this collection: its time line is a counter, 0, 1, 2, and so on"
+            )
         if given.tzinfo is None:
             raise UsageError("a datetime without a zone could be anywhere: give it one, such as datetime.timezone.utc")
         # In whole numbers: a float of seconds may be the millisecond before.

@@ -28,7 +28,7 @@ from timespine.columnar.wanted import Wanted, empty_table
 from timespine.core.hollow import Run
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
-from timespine.errors import CorruptionError, LeaseExpired, Reopen, UsageError
+from timespine.errors import CorruptionError, LeaseExpired, Reopen, UsageError, shown
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
@@ -161,9 +161,14 @@ class Rows:
         return rows
 
     def batches(self, memory_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows piece by piece, in bounded memory, in the order of rows."""
-        if self._shape.multiplicity == "column" and self._is_narrow():
-            raise UsageError("distinct rows of some columns cannot be streamed: ask for all columns, or read it whole")
+        """The rows piece by piece, in bounded memory, in the order of rows.
+
+        What must be in memory at once is all of one key, where columns are left out; and all of what was
+        written in another order, from when the first ordered column was dropped until it is compacted.
+        """
+        self._check_pieces()
+        if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes < 1):
+            raise UsageError(f"memory_bytes is a number of bytes, not {shown(memory_bytes)}")
         for table in self._tables(memory_bytes or self._access.config.merge_bytes // 4, scan, limit=None):
             yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
@@ -175,7 +180,10 @@ class Rows:
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def count(self) -> int:
-        """How many rows there are, as often as each counts: from metadata alone where that is exact."""
+        """How many rows there are, as often as each counts: from metadata alone where that is exact.
+
+        It is the sum of all counts: what counts less than zero is taken off.
+        """
         if self._plan is None:
             return 0
         for _ in range(REPLANS):
@@ -191,10 +199,19 @@ class Rows:
         """The same rows as n disjoint pieces of about equal size, each to be read by its own thread or process."""
         if type(n) is not int or n < 1:
             raise UsageError(f"rows are split into 1 or more pieces, not {n!r:.40}")
+        self._check_pieces()
         if self._plan is None or n == 1:
             return [self]
         cuts = self._cuts(self._plan, n)
         return [self._piece(*ends) for ends in pairwise([self._wanted.lower, *cuts, self._wanted.upper])]
+
+    def _check_pieces(self) -> None:
+        """A UsageError if what is asked for is only right as a whole."""
+        if self._shape.multiplicity == "column" and self._is_narrow():
+            raise UsageError(
+                "rows that are told apart by some columns only come from all over the collection: "
+                "ask for the key columns too, or read it whole"
+            )
 
     def _cuts(self, plan: Plan, n: int) -> list[bytes]:
         for _ in range(REPLANS):
@@ -282,6 +299,10 @@ class Updates(Rows):
 
     def _names(self) -> tuple[str, ...]:
         return (*self._wanted.columns, *self._wanted.schema.time_names)
+
+    def count(self) -> int:
+        """How many updates there are."""
+        return int(self.to_arrow().num_rows)
 
     def __repr__(self) -> str:
         return f"<updates of {self._access.name}, state {self.seqno}>"

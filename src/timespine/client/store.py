@@ -9,13 +9,12 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from timespine.client.access import Access, Shared, decoded_schema
+from timespine.client.access import Access, Pool, Shared, decoded_schema
+from timespine.client.alike import check_alike
 from timespine.client.catalog import (
     NO_RETENTION,
     TIMELINES,
@@ -25,6 +24,7 @@ from timespine.client.catalog import (
     buried_for_good,
     check_name,
     dropped,
+    first_name,
     fresh_collection_id,
     renamed,
     retained,
@@ -35,23 +35,24 @@ from timespine.client.collection import Collection
 from timespine.client.committer import Committer
 from timespine.client.driver import Driver, fresh_id
 from timespine.client.leases import Leases
-from timespine.client.loading import load, source_of
+from timespine.client.loading import as_path, load, source_of
 from timespine.client.maintenance import Maintenance, Report
 from timespine.client.metrics import of_process
-from timespine.client.moments import to_ms
+from timespine.client.moments import to_ms, to_time
 from timespine.client.vacuum import Vacuumed, vacuum
 from timespine.columnar.cache import PartCache
 from timespine.columnar.engine import Engine
+from timespine.columnar.runs import count
 from timespine.columnar.schema import Schema, define, infer
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
 from timespine.core.transitions import AdvanceUpper, ClaimMerge, HeartbeatWriter
-from timespine.errors import TimespineError, Unavailable, UsageError, shown
+from timespine.errors import ClosedError, TimespineError, Unavailable, UsageError, shown
 from timespine.location.blob import Blob
 from timespine.location.consensus import Consensus
 from timespine.location.local import LocalBlob
 from timespine.location.sqlite import SqliteConsensus
-from timespine.model.frontier import Frontier
+from timespine.model.frontier import CLOSED, Frontier
 
 BLOBS = "blobs"
 CONSENSUS = "consensus.db"
@@ -60,6 +61,9 @@ HEARTBEAT_S = 2.0
 
 MERGE_BEAT_S = 60.0
 """How often a merge that takes that long says that it is still at work."""
+
+LOAD_OPTIONS = ("timeline", "retain", "if_exists")
+"""What `load` takes besides what it names itself: options of `create`."""
 
 READ_THREADS = 4
 """Threads that read ahead and encode: decoding and encoding run outside of the interpreter's lock."""
@@ -78,23 +82,26 @@ def open(  # as users know it
     """Open the store in a folder; it is made if it is not there. Keep one open per process, and close it.
 
     With `read_only` nothing is ever written, not even a lease: a read may have to be planned again
-    when what it was reading is merged away, and history may go while you look at it. `audit` is the
-    share of parts skipped by their statistics that is read all the same, to see that it was right.
+    when what it was reading is merged away, and history may go while you look at it. The folder need not be
+    writable, and others may write to it meanwhile. (Only if one of them crashed, and its log was copied
+    without the file that SQLite keeps beside it, somebody has to open it for writing first.)
+
+    `audit` is the share of parts skipped by their statistics that is read all the same, to see that it was right.
     """
     create = create and not read_only
-    text = os.fsdecode(location)
-    if "://" in text:
-        raise UsageError(f"{shown(text)}: this version keeps stores in folders; give a path")
-    root = Path(text)
+    root = as_path(location)
+    if "://" in os.fsdecode(location):
+        raise UsageError(f"{shown(location)}: this version keeps stores in folders; give a path")
     if not create and not (root / CONSENSUS).exists():
         raise UsageError(f"there is no store in {root}: create it with timespine.open(path) or `timespine init`")
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        if create:
+            root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{root} cannot be a store: {error.strerror}") from error
-    blob = LocalBlob(root / BLOBS)
+    blob = LocalBlob(root / BLOBS, read_only=read_only)
     try:
-        consensus = SqliteConsensus(root / CONSENSUS)
+        consensus = SqliteConsensus(root / CONSENSUS, read_only=read_only)
     except BaseException:
         blob.close()
         raise
@@ -129,11 +136,12 @@ class Store:
         free_bytes: Callable[[], int | None] = lambda: None,
         location: str = "",
     ) -> None:
+        if isinstance(audit, bool) or not isinstance(audit, int | float) or not 0 <= audit <= 1:
+            raise UsageError(f"audit is a share, from 0 to 1, not {shown(audit)}")
         self.location = location
         """Where it is, for people."""
         self._closed = False
-        self._read_only = read_only
-        self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="timespine-read")
+        self._pool = Pool(READ_THREADS, thread_name_prefix="timespine-read")
         self._cache = PartCache(config.cache_bytes)
         self.engine = Engine(
             blob,
@@ -159,6 +167,7 @@ class Store:
         )
         """What looks after the collections."""
         self._committer.told.append(self._told)
+        self._committer.name_of = self._name_of
         self._stop = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="timespine-heartbeat", daemon=True)
         self._heart.start()
@@ -181,7 +190,10 @@ class Store:
         replace: bool = False,
         if_exists: str = "error",
     ) -> Collection:
-        """Create a collection. `if_exists="open"` opens one of the same shape; `replace=True` takes its name over."""
+        """Create a collection. `if_exists="open"` opens one of the same shape; `replace=True` takes its name over.
+
+        "The same shape": the same schema and timeline, and, if given, the same `retain`.
+        """
         if schema is not None and (key is not None or value is not None or tuple(cluster) or arity != 1):
             raise UsageError("a schema says what key, value, cluster and arity are: give either")
         made = schema if schema is not None else define(key, value, cluster, arity)
@@ -198,7 +210,7 @@ class Store:
         if_exists: str = "error",
     ) -> tuple[Collection, bool]:
         """A collection of that name and shape, and whether it is new."""
-        self._check_writable()
+        self._committer.check_writable()
         if timeline not in TIMELINES:
             raise UsageError(f"timeline is 'clock' or 'counter', not {shown(timeline)}")
         if if_exists not in ("error", "open"):
@@ -209,13 +221,13 @@ class Store:
         now_ms = int(self._shared.clock() * 1000)
         entry = Entry(fresh_collection_id(check_name(name)), timeline, retain_ms, now_ms)
         found, new = self._catalog.create(name, entry, made.encode(), made.arity, replace=replace)
+        if replace:
+            self._close_dropped()
         if not new and if_exists == "error":
             raise UsageError(f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
         collection = self._collection(name, found)
-        if not new and collection.schema != made:
-            raise UsageError(f"collection {name} exists with another schema: evolve it, or pass replace=True")
-        if found.timeline != timeline:
-            raise UsageError(f"collection {name} exists with timeline={found.timeline!r}: open it with store[{name!r}]")
+        if not new:
+            check_alike(name, (found, collection.schema), (entry, made))
         return collection, new
 
     def collection(self, name: str) -> Collection:
@@ -235,7 +247,7 @@ class Store:
 
     def rename(self, old: str, new: str) -> None:
         """Give a collection another name. Handles that are open go on."""
-        self._check_writable()
+        self._committer.check_writable()
         check_name(new)
 
         id = self._catalog.find(old).id
@@ -245,9 +257,13 @@ class Store:
                 self._accesses[id].name = new
 
     def drop(self, name: str) -> None:
-        """Remove a collection. Its data goes when nobody can read it any more, with maintenance."""
-        self._check_writable()
+        """Remove a collection. Its data goes when nobody can read it any more, with maintenance.
+
+        Handles that are open go on reading what they have begun to read; writing is refused, and feeds end.
+        """
+        self._committer.check_writable()
         self._catalog.change(partial(dropped, self._catalog.find(name).id))
+        self._close_dropped()
 
     def load(
         self,
@@ -262,9 +278,13 @@ class Store:
     ) -> Collection:
         """Make a collection of an existing Parquet file, folder of files, or Delta table, in one commit.
 
-        With `replace` the rows are loaded first, and take over the name when all are there.
+        With `replace` the rows are loaded first, and take over the name when all are there. Further options are
+        those of `create`: `timeline`, `retain`, `if_exists`.
         """
-        self._check_writable()
+        self._committer.check_writable()
+        unknown = next((option for option in options if option not in LOAD_OPTIONS), None)
+        if unknown is not None:
+            raise UsageError(f"load has no option {unknown}; there are: {', '.join(LOAD_OPTIONS)}")
         arrow, batches = source_of(path)
         made = infer(arrow, key, cluster=cluster)
         check_name(name)
@@ -274,6 +294,7 @@ class Store:
             load(collection._access, batches, progress)
             if replace:
                 self._catalog.change(partial(taken_over, collection.id, name))
+                self._close_dropped()
         except BaseException:
             if new:
                 with contextlib.suppress(TimespineError):  # storage is away: an empty collection stays
@@ -285,7 +306,7 @@ class Store:
 
     def maintain(self, *names: str, sweep: bool = False) -> Report:
         """Do now what the background does: merges, rollups, garbage collection, expiry."""
-        self._check_writable()
+        self._committer.check_writable()
         self._learn(self._catalog.read())
         chosen = names or tuple(self.names())
         report = self.maintenance.maintain([self.collection(name)._access for name in chosen], sweep=sweep)
@@ -296,15 +317,15 @@ class Store:
     def vacuum(self, *, dry_run: bool = True) -> Vacuumed:
         """Find blobs that nobody can reach, and delete them unless it is a dry run."""
         if not dry_run:
-            self._check_writable()
+            self._committer.check_writable()
         accesses = [self.collection(name)._access for name in self.names()]
         with self.maintenance.paused():
             return vacuum(accesses, self._shared.blob, self._upkeep, dry_run=dry_run)
 
-    def advance(self, to: int | None = None) -> int:
-        """Seal idle collections of the wall clock at one time, in one commit; the time."""
-        self._check_writable()
-        time_ms = to if to is not None else int(self._shared.clock() * 1000)
+    def advance(self, to: int | datetime.datetime | None = None) -> int:
+        """Seal idle collections of the wall clock at one time (now, if none is named), in one commit; the time."""
+        self._committer.check_writable()
+        (time_ms,) = to_time(to, 1) if to is not None else (int(self._shared.clock() * 1000),)
         commands = [
             (entry.id, AdvanceUpper(Frontier.at(time_ms)))
             for entry in self._catalog.read().entries.values()
@@ -326,6 +347,7 @@ class Store:
             if self._closed:
                 return
             self._closed = True
+        self.maintenance.finish()
         self._stop.set()
         self.maintenance.stop()
         self._heart.join()
@@ -347,14 +369,17 @@ class Store:
     # Inside.
 
     def retain(self, duration: str | float | datetime.timedelta | None) -> None:
-        """Keep history for so long in all collections that have no policy of their own; None: for ever."""
-        self._check_writable()
+        """Keep history for so long in all collections that have no policy of their own; None: for ever.
+
+        Those with `timeline="counter"`, or several coordinates, keep all of it: their times say nothing about age.
+        """
+        self._committer.check_writable()
         self._catalog.change(partial(retained_by_all, to_ms(duration) if duration is not None else None))
         self._learn(self._catalog.read())
 
     def set_retention(self, name: str, retain_ms: int | None) -> None:
         """Change how long a collection keeps history."""
-        self._check_writable()
+        self._committer.check_writable()
 
         # A handle that is open knows its collection by id, whatever it is called by now.
         opened = next((access for access in self._opened() if access.name == name), None)
@@ -366,10 +391,10 @@ class Store:
 
     def compact(self, id: str) -> None:
         """Merge a collection into one run."""
-        self._check_writable()
+        self._committer.check_writable()
         access = next((access for access in self._opened() if access.id == id), None)
         if access is None:
-            raise UsageError(f"collection {id} was dropped")
+            raise ClosedError(f"collection {self._name_of(id)} was dropped")
         self.maintenance.compact(access)
 
     def _collection(self, name: str, entry: Entry) -> Collection:
@@ -380,14 +405,26 @@ class Store:
                 access = self._accesses[entry.id] = Access(self._shared, name, entry)
             for other in self._accesses.values():
                 if other.name == name:
-                    other.name = other.id  # it had the name before
+                    other.name = f"{name} ({other.id})"  # it had the name before
             access.name, access.entry = name, entry
         return Collection(access, self)
 
-    def _check_writable(self) -> None:
-        self._committer.check_open()
-        if self._read_only:
-            raise UsageError("this store is open for reading only")
+    def _close_dropped(self) -> None:
+        """Close what was dropped: whoever has a handle still is told so, and is not promised what nobody will keep.
+
+        The names are changed by now. What fails here is done by maintenance, before the data goes.
+        """
+        with contextlib.suppress(TimespineError):
+            for id in self._catalog.read().dropped:
+                with contextlib.suppress(TimespineError):
+                    if not self._committer.known(id).upper.is_closed:
+                        self._committer.commit((id, AdvanceUpper(CLOSED)))
+
+    def _name_of(self, id: str) -> str:
+        """What people call a collection, or called it once."""
+        with self._lock:
+            access = self._accesses.get(id)
+        return access.name if access is not None else first_name(id)
 
     def _learn(self, names: Names) -> None:
         """Take over what others changed about collections that are open here: names, and how long history is kept."""
@@ -417,18 +454,23 @@ class Store:
         if False:
             yield
         try:
-            return self.engine.merge(effect)
+            output = self.engine.merge(effect)
         except Exception as error:
             self.maintenance.reason = f"{type(error).__name__}: {error}"
             if isinstance(error, TimespineError):
                 raise
             # A merge that cannot be done is skipped, whatever the reason.
             raise Unavailable(f"a merge failed: {type(error).__name__}") from error
+        if output is not None:
+            count(self._shared.counters_of(effect.collection), "merge bytes inline", output.inline_bytes)
+        return output
 
     def _told(self, collections: set[str]) -> None:
         with self._shared.committed:
             self._shared.committed.notify_all()
         self.maintenance.wake()
+        for access in filter(None, map(self._accesses.get, collections)):
+            self.maintenance.bound(access)
 
     def _beat(self) -> None:
         """Keep alive what this process counts on: leases of readers, and writers and claims of long merges."""

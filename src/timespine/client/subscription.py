@@ -97,10 +97,13 @@ class Subscription(Iterator[Event]):
         return self._taken
 
     def close(self) -> None:
-        """Stop listening and release history."""
+        """Stop listening and release history. Another thread that waits for the next event is told at once."""
         if not self._closed:
             self._closed = True
             self._held.close()
+            told = self._access.shared.committed
+            with told:
+                told.notify_all()
 
     def __enter__(self) -> Subscription:
         return self
@@ -140,10 +143,11 @@ class Subscription(Iterator[Event]):
         """Wait until there is something to tell; False if that took too long."""
         self._release()
         timeout_s = self._timeout_s if self._timeout_s is not None else float("inf")
-        found = self._access.wait(lambda state: _last_complete(state) > self._through, timeout_s)
-        if found is not None:
-            self._look(found)
-        return found is not None
+        found = self._access.wait(lambda state: self._closed or _last_complete(state) > self._through, timeout_s)
+        if found is None or self._closed:
+            return False
+        self._look(found)
+        return True
 
     def _look(self, state: State) -> None:
         """Read what became complete since the last look."""
@@ -152,6 +156,8 @@ class Subscription(Iterator[Event]):
             return
         lease = self._held.lease
         if lease.reader not in state.readers:
+            if self._closed:
+                return
             raise LeaseExpired(
                 f"the lease of a feed of {self._access.name} expired after {self._through}: subscribe again"
             )

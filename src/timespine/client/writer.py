@@ -10,14 +10,17 @@ A batch that was built and not committed belongs to the writer: `delete` removes
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
-from timespine.client.moments import Moment, to_time
+from timespine.client.moments import Moment
 from timespine.client.writing import count_appended, surely_not
-from timespine.columnar.builder import BatchBuilder, flush_to_blob
+from timespine.columnar.builder import BatchBuilder, flush_to_blob, is_inline_of
 from timespine.columnar.runs import delete_batch, written_by
 from timespine.columnar.transmit import decode_batch, encode_batch, rewrite
 from timespine.core.hollow import HollowBatch, Order
@@ -35,6 +38,9 @@ class Writer:
         self._access = access
         self.id = access.committer.writer(access.id)
         """The registered writer that its blobs belong to."""
+        self._loose: set[str] = set()
+        """Blobs of batches that were built, and neither committed nor deleted nor handed on."""
+        weakref.finalize(self, _warn_of, self._loose, access.name)
 
     def builder(
         self, lower: Moment | Frontier, since: Moment | Frontier | None = None, *, order: Order = Order.UNORDERED
@@ -58,12 +64,14 @@ class Writer:
             order=order,
             counters=shared.counters,
             pool=shared.pool,
+            finished=partial(_note, self._loose),
         )
 
     def compare_and_append(
         self, batches: Sequence[HollowBatch], expected: Moment | Frontier, upper: Moment | Frontier
     ) -> Frontier:
         """Append batches for [expected, upper), all or none; UpperMismatch if the upper is another one."""
+        self._check_own(batches)
         first, last = self._frontier(expected), self._frontier(upper)
 
         def commit(offered: tuple[HollowBatch, ...]) -> Frontier:
@@ -72,6 +80,7 @@ class Writer:
             (reached,) = access.committer.commit((access.id, command))
             for batch in offered:
                 count_appended(access, batch.runs, batch.len)
+                self._loose.difference_update(batch.keys)
             return Frontier(reached.elements)
 
         try:
@@ -85,13 +94,17 @@ class Writer:
         A batch of which nothing was taken still belongs to the caller.
         """
 
+        self._check_own((batch,))
+
         def commit(offered: tuple[HollowBatch, ...]) -> Appended:
             (reply,) = self._access.committer.commit((self._access.id, Append(offered[0])))
             assert isinstance(reply, Appended)
             if reply.taken:
                 count_appended(self._access, offered[0].runs, offered[0].len)
+                self._loose.difference_update(offered[0].keys)
             else:
                 self._delete_flushed((batch,), offered)
+                self._loose.difference_update(self._access.known().keys())  # it may be there since an earlier try
             return reply
 
         return self._with_flushed((batch,), commit)
@@ -103,23 +116,47 @@ class Writer:
 
     def transmit(self, batch: HollowBatch) -> bytes:
         """A batch as bytes, for another process to commit."""
-        return encode_batch(batch, self._access.id, self._access.known().arity)
+        data = encode_batch(batch, self._access.id, self._access.known().arity)
+        self._loose.difference_update(batch.keys)
+        return data
 
     def receive(self, data: bytes) -> HollowBatch:
         """The batch in such bytes; one of another collection or version is refused."""
-        return decode_batch(data, self._access.id)
+        batch = decode_batch(data, self._access.id)
+        self._check_own((batch,))
+        return batch
 
     def rewrite(self, batch: HollowBatch, to: Moment | Frontier, upper: Moment | Frontier) -> HollowBatch:
         """The same batch with all its times moved to `to`, up to `upper`: metadata only, nothing is read or written."""
         return rewrite(batch, self._frontier(to), self._frontier(upper))
 
     def delete(self, batch: HollowBatch) -> None:
-        """Delete a batch that was not, and will not be, committed."""
+        """Delete a batch of this writer that was not, and will not be, committed."""
         shared = self._access.shared
+        owned = written_by(self._access.id, self.id)
+        if any(part.key and not owned(part) for part in batch.parts):
+            raise UsageError("the batch was built by another writer, which has to delete it: it may be committing it")
         committed = set(self._access.state().keys())
         if any(part.key in committed for part in batch.parts):
             raise UsageError(f"the batch is part of collection {self._access.name}: retract its rows instead")
-        delete_batch(batch, shared.blob, owned=written_by(self._access.id, self.id), counters=shared.counters)
+        delete_batch(batch, shared.blob, owned=owned, counters=shared.counters)
+        self._loose.difference_update(batch.keys)
+
+    def _check_own(self, batches: Sequence[HollowBatch]) -> None:
+        """A UsageError if a batch is not one of this collection, under a schema that it has."""
+        access = self._access
+        if not isinstance(batches, list | tuple) or not all(isinstance(batch, HollowBatch) for batch in batches):
+            raise UsageError("what is appended by a writer is a batch, or a list of them")
+        runs = [run for batch in batches for run in batch.runs]
+        known = access.known()
+        if any(run.schema is not None and run.schema >= len(known.schemas) for run in runs):
+            known = access.state()
+        for run in runs:
+            if run.schema is None or run.schema >= len(known.schemas):
+                raise UsageError(f"a batch was written with schema {run.schema}, which {access.name} does not have")
+            for part in run.parts:
+                if part.inline is not None and not is_inline_of(part, access.id):
+                    raise UsageError(f"a batch was not built for collection {access.name}")
 
     def _with_flushed(self, batches: tuple[HollowBatch, ...], commit: Callable[[tuple[HollowBatch, ...]], R]) -> R:
         """Commit batches with their inline parts in blobs; those are deleted again if it is refused."""
@@ -164,4 +201,19 @@ class Writer:
         )
 
     def _frontier(self, given: Moment | Frontier) -> Frontier:
-        return given if isinstance(given, Frontier) else Frontier((to_time(given, self._access.known().arity),))
+        return given if isinstance(given, Frontier) else Frontier((self._access.time_of(given),))
+
+
+def _note(loose: set[str], batch: HollowBatch) -> None:
+    """A batch was built. Not a method: a builder that is dropped must not keep its writer alive."""
+    loose.update(batch.keys)
+
+
+def _warn_of(loose: set[str], collection: str) -> None:
+    """Say that blobs were left behind: the sweep takes them once their writer is gone."""
+    if loose:
+        warnings.warn(
+            f"a batch of {collection} ({len(loose)} blobs) was built and never committed: delete it, or transmit it",
+            ResourceWarning,
+            stacklevel=2,
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
+from timespine.client.given import names_of, with_diffs, with_keys
 from timespine.client.inspecting import plain
-from timespine.client.moments import Moment, to_time, to_user
+from timespine.client.moments import Moment, to_user
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.inline import encode_inline
 from timespine.columnar.intake import to_arrow
@@ -26,7 +27,6 @@ from timespine.core.hollow import HollowBatch, Order, Run
 from timespine.core.transitions import AppendNext, CompareAndAppend
 from timespine.errors import (
     AskElsewhere,
-    ClosedError,
     Determinate,
     Fenced,
     InlineBudgetExceeded,
@@ -37,7 +37,7 @@ from timespine.errors import (
 from timespine.ids import parse_blob_key
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
-from timespine.model.time import Time
+from timespine.model.time import INT64_MAX, Time
 
 R = TypeVar("R")
 
@@ -71,15 +71,17 @@ def append(
     rows = once(rows)
     state = access.known()
     _, schema = access.schema(state)
-    given = to_time(at, schema.arity) if at is not None else None
-    free = given is None and schema.arity == 1 and not _has_times(rows, schema)
+    given = access.time_of(at) if at is not None else None
+    free = given is None and schema.arity == 1 and names_of(rows).isdisjoint(schema.time_names)
     if not free:
         return _append_at(access, _updates(access, rows, given), upper, expected_upper, operation)
     if expected_upper is not None:
-        given = (max(access.next_time(), *to_time(expected_upper, 1)),)
+        given = (max(access.next_time(), *access.time_of(expected_upper)),)
         return _append_at(access, _updates(access, rows, given), upper, expected_upper, operation)
+    if upper is not None:
+        return _append_below(access, rows, upper, operation)
     tentative = max(access.next_time(), state.upper.elements[0][0] if state.upper.elements else 0)
-    return _append_next(access, _updates(access, rows, (tentative,)), tentative, upper, operation)
+    return _append_next(access, _updates(access, rows, (tentative,)), tentative, operation)
 
 
 def once(rows: Any) -> Any:
@@ -119,26 +121,43 @@ def _updates(access: Access, rows: Any, at: Time | None) -> Made:
     known = access.known()
     id, schema = access.schema(known)
     try:
-        table = updates(rows, schema, at)
+        table = _table(rows, schema, at)
     except UsageError:
         state = access.state()
         if len(state.schemas) == len(known.schemas):
             raise
         id, schema = access.schema(state)
-        table = updates(rows, schema, at)
+        table = _table(rows, schema, at)
     lower, latest = (Frontier((at,)), at) if at is not None else _extent(table, schema)
     return Made(id, schema, consolidate(table, (*schema.order_names, *schema.time_names)), lower, latest)
 
 
-def _append_next(access: Access, made: Made, at: int, upper: Moment | None, operation: str) -> Committed:
+def _table(rows: Any, schema: Schema, at: Time | None) -> pa.Table:
+    return updates(with_keys(with_diffs(rows, schema), schema), schema, at)
+
+
+def _append_below(access: Access, rows: Any, upper: Moment, operation: str) -> Committed:
+    """Append rows at the next free time, which must be before the upper that the caller names."""
+    while True:
+        reached = access.known().upper
+        if reached.is_closed:
+            raise access.closed()
+        (first,) = reached.elements
+        made = _updates(access, rows, (max(access.next_time(), *first),))
+        try:
+            return _append_at(access, made, upper, first, operation)
+        except UpperMismatch:
+            access.state()  # somebody else was first, and the next free time is a later one
+
+
+def _append_next(access: Access, made: Made, at: int, operation: str) -> Committed:
     """Append rows that stand at one time, at that time or the next free one."""
     id, schema, table, *_ = made
     limit = access.config.inline_total_bytes
-    complete = to_time(upper, 1)[0] if upper is not None else None
 
     def commit(runs: tuple[Run, ...]) -> Committed:
         batch = HollowBatch(_anywhere(1), table.num_rows, runs)
-        (reply,) = access.committer.commit((access.id, AppendNext(batch, at, complete, operation, limit)))
+        (reply,) = access.committer.commit((access.id, AppendNext(batch, at, None, operation, limit)))
         return Committed(reply.time, reply.upper, table.num_rows)
 
     return stored(access, id, schema, table, commit)
@@ -154,16 +173,16 @@ def _append_at(
     """Append rows whose times are fixed, for as long as those are not sealed."""
     id, schema, table, lower, latest = made
     if upper is not None:
-        new_upper = Frontier((to_time(upper, schema.arity),))
+        new_upper = Frontier((access.time_of(upper),))
     elif latest is None:
         raise UsageError("nothing to append, and no `upper` to advance to")
     elif schema.arity != 1:
         raise UsageError("with several coordinates say how far this completes the collection: upper=(...)")
     else:
-        new_upper = Frontier.at(latest[0] + 1)
+        new_upper = after(latest[0])
     if not _is_below(table, schema, new_upper):
         raise UsageError(f"some rows are at or after the upper {new_upper} that this append is to complete")
-    expected = Frontier((to_time(expected_upper, schema.arity),)) if expected_upper is not None else None
+    expected = Frontier((access.time_of(expected_upper),)) if expected_upper is not None else None
     # SUBTLE: nobody else looks at the times in the rows, and some before the upper would change what was
     # read already: now, or when they are merged with what is there (test_writing.py).
     if expected is not None and not expected <= lower:
@@ -173,7 +192,7 @@ def _append_at(
         believed = expected if expected is not None else access.known().upper
         while True:
             if believed.is_closed:
-                raise ClosedError(f"collection {access.name} is closed")
+                raise access.closed()
             if not believed <= lower:
                 raise UsageError(f"rows at {plain(lower)} come too late: {access.name} is complete up to {believed}")
             batch = HollowBatch(Description(believed, new_upper, Frontier.minimum(schema.arity)), table.num_rows, runs)
@@ -192,6 +211,13 @@ def _append_at(
             return Committed(made.time, reached, table.num_rows)
 
     return stored(access, id, schema, table, commit)
+
+
+def after(time: int) -> Frontier:
+    """The upper of a collection that is complete up to a time."""
+    if time >= INT64_MAX:
+        raise UsageError(f"time {time} is the last there is: nothing completes it but closing the collection")
+    return Frontier.at(time + 1)
 
 
 def stored(access: Access, id: int, schema: Schema, table: pa.Table, commit: Callable[[tuple[Run, ...]], R]) -> R:
@@ -278,14 +304,19 @@ def make_runs(
     run = RunWriter(target, uploads, fresh_id)
     lists: list[str] = []
 
-    def put(data: bytes) -> str:
-        lists.append(target.key(fresh_id("h")))
-        target.put(lists[-1], data)
-        return lists[-1]
+    def put(key: str, data: bytes) -> None:
+        lists.append(key)
+        target.put(key, data)
 
     try:
         run.add([table])
-        listed = spill(run.finish(), put, limit=config.run_parts, may_spill=written_by(access.id, writer))
+        listed = spill(
+            run.finish(),
+            lambda: target.key(fresh_id("h")),
+            put,
+            limit=config.run_parts,
+            may_spill=written_by(access.id, writer),
+        )
     except BaseException:
         # Nothing refers to it yet. Also what failed: it may have happened.
         if left := delete_keys([*run.abort(), *lists], shared.blob, None):
@@ -299,22 +330,6 @@ def _anywhere(arity: int) -> Description:
     """A description for a batch whose place is decided when it is committed."""
     minimum = Frontier.minimum(arity)
     return Description(minimum, Frontier(), minimum)
-
-
-def _has_times(rows: Any, schema: Schema) -> bool:
-    """Whether rows bring their own times."""
-    names = set(schema.time_names)
-    if isinstance(rows, list | tuple):
-        return any(isinstance(row, dict) and not names.isdisjoint(row) for row in rows)
-    if isinstance(rows, Mapping):
-        return not names.isdisjoint(rows)
-    if isinstance(rows, pl.LazyFrame):
-        return not names.isdisjoint(rows.collect_schema().names())
-    columns = getattr(rows, "column_names", None) or getattr(rows, "columns", None)
-    if columns is None and hasattr(rows, "schema"):
-        columns = rows.schema.names
-    levels = getattr(getattr(rows, "index", None), "names", ())  # those of pandas that have a name are columns
-    return not names.isdisjoint(map(str, (*(columns if columns is not None else ()), *levels)))
 
 
 def _extent(table: pa.Table, schema: Schema) -> tuple[Frontier, Time | None]:

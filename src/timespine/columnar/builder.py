@@ -40,9 +40,10 @@ import pyarrow.compute as pc
 from timespine.columnar.buffer import Buffer, Latest, check_ascending, check_not_before, check_updates, times_of
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.inline import decode_inline, encode_inline
+from timespine.columnar.part_footer import hash_of
 from timespine.columnar.runs import Counters, Levels, count, delete_keys, spill
 from timespine.columnar.schema import DIFF, Schema
-from timespine.columnar.stats import describe
+from timespine.columnar.stats import PartMeta, describe
 from timespine.columnar.upload import Sent, Target, Uploads
 from timespine.config import Config
 from timespine.core.hollow import HollowBatch, Order, Part, Run, wrap_int64
@@ -51,6 +52,9 @@ from timespine.ids import check_segment
 from timespine.location.blob import Blob
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier, check_arity_of
+
+MARK_BYTES = 8
+"""Bytes by which inline data that was built by hand says which collection it is for."""
 
 INLINE_RATIO = 16
 """Rows of so many times the size of an inline part are tried: they may be compressed to fit."""
@@ -94,6 +98,7 @@ class BatchBuilder:
         order: Order = Order.UNORDERED,
         counters: Counters | None = None,
         pool: Executor | None = None,
+        finished: Callable[[HollowBatch], None] = lambda batch: None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -112,6 +117,7 @@ class BatchBuilder:
         """What is counted, by name: see `columnar.upload`."""
         self._target = Target(collection, writer, schema, schema_id, blob, config, clock, sleep)
         self._fresh = fresh
+        self._finished = finished
         self._pool = pool
         self._uploads = Uploads(config.outstanding_parts, pool, self.counters, clock)
         self._buffer = Buffer(config.part_bytes)
@@ -159,7 +165,9 @@ class BatchBuilder:
             runs = self._finish_runs()
         self._phase = _Phase.FINISHED
         rows = sum(part.rows for run in runs for part in run.parts)
-        return HollowBatch(Description(self.lower, upper, self.since), rows, runs)
+        batch = HollowBatch(Description(self.lower, upper, self.since), rows, runs)
+        self._finished(batch)
+        return batch
 
     def abort(self) -> int:
         """Give up, and delete what was uploaded; how many blobs could not be. Again is fine."""
@@ -253,7 +261,11 @@ class BatchBuilder:
             self._uploads.drain()
             chains = chained([future.result() for future in self._pieces])
         limit = target.config.run_parts
-        lists = [spill(chain, self._put_list, limit=limit, may_spill=lambda part: True) for chain in chains if chain]
+        lists = [
+            spill(chain, self._list_key, self._put_list, limit=limit, may_spill=lambda part: True)
+            for chain in chains
+            if chain
+        ]
         return tuple(Run(parts, Order.SORTED, target.schema_id) for parts in lists)
 
     def _inline(self, table: pa.Table) -> Part | None:
@@ -264,19 +276,21 @@ class BatchBuilder:
             return None
         # No statistics of columns: they would take as much room in the state as the rows, which are at hand.
         meta = describe(table, self._target.schema, sorted=True, budget=0, bound_bytes=config.bound_bytes)
+        meta = msgspec.structs.replace(meta, tail_hash=_mark(self._target.collection))
         diff_sum = wrap_int64(pc.sum(table.column(DIFF)).as_py())
         count(self.counters, "inline parts")
         count(self.counters, "inline bytes", len(data))
         return Part("", table.num_rows, len(data), diff_sum, inline=data, meta=meta.encode())
 
-    def _put_list(self, data: bytes) -> str:
-        """Put the list of a hollow run, at once; its key."""
-        key = self._target.key(self._fresh("h"))
+    def _list_key(self) -> str:
+        return self._target.key(self._fresh("h"))
+
+    def _put_list(self, key: str, data: bytes) -> None:
+        """Put the list of a hollow run, at once."""
         self._run_keys.append(key)
         retries = self._target.put(key, data)
         for what, by in (("runs spilled", 1), ("run bytes", len(data)), ("put retries", retries)):
             count(self.counters, what, by)
-        return key
 
 
 def _gathered(
@@ -307,6 +321,15 @@ def chained(pieces: Sequence[Sent]) -> list[list[Part]]:
         chains[chain].append(part)
         heapq.heappush(ends, (last, chain))
     return chains
+
+
+def is_inline_of(part: Part, collection: str) -> bool:
+    """Whether inline data was built for this collection. A blob says so by its key; this has none."""
+    return bool(part.meta) and PartMeta.decode(part.meta).tail_hash == _mark(collection)
+
+
+def _mark(collection: str) -> bytes:
+    return hash_of(collection.encode())[:MARK_BYTES]
 
 
 def flush_to_blob(

@@ -36,6 +36,9 @@ from timespine.errors import CorruptionError
 from timespine.location.blob import Blob
 from timespine.model.frontier import Frontier
 
+FOOTER_BYTES = 32 << 20
+"""Footers and lists of parts that a merge keeps for itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -109,7 +112,8 @@ class _Merge:
         self.schema_id, self.schema = len(schemas) - 1, schemas[-1]
         self.counters = engine._counters_of(effect.collection)
         blob = engine._blob
-        self.parts = Parts(blob, effect.collection, _by_id(schemas), self.config, engine._cache, engine._pool)
+        known = PartCache(FOOTER_BYTES)
+        self.parts = Parts(blob, effect.collection, _by_id(schemas), self.config, engine._cache, engine._pool, known)
         self.target = Target(effect.collection, effect.writer, self.schema, self.schema_id, blob, self.config)
         self.output = RunWriter(
             self.target,
@@ -254,7 +258,7 @@ class _Merge:
         desc = self.effect.request.desc
         parts = [inline] if (inline := self._inline()) is not None else self.output.finish()
         owned = written_by(self.effect.collection, self.effect.writer)
-        listed = spill(parts, self._put_run, limit=self.config.run_parts, may_spill=owned)
+        listed = spill(parts, self._run_key, self._put_run, limit=self.config.run_parts, may_spill=owned)
         self._delete_temporary()
         rows = sum(part.rows for part in parts)
         self._count("merge rows out", rows)
@@ -278,11 +282,12 @@ class _Merge:
         self.output.clear()
         return inline_part(small, data)
 
-    def _put_run(self, data: bytes) -> str:
-        key = self.target.key(self.fresh("h"))
+    def _run_key(self) -> str:
+        return self.target.key(self.fresh("h"))
+
+    def _put_run(self, key: str, data: bytes) -> None:
         self.lists.append(key)
         self.target.put(key, data)
-        return key
 
     def _undo(self) -> None:
         """Delete what was written in vain; what stays is swept once the writer is gone."""

@@ -22,6 +22,7 @@ comparisons are bounded, and an error says where it is, not what constants there
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from timespine.columnar.comparison import MIRRORED, RESERVED, VALUES_MAX, Compare, CompareColumns, In, IsNull, Like
@@ -200,31 +201,37 @@ class _Parser:
         if token.keyword in ("TRUE", "FALSE"):
             self._advance()
             return token.keyword == "TRUE"
-        try:
-            if token.keyword in ("+", "-") or token.kind == "number":
-                return self._number()
-            if token.kind == "text":
-                self._advance()
-                return check_literal(_unquoted(token.text))
-            if token.kind == "quoted":
-                self._advance()
-                return Name(_unquoted(token.text))
-            if token.kind == "word" and not token.keyword:
-                self._advance()
-                if self._token.kind == "text" and token.text.upper() in TYPED_WORDS:
-                    return parse_typed(token.text.upper(), _unquoted(self._advance().text))
-                return Name(token.text)
-        except UsageError as error:
-            self._fail(str(error), token)
+        if token.keyword in ("+", "-") or token.kind == "number":
+            text = self._number(token)
+            return self._read(token, lambda: parse_number(text))
+        if token.kind == "text":
+            self._advance()
+            return self._read(token, lambda: check_literal(_unquoted(token.text)))
+        if token.kind == "quoted":
+            self._advance()
+            return Name(_unquoted(token.text))
+        if token.kind == "word" and not token.keyword:
+            self._advance()
+            if self._token.kind == "text" and token.text.upper() in TYPED_WORDS:
+                typed = _unquoted(self._advance().text)
+                return self._read(token, lambda: parse_typed(token.text.upper(), typed))
+            return Name(token.text)
         return self._fail("expected a column or a constant")
 
-    def _number(self) -> Literal:
+    def _number(self, start: _Token) -> str:
         sign = "-" if self._take("-") else ""
         if not sign:
             self._take("+")
         if self._token.kind != "number":
-            raise UsageError("expected a number after its sign")
-        return parse_number(sign + self._advance().text)
+            self._fail("expected a number after its sign", start)
+        return sign + self._advance().text
+
+    def _read(self, start: _Token, read: Callable[[], Literal]) -> Literal:
+        """A constant, or where the text that is none begins."""
+        try:
+            return read()
+        except UsageError as error:
+            self._fail(str(error), start)
 
     def _take(self, keyword: str) -> bool:
         """Whether the next token is that word or sign, which is then behind us."""

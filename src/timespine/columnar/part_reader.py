@@ -51,6 +51,9 @@ __all__ = ["Fetch", "MissingBlob", "PartReader", "open_part"]
 Fetch = Callable[[int, int], bytes | None]
 """Gives the bytes [start, stop) of the blob, or None if there is no blob."""
 
+ROUNDING_BYTES = 1 << 20
+"""Bytes that decoded rows may take beyond twice what the writer counted: bitmaps and offsets are rounded up."""
+
 GAP_BYTES = 64 * 1024
 """Bytes between two pieces that are read along with them rather than by a second request."""
 
@@ -188,6 +191,9 @@ class PartReader:
             for array, field in zip(arrays, target, strict=True)
         ]
         table = pa.Table.from_arrays(arrays, schema=target)
+        claimed = sum(self.group_bytes(group) for group in chosen)
+        if table.nbytes > 2 * claimed + ROUNDING_BYTES:
+            raise CorruptionError(f"{self._what} takes {table.nbytes} bytes where its footer says {claimed}")
         check_updates(table, self.schema, self._what)
         return table
 

@@ -32,6 +32,9 @@ from timespine.location.blob import Blob
 BLOCK_GROUPS = 8
 """Row groups that are read, decoded and kept together: large enough for several threads."""
 
+DEPTH_MAX = 64
+"""Lists inside of lists. Balanced trees never get there."""
+
 ROW_BYTES = 64
 """What a row takes in memory, when nothing is known of it yet."""
 
@@ -63,10 +66,17 @@ class Parts:
     cache: PartCache
     pool: Executor | None = None
     """Where chunks are read ahead."""
+    footers: PartCache | None = None
+    """Where footers and lists are kept, if not with the rows: a merge must not push out what others come back to."""
     tally: Tally = field(default_factory=Tally)
     audit: float = 0.0
     """The share of skipped parts that is read all the same, to see that skipping them was right."""
     _pruners: dict[int, tuple[Wanted, Pruner]] = field(default_factory=dict)
+
+    @property
+    def known(self) -> PartCache:
+        """Where footers and lists are kept."""
+        return self.cache if self.footers is None else self.footers
 
     def schema(self, run: Run) -> tuple[int, Schema]:
         """The schema that a run was written with."""
@@ -82,7 +92,7 @@ class Parts:
             return reader, reader.nbytes
 
         with self._counted():
-            reader: PartReader = self.cache.get_or_load(("footer", part.key), load, Hint.MAY_ADD)
+            reader: PartReader = self.known.get_or_load(("footer", part.key), load)
         return reader
 
     @contextlib.contextmanager
@@ -95,25 +105,29 @@ class Parts:
         finally:
             _reading.tally = before
 
-    def leaves(self, parts: Iterable[Part]) -> Iterator[Part]:
+    def leaves(self, parts: Iterable[Part], depth: int = 0) -> Iterator[Part]:
         """The parts with rows, those inside hollow runs included, as they are seen through their runs."""
         for part in parts:
             if part.hollow:
-                yield from self.leaves(seen_through(part, child) for child in self._children(part))
+                yield from self.leaves(self._children(part, depth), depth + 1)
             else:
                 yield part
 
-    def _children(self, part: Part) -> tuple[Part, ...]:
+    def _children(self, part: Part, depth: int) -> Iterator[Part]:
+        """What a hollow run lists, as it is seen through it."""
+        if depth >= DEPTH_MAX:
+            raise CorruptionError(f"hollow run {part.key} is {depth} levels deep: it comes back to itself")
+
         def load() -> tuple[tuple[Part, ...], int]:
             children = read_run(part, self.blob)
             if children is None:
                 raise MissingBlob(part.key)
             return children, 8 * part.size
 
-        children: tuple[Part, ...] = self.cache.get_or_load(("run", part.key), load, Hint.MAY_ADD)
-        return children
+        children: tuple[Part, ...] = self.known.get_or_load(("run", part.key), load)
+        return (seen_through(part, child) for child in children)
 
-    def matching(self, listed: Iterable[Part], run: Run, wanted: Wanted) -> Iterator[Part]:
+    def matching(self, listed: Iterable[Part], run: Run, wanted: Wanted, depth: int = 0) -> Iterator[Part]:
         """The parts of a run that may have a row that is wanted. Like `leaves`, without what statistics rule out."""
         id, schema = self.schema(run)
         pruner = self._pruner(id, schema, wanted)
@@ -124,7 +138,7 @@ class Parts:
                     for leaf in self.leaves((part,)):
                         self._audit(leaf, id, schema, wanted)
             elif part.hollow:
-                yield from self.matching((seen_through(part, child) for child in self._children(part)), run, wanted)
+                yield from self.matching(self._children(part, depth), run, wanted, depth + 1)
             else:
                 yield part
 

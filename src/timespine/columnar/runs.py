@@ -94,14 +94,15 @@ def written_by(collection: str, writer: str) -> Callable[[Part], bool]:
 
 def spill(
     parts: Sequence[Part],
-    put: Callable[[bytes], str],
+    fresh: Callable[[], str],
+    put: Callable[[str, bytes], object],
     *,
     limit: int,
     may_spill: Callable[[Part], bool],
 ) -> tuple[Part, ...]:
     """The parts of a sorted run, at most `limit` of them if that can be, the others inside hollow runs.
 
-    `put` makes a list durable and gives its key. Only what `may_spill` is put into
+    `put` makes a list durable under a `fresh` key. Only what `may_spill` is put into
     a list, and everything stays in its place: parts that must stay in the state cut
     the run into stretches, and each stretch is gathered by itself.
 
@@ -114,8 +115,10 @@ def spill(
         return tuple(parts)
 
     def gather(children: list[Part]) -> Part:
-        data = encode_run(tuple(children))
-        return hollow_part(put(data), children, len(data))
+        key = fresh()
+        data = encode_run(key, tuple(children))
+        put(key, data)
+        return hollow_part(key, children, len(data))
 
     stretches = [(spilled, list(stretch)) for spilled, stretch in groupby(parts, may_spill)]
     pinned = sum(len(stretch) for spilled, stretch in stretches if not spilled)
@@ -201,7 +204,7 @@ def read_run(part: Part, blob: Blob) -> tuple[Part, ...] | None:
         return None
     if len(data) != part.size:
         raise CorruptionError(f"hollow run {part.key} has {len(data)} bytes, not {part.size}")
-    children = decode_run(data)
+    children = decode_run(part.key, data)
     rows = sum(child.rows for child in children)
     if not children or rows != part.rows:
         raise CorruptionError(f"hollow run {part.key} lists {len(children)} parts of {rows} updates, not {part.rows}")

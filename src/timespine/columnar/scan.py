@@ -56,7 +56,7 @@ class Source:
 def scan(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: int) -> Iterator[pa.Table]:
     """All that is wanted of these runs, merged: tables ascending in `wanted.order`, each row once, with `_diff`.
 
-    Only of a plain run are rows given as they are: where some columns are left out, one may come several times.
+    If they may repeat, those of a plain run do: where some columns are left out, one may come several times.
     """
     found = sources(parts, runs, wanted)
     if len(runs) == 1 and len(found) == 1 and is_plain(parts, runs[0], wanted):
@@ -145,13 +145,22 @@ def merged(parts: Parts, found: Sequence[Source], wanted: Wanted, memory_bytes: 
 
 
 def is_plain(parts: Parts, run: Run, wanted: Wanted) -> bool:
-    """Whether every row of a run is surely there only once, so that there is nothing to sum: at one time, all of it."""
+    """Whether there is nothing to sum: every row of a run is surely there only once, at one time, all of it.
+
+    Without some of the columns, different rows look the same. They may come as they are if they may repeat,
+    unless some count less than zero: then only sums tell.
+    """
     if run.order is not Order.SORTED or parts.schema(run)[1] != wanted.schema:
+        return False
+    is_narrow = len(wanted.read) < len(wanted.schema.names)
+    if is_narrow and not wanted.repeats:
         return False
     times = set()
     for part in run.parts:
         meta = meta_of(part)
         if meta is None or meta.min_time != meta.max_time or part.rewrite is not None:
+            return False
+        if is_narrow and meta.min_diff < 0:
             return False
         times.add(meta.min_time)
     return len(times) <= 1

@@ -54,7 +54,8 @@ class PartMeta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tail: Count
     """Bytes at the end of the blob that hold the footer; zero for inline data."""
     tail_hash: Annotated[bytes, msgspec.Meta(max_length=64)]
-    """The checksum of those bytes: what the footer says counts only if it is this one."""
+    """The checksum of those bytes: what the footer says counts only if it is this one. Of inline data that was
+    built by hand: the mark of the collection that it was built for."""
     lower: Bound | None
     """At or before every row, encoded by the order of columns. None: unknown."""
     upper: Bound | None

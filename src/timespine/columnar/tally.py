@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pyarrow.compute as pc
+import pyarrow as pa
 
 from timespine.columnar.parts import Parts, meta_of
 from timespine.columnar.scan import scan
 from timespine.columnar.schema import DIFF
 from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted, filtered
-from timespine.core.hollow import Part, Run, wrap_int64
+from timespine.core.hollow import Part, Run
+from timespine.model.time import INT64_MAX
 
 
 def counted(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> int:
     """The sum of the diffs of all updates that are wanted."""
     if wanted.lower is not None or wanted.upper is not None:
-        tables = scan(parts, runs, wanted, parts.config.merge_bytes)
-        return wrap_int64(sum(pc.sum(table.column(DIFF)).as_py() or 0 for table in tables))
+        return sum(_sum(table) for table in scan(parts, runs, wanted, parts.config.merge_bytes))
     narrow = replace(wanted, columns=(), bare=True)
     total = 0
     for run in runs:
@@ -38,15 +38,30 @@ def counted(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> int:
                     total += leaf.diff_sum or 0
                     continue
                 for table in parts.tables(leaf, id, schema, narrow, parts.config.merge_bytes // 4):
-                    total += pc.sum(filtered(table, narrow).column(DIFF)).as_py() or 0
-    return wrap_int64(total)
+                    total += _sum(filtered(table, narrow))
+    return total
+
+
+def _sum(table: pa.Table) -> int:
+    """The sum of all diffs, however large."""
+    diffs = table.column(DIFF).to_numpy()
+    if len(diffs) == 0:
+        return 0
+    largest = max(-int(diffs.min()), int(diffs.max()))
+    return int(diffs.sum() if largest <= INT64_MAX // len(diffs) else diffs.astype(object).sum())
 
 
 def is_whole(part: Part, wanted: Wanted) -> bool:
     """Whether surely every update of a part is wanted, and their sum is known."""
     if part.diff_sum is None or part.is_truncated or wanted.where is not None or wanted.keys is not None:
         return False
-    return is_within(part, wanted.window)
+    return is_within(part, wanted.window) and not _may_wrap(part)
+
+
+def _may_wrap(part: Part) -> bool:
+    """Whether the sum that is known of a part may be another one modulo 2^64."""
+    meta = meta_of(part)
+    return meta is None or part.rows * max(-meta.min_diff, meta.max_diff) > INT64_MAX
 
 
 def is_within(part: Part, window: Window) -> bool:

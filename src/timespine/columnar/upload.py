@@ -100,6 +100,7 @@ class Target:
             "part bytes": len(encoded.data),
             "bounds truncated": sum(len(bound) > config.bound_bytes for bound in bounds),
             "bounds omitted": sum(bound is None for bound in kept),
+            "column statistics trimmed": encoded.meta.trimmed(self.schema),
         }
         del table
         encoded_at = self.clock()
@@ -111,7 +112,7 @@ class Target:
 
     def send_run(self, name: str, children: Sequence[Part]) -> Sent:
         """Put a list of parts as a hollow run."""
-        data = encode_run(tuple(children))
+        data = encode_run(self.key(name), tuple(children))
         retries = self.put(self.key(name), data)
         counts = {"runs spilled": 1.0, "run bytes": float(len(data)), "put retries": float(retries)}
         return Sent(hollow_part(self.key(name), children, len(data)), counts=counts)

@@ -36,6 +36,8 @@ class Wanted:
     """Only rows whose first ordered column, encoded, is before this."""
     keys: KeySet | None = None
     """Only rows with one of these keys."""
+    repeats: bool = False
+    """Whether a row may come several times with a part of its count each, because whoever asks adds them up."""
     bare: bool = False
     """Whether only what filters need is read: for counting, where rows need not be told apart."""
     hint: Hint = Hint.MAY_ADD

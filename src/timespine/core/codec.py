@@ -90,7 +90,7 @@ class StateImage(msgspec.Struct, frozen=True, omit_defaults=True):
 _encoder = msgspec.msgpack.Encoder()
 _diff_decoder = msgspec.msgpack.Decoder(StateDiff)
 _state_decoder = msgspec.msgpack.Decoder(StateImage)
-_run_decoder = msgspec.msgpack.Decoder(tuple[Part, ...])
+_run_decoder = msgspec.msgpack.Decoder(tuple[str, tuple[Part, ...]])
 
 T = TypeVar("T")
 
@@ -144,14 +144,17 @@ def decode_state(data: bytes) -> State:
     return state
 
 
-def encode_run(parts: tuple[Part, ...]) -> bytes:
-    """The parts of a hollow run as a blob."""
-    return _seal(Kind.RUN, _encoder.encode(parts), ENTRY_BYTES_MAX)
+def encode_run(key: str, parts: tuple[Part, ...]) -> bytes:
+    """The parts of a hollow run as a blob, which says under which key it is put."""
+    return _seal(Kind.RUN, _encoder.encode((key, parts)), ENTRY_BYTES_MAX)
 
 
-def decode_run(data: bytes) -> tuple[Part, ...]:
-    """The parts in the blob of a hollow run."""
-    return _decoded(_run_decoder, _open(data, Kind.RUN, ENTRY_BYTES_MAX))
+def decode_run(key: str, data: bytes) -> tuple[Part, ...]:
+    """The parts in the blob of a hollow run that was read from this key."""
+    said, parts = _decoded(_run_decoder, _open(data, Kind.RUN, ENTRY_BYTES_MAX))
+    if said != key:
+        raise CorruptionError(f"the hollow run at {key} says that it is {said:.200}")
+    return parts
 
 
 def kind_of(data: bytes) -> Kind:

@@ -44,7 +44,7 @@ def check_text(text: str, what: str) -> str:
 def check_open(closed: bool, port: str) -> None:
     """An adapter that was closed stays closed."""
     if closed:
-        raise UsageError(f"this {port} adapter is closed")
+        raise UsageError(f"this {port} adapter is closed: open it, or the store that it belongs to, again")
 
 
 # Blobs.

@@ -62,11 +62,17 @@ _SURELY_NOT_REMOVED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.E
 
 
 class LocalBlob:
-    """Blobs as files below a root folder, durable against power loss."""
+    """Blobs as files below a root folder, durable against power loss.
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    With `read_only` nothing is made, changed or synced; a root that is not there holds no blobs.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, read_only: bool = False) -> None:
         self._root = os.path.abspath(os.fspath(root))
         self._closed = False
+        self._read_only = read_only
+        if read_only:
+            return
         with _failures(Determinate, f"cannot open the folder {self._root}", missing_too=True):
             make_folders(self._root)
         if not os.path.isdir(self._root):
@@ -76,6 +82,7 @@ class LocalBlob:
 
     def put(self, key: str, value: bytes) -> None:
         parsed = check_put(key, value)
+        self._check_writable()
         for _ in range(ATTEMPTS_MAX):
             # SUBTLE: FileNotFoundError means that a delete removed a folder of ours while it was empty, or
             # that a sweep took our temporary file. Nothing is linked then, and starting again is safe
@@ -87,27 +94,26 @@ class LocalBlob:
 
     def get(self, key: str, *, max_bytes: int = BLOB_BYTES_MAX) -> bytes | None:
         parsed, bytes_max = check_get(key, max_bytes)
-        with self._open_root() as root, _failures(Determinate, f"cannot read blob {key}"):
-            try:
-                with _open_folders(root, parsed) as folders, _open_file(folders[-1], parsed) as (fd, size):
-                    check_size(key, size, bytes_max)
-                    return _read_exactly(fd, size, key)
-            except FileNotFoundError:
-                return None
+        try:
+            with self._opened(parsed) as (fd, size):
+                check_size(key, size, bytes_max)
+                return _read_exactly(fd, size, key)
+        except FileNotFoundError:
+            return None
 
     def get_range(self, key: str, start: int, stop: int) -> bytes | None:
         parsed = check_get_range(key, start, stop)
-        with self._open_root() as root, _failures(Determinate, f"cannot read blob {key}"):
-            try:
-                with _open_folders(root, parsed) as folders, _open_file(folders[-1], parsed) as (fd, size):
-                    check_size(key, size, BLOB_BYTES_MAX)
-                    check_inside(key, stop, size)
-                    return _read_range(fd, start, stop, key)
-            except FileNotFoundError:
-                return None
+        try:
+            with self._opened(parsed) as (fd, size):
+                check_size(key, size, BLOB_BYTES_MAX)
+                check_inside(key, stop, size)
+                return _read_range(fd, start, stop, key)
+        except FileNotFoundError:
+            return None
 
     def delete(self, key: str) -> bool:
         parsed = parse_blob_key(key)
+        self._check_writable()
         with self._open_root() as root, _failures(Indeterminate, f"deleting blob {key}"):
             try:
                 with _open_folders(root, parsed) as folders:
@@ -138,6 +144,7 @@ class LocalBlob:
         """
         if not older_than_s >= 0:
             raise UsageError(f"older_than_s {older_than_s!r} is not a number of seconds")
+        self._check_writable()
         swept = 0
         with self._open_root() as root, _failures(Determinate, "cannot sweep temporary files"):
             temporary = _open_or_make(TEMPORARY, root)
@@ -159,12 +166,28 @@ class LocalBlob:
     def _open_root(self) -> Iterator[int]:
         """The root, opened anew by every call, so that nothing has to survive a fork or a close."""
         check_open(self._closed, "blob")
-        with _failures(Determinate, f"the folder {self._root} cannot be opened", missing_too=True):
+        what = f"the folder {self._root} cannot be opened"
+        with _failures(Determinate, what, missing_too=not self._read_only):
             fd = os.open(self._root, _FOLDER)
         try:
             yield fd
         finally:
             os.close(fd)
+
+    @contextlib.contextmanager
+    def _opened(self, key: BlobKey) -> Iterator[tuple[int, int]]:
+        """The file of a key, opened for reading, and its size; FileNotFoundError if there is none."""
+        with (
+            self._open_root() as root,
+            _failures(Determinate, f"cannot read blob {key}"),
+            _open_folders(root, key) as folders,
+            _open_file(folders[-1], key) as opened,
+        ):
+            yield opened
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise UsageError(f"{self._root} is open for reading only")
 
     def _put_once(self, root: int, key: BlobKey, value: bytes) -> None:
         with contextlib.ExitStack() as stack:
@@ -191,13 +214,16 @@ class LocalBlob:
     def _list(self, *segments: str) -> Iterator[BlobInfo]:
         """Depth first. SUBTLE: folders are ordered as "name/", because '-' sorts before '/': "a-b/..." comes
         before "a/..." (test_list_keys_is_in_order_of_the_whole_key)."""
-        with self._open_root() as root, _failures(Determinate, "cannot list blobs"):
-            try:
-                with _open_folders(root, segments) as folders:
-                    names = _subfolders(folders[-1]) if len(segments) < 2 else []
-                    sizes = _file_sizes(folders[-1]) if len(segments) == 2 else {}
-            except FileNotFoundError:
-                return
+        try:
+            with (
+                self._open_root() as root,
+                _failures(Determinate, "cannot list blobs"),
+                _open_folders(root, segments) as folders,
+            ):
+                names = _subfolders(folders[-1]) if len(segments) < 2 else []
+                sizes = _file_sizes(folders[-1]) if len(segments) == 2 else {}
+        except FileNotFoundError:
+            return
         for name in sorted(names, key=lambda name: name + "/"):
             yield from self._list(*segments, name)
         for name in sorted(sizes):

@@ -17,6 +17,7 @@ from typing import Any
 from timespine.errors import CorruptionError, UsageError
 from timespine.location.arguments import check_key, check_scan, check_text, check_truncate, check_writes
 from timespine.location.consensus import Entry, Write, differing
+from timespine.location.sqlite_at_rest import SqliteFileAtRest
 from timespine.location.sqlite_file import SqliteFile
 
 WAIT_S = 10.0
@@ -38,30 +39,37 @@ _KEYS = """WITH RECURSIVE found (key) AS (
 
 
 class SqliteConsensus:
-    """Consensus for the processes of one machine, durable against power loss."""
+    """Consensus for the processes of one machine, durable against power loss.
 
-    def __init__(self, path: str | os.PathLike[str], *, wait_s: float = WAIT_S) -> None:
+    With `read_only` nothing is made or changed in the folder, which need not be writable.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, wait_s: float = WAIT_S, read_only: bool = False) -> None:
         if not 0 <= wait_s <= WAIT_S_MAX:
             raise UsageError(f"wait_s {wait_s!r} is not from 0 to {WAIT_S_MAX} seconds")
         if sqlite3.sqlite_version_info < (3, 37):
             raise UsageError(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 or newer is needed")
-        self._file = SqliteFile(os.path.realpath(os.fspath(path)), wait_s)
+        kind = SqliteFileAtRest if read_only else SqliteFile
+        self._file = kind(os.path.realpath(os.fspath(path)), wait_s)
         weakref.finalize(self, self._file.close)
 
     def head(self, key: str) -> Entry | None:
         check_key(key)
-        with self._file.reading() as connection:
-            rows = connection.execute(_NEWEST, (key,)).fetchall()
+        rows = self._file.read(lambda connection: connection.execute(_NEWEST, (key,)).fetchall())
         return _entries(key, rows)[0] if rows else None
 
     def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[Entry]:
         check_scan(key, from_seqno, limit)
         rows_max = -1 if limit is None else limit
-        with self._file.reading() as connection:
+
+        def read(connection: sqlite3.Connection) -> tuple[list[Any], int | None]:
             connection.execute("BEGIN")  # both statements see one moment
             rows = connection.execute(_SCAN, (key, from_seqno, rows_max)).fetchall()
             newest = _newest_seqno(connection, key)
             connection.execute("COMMIT")
+            return rows, newest
+
+        rows, newest = self._file.read(read)
         entries = _entries(key, rows)
         reached = entries[-1].seqno if entries else from_seqno - 1
         if newest is not None and reached < newest and len(entries) != limit:
@@ -88,9 +96,8 @@ class SqliteConsensus:
     def list_keys(self, prefix: str = "") -> list[str]:
         if not check_text(prefix, "prefix").isascii():
             prefix = "\x7f"  # keys are ASCII, and all below this
-        with self._file.reading() as connection:
-            found = [key for (key,) in connection.execute(_KEYS, (prefix, prefix + "\x7f"))]
-        return sorted(found)
+        found = self._file.read(lambda connection: connection.execute(_KEYS, (prefix, prefix + "\x7f")).fetchall())
+        return sorted(key for (key,) in found)
 
     def close(self) -> None:
         self._file.close()

@@ -33,13 +33,16 @@ import threading
 import time
 import urllib.parse
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from timespine.errors import CorruptionError, Determinate, Indeterminate, Unavailable, UsageError, VersionError
 from timespine.location.arguments import check_open
 from timespine.location.durable import sync_path
 from timespine.location.mounts import mount_table, refuse_network_file_system
 from timespine.location.turns import WriteLine
+
+T = TypeVar("T")
 
 APPLICATION_ID = 0x54535043
 """In the header of every file of ours: "TSPC"."""
@@ -109,31 +112,35 @@ class SqliteFile:
         if not os.path.isdir(os.path.dirname(path)):
             raise UsageError(f"the folder of {path} does not exist: create it first")
         refuse_network_file_system(path, mount_table())
-        try:
-            _create_if_missing(path)
-            sync_path(os.path.dirname(path))
-        except (OSError, sqlite3.Error) as error:
-            raise Determinate(f"cannot open {path}: {error}") from error
-        with self.reading() as connection:
-            (report,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        self._prepare()
+        (report,) = self.read(lambda connection: connection.execute("PRAGMA integrity_check(1)").fetchone())
         if report != "ok":
             self.close()
             raise CorruptionError(f"{path} is damaged: {report:.200}")
         _files.add(self)
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection for reading; a statement outside a transaction sees one moment."""
+    def _prepare(self) -> None:
+        """Make the file if there is none."""
+        try:
+            _create_if_missing(self.path)
+            sync_path(os.path.dirname(self.path))
+        except (OSError, sqlite3.Error) as error:
+            raise Determinate(f"cannot open {self.path}: {error}") from error
+
+    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What somebody finds on the connection for reading; a statement outside a transaction sees one moment."""
         with self._holding(self._reading):
-            try:
-                self._reader = self._reader or self._connect(*_CONFIGURE_READER)
-                yield self._reader
-            except BaseException as error:
-                _close(self._reader)
-                self._reader = None
-                if isinstance(error, _ERRORS):
-                    raise self._failure(error, Determinate) from error
-                raise
+            return self._read(work)
+
+    def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            self._reader = self._reader or self._connect(*_CONFIGURE_READER)
+            return work(self._reader)
+        except BaseException as error:
+            self._close_reader()
+            if isinstance(error, _ERRORS):
+                raise self._failure(error, Determinate) from error
+            raise
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -206,26 +213,38 @@ class SqliteFile:
             self._writing.release()
 
     def _close_all(self) -> None:
-        _close(self._reader)
+        self._close_reader()
         _close(self._writer)
         if self._line is not None:
             self._line.close()
-        self._reader = self._writer = self._line = None
+        self._writer = self._line = None
+
+    def _close_reader(self) -> None:
+        _close(self._reader)
+        self._reader = None
 
     def _connect(self, *pragmas: str) -> sqlite3.Connection:
         """A connection to the file that exists, once it is known to be ours."""
-        uri = f"file:{urllib.parse.quote(os.fsencode(self.path))}?mode=rw"
+        uri = f"file:{urllib.parse.quote(os.fsencode(self.path))}?{self._mode()}"
         connection = sqlite3.connect(uri, uri=True, timeout=self.wait_s, isolation_level=None, check_same_thread=False)
         try:
             _require_ours(connection, self.path)
-            if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
-                raise UsageError(f"{self.path} is in a place where SQLite cannot keep a write-ahead log")
+            self._require_log(connection)
             for pragma in _CONFIGURE + pragmas:
                 connection.execute(pragma)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _mode(self) -> str:
+        """How SQLite is to open the file."""
+        return "mode=rw"
+
+    def _require_log(self, connection: sqlite3.Connection) -> None:
+        """A UsageError where there can be no write-ahead log."""
+        if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+            raise UsageError(f"{self.path} is in a place where SQLite cannot keep a write-ahead log")
 
     def _failure(self, error: Exception, kind: type[Unavailable]) -> Exception:
         """What an error of SQLite means to the caller; `kind` if it may work later."""

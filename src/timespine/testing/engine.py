@@ -72,6 +72,10 @@ class Format(typing.Protocol):
         """Some schema that may follow the newest one; `name` was never used before."""
         ...
 
+    def retractable(self, rows: Sequence[Row], state: State) -> Sequence[Row]:
+        """Those rows that data under the newest schema of a state can retract."""
+        ...
+
     def data_of(self, updates: Sequence[Update], state: State) -> Data:
         """Updates as data to append, under the newest schema of a state."""
         ...
@@ -106,6 +110,9 @@ class Opaque:
 
     def next_schema(self, state: State, name: str) -> bytes:
         return name.encode()
+
+    def retractable(self, rows: Sequence[Row], state: State) -> Sequence[Row]:
+        return rows
 
     def data_of(self, updates: Sequence[Update], state: State) -> Data:
         return data_of(updates)
@@ -187,7 +194,7 @@ def merge_runs(effect: MergeRuns) -> Protocol[HollowBatch | None]:
         if data is None:
             return None
         if part.hollow:
-            waiting.extend(seen_through(part, child) for child in decode_run(data))
+            waiting.extend(seen_through(part, child) for child in decode_run(part.key, data))
         else:
             parts.append((part, visible(part, decode_rows(data))))
     desc = effect.request.desc
@@ -219,8 +226,8 @@ def _write(effect: MergeRuns, merged: list[Update]) -> Protocol[tuple[Part, ...]
         parts.append(Part(key, data.rows, len(data.value), data.diff_sum))
     if len(parts) <= 2:
         return tuple(parts)
-    run = encode_run(tuple(parts))
     key = f"{prefix}/{(yield FreshId('h'))}"
+    run = encode_run(key, tuple(parts))
     yield PutBlob(key, run)
     diff_sum = wrap_int64(sum(part.diff_sum or 0 for part in parts))
     return (Part(key, len(merged), len(run), diff_sum, hollow=True),)

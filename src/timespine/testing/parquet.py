@@ -137,6 +137,11 @@ class Parquet:
             return newest.widen(narrow[0], "int64").encode()
         return newest.add(f"added_{name}", type, default).encode()
 
+    def retractable(self, rows: Sequence[Row], state: State) -> Sequence[Row]:
+        """Not those with a value in a column that whoever writes does not know of yet: it would be another row."""
+        known, collection = _newest(state).next_id, state.collection
+        return [row for row in rows if self.columns.get((collection, row), 0) <= known]
+
     def data_of(self, updates: Sequence[Update], state: State) -> Data:
         """Mostly in order; sometimes as they came, which is what unsealed updates are."""
         table = self._table(updates, state)

@@ -168,13 +168,13 @@ class Workload(Answers):
         """How often each row counts, by what a read fetched."""
         return self.format.counted(*fetched, self._known(process, name))
 
-    def _updates(self, operation: Operation, name: str, times: list[Time]) -> list[Update]:
+    def _updates(self, process: Process, operation: Operation, name: str, times: list[Time]) -> list[Update]:
         """A few inserts with the operation's id in the row, and perhaps a retraction of an older row."""
         rows = [
             f"{operation.id}.{index}" for index in range(self.random.choice((5, 7) if self.heavy else (1, 1, 2, 3, 6)))
         ]
         updates: list[Update] = [(row, self.random.choice(times), 1) for row in rows]
-        old = self.rows[name]
+        old = self.format.retractable(self.rows[name], self._known(process, name))
         if old and self.random.random() < 0.5:
             updates.append((self.random.choice(old), self.random.choice(times), -1))
         operation.details["rows"] = rows
@@ -195,7 +195,7 @@ class Workload(Answers):
         if self.random.random() < 0.1:
             upper = self._next_upper(upper)[0]  # a caller that is wrong about the upper
         new_upper, times = self._next_upper(upper)
-        updates = self._updates(operation, name, times) if self.random.random() < 0.85 else []
+        updates = self._updates(process, operation, name, times) if self.random.random() < 0.85 else []
         data = self._data(process, name, updates) if updates else None
         reply = yield from write.compare_and_append(process.session, name, data, upper, new_upper)
         if isinstance(reply, Refused):
@@ -207,7 +207,7 @@ class Workload(Answers):
         for each in self.arities:
             upper = self._known(process, each).upper
             new_upper, times = self._next_upper(upper)
-            data = self._data(process, each, self._updates(operation, each, times))
+            data = self._data(process, each, self._updates(process, operation, each, times))
             appends.append((each, data, upper, new_upper))
         operation.details["both"] = True
         reply = yield from write.append_to_many(process.session, appends)
@@ -222,7 +222,7 @@ class Workload(Answers):
         (known, *_) = self.random.choice(self._known(process, name).upper.elements)
         at = max(known + self.random.choice((-3, -1, 0, 0, 0, 1, 3)), 0)
         operation.details["at"] = self.world.next_free[operation.id] = at
-        updates = self._updates(operation, name, [(at,)])
+        updates = self._updates(process, operation, name, [(at,)])
         if self.random.random() < 0.7:
             return (yield from write.append_next(session, name, self._data(process, name, updates), at))
         run, keys = yield from self._spilled(process, name, updates)
@@ -238,7 +238,7 @@ class Workload(Answers):
         """In one part from the upper on, or from before it: what is there already is cut off then."""
         upper = self._known(process, name).upper
         new_upper, times = self._next_upper(upper)
-        updates = self._updates(operation, name, times)
+        updates = self._updates(process, operation, name, times)
         operation.details["may be cut"] = True
         if upper.arity == 1 and self.random.random() < 0.7:
             start = max(upper.elements[0][0] - 2, 0)
@@ -287,8 +287,8 @@ class Workload(Answers):
         parts = []
         for piece in pieces:
             parts.append((yield from write.put_part(session, name, piece)))
-        listed = encode_run(tuple(parts))
         key = f"{name}/{session.writer}/{(yield FreshId('p'))}"
+        listed = encode_run(key, tuple(parts))
         yield from retried(session, PutBlob(key, listed))
         diff_sum = wrap_int64(sum(diff for _, _, diff in updates))
         part = Part(key, sum(part.rows for part in parts), len(listed), diff_sum, hollow=True)
@@ -348,7 +348,7 @@ class Workload(Answers):
         for _ in range(self.random.randrange(3)):
             later, more = self._next_upper(later)
             times.extend(more)
-        updates = self._updates(operation, name, times)
+        updates = self._updates(process, operation, name, times)
         lower = Frontier(tuple(time for _, time, _ in updates))
         latest = tuple(map(max, *(time for _, time, _ in updates))) if len(updates) > 1 else updates[0][1]
         data = self._data(process, name, updates)
@@ -442,8 +442,7 @@ class Workload(Answers):
     def _merge(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         for _ in range(2):
             if (yield from maintain.merge_once(process.session, name)) is None:
-                return None
-        return None
+                break
 
     def _ask_for_merges(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         state = self._known(process, name)

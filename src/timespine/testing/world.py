@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from timespine.core.codec import Kind, decode_diff, decode_run, decode_state, encode_run, kind_of
+from timespine.core.codec import Kind, decode_diff, decode_run, decode_state, kind_of
 from timespine.core.diff import StateDiff, apply_diff
 from timespine.core.effects import (
     CompareAndSet,
@@ -32,8 +32,6 @@ from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import Row, Update, restrict
 from timespine.testing.engine import OPAQUE, Format
-
-EMPTY_RUN = encode_run(())
 
 
 def is_user_data(key: str) -> bool:
@@ -176,7 +174,7 @@ class World:
         """The updates in a part, as they were put; for a hollow run those of all its parts."""
         data = self.blobs[part.key] if part.inline is None else part.inline
         if part.hollow:
-            return [update for child in decode_run(data) for update in self._updates(child, schema)]
+            return [update for child in decode_run(part.key, data) for update in self._updates(child, schema)]
         return list(self.format.rows_of(part, data, schema))
 
     def _appended(self, updates: list[Update], appended: Description) -> list[Update]:
@@ -204,7 +202,7 @@ class World:
         if data is None:
             return False
         self.referred.add(part.key)
-        return not part.hollow or all(self._exists(child) for child in decode_run(data))
+        return not part.hollow or all(self._exists(child) for child in decode_run(part.key, data))
 
     def _truncate(self, effect: Truncate) -> int:
         log = self.logs.get(effect.key, [])
@@ -254,7 +252,8 @@ class World:
         found = set(keys)
         waiting = [key for key, hollow in keys.items() if hollow]
         while waiting:
-            children = decode_run(self.blobs.get(waiting.pop(), EMPTY_RUN))
+            key = waiting.pop()
+            children = decode_run(key, self.blobs[key]) if key in self.blobs else ()
             waiting.extend(part.key for part in children if part.hollow and part.key not in found)
             found.update(part.key for part in children)
         return found

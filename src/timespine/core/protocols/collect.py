@@ -120,8 +120,9 @@ def _children(session: Session, runs: References) -> Protocol[References]:
     found: References = {}
     waiting = [key for key, hollow in runs.items() if hollow]
     while waiting:
-        data = yield from retried(session, GetBlob(waiting.pop()))
-        for part in decode_run(data) if data is not None else ():
+        key = waiting.pop()
+        data = yield from retried(session, GetBlob(key))
+        for part in decode_run(key, data) if data is not None else ():
             if part.key and part.key not in found:
                 found[part.key] = part.hollow
                 if part.hollow:

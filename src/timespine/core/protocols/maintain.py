@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from timespine.config import Config
 from timespine.core.codec import encode_state
 from timespine.core.effects import FreshId, MergeRuns, Now, Output, Protocol, PutBlob
 from timespine.core.group import Refused
@@ -24,12 +25,14 @@ from timespine.core.transitions import (
     Finalize,
     RegisterWriter,
 )
+from timespine.core.transitions.merges import is_at_work
 from timespine.errors import TimespineError, Unavailable
 
 
 def merge_once(session: Session, collection: str, id: tuple[int, int] | None = None) -> Protocol[Applied | None]:
     """Do one merge that nobody else is at (that of `id`, if named); what became of it, or None if there is none.
 
+    A merge that came to nothing is left alone while its claim lasts, unless it is named.
     The merge runs as a writer of its own, so that what it leaves behind if it dies
     is swept, and so that a late result cannot pass for a new one.
     """
@@ -79,25 +82,27 @@ def _merge_as(session: Session, collection: str, request: MergeRequest, writer: 
 
 
 def _unclaimed(state: State, id: tuple[int, int] | None, now_ms: int) -> MergeRequest | None:
-    """The smallest request that nobody works on, or the one with that id."""
+    """The smallest request that nobody claims, or the one with that id if nobody is at work on it."""
     free = []
     for request in state.trace.requests():
-        if id is not None and request.id != id:
-            continue
         claim = state.claims.get(request.id)
-        if claim is None or claim.until_ms < now_ms:
+        if id is None:
+            is_free = claim is None or claim.until_ms < now_ms
+        else:
+            is_free = request.id == id and (claim is None or not is_at_work(state, claim, now_ms))
+        if is_free:
             free.append(request)
     return min(free, key=lambda request: request.rope.len, default=None)
 
 
-def is_rollup_due(session: Session, state: State) -> bool:
-    """Whether enough was committed since the last rollup to pay for another.
+def is_rollup_due(config: Config, state: State, times: int = 1) -> bool:
+    """Whether enough was committed since the last rollup to pay for another: so many times over what is configured.
 
     A rollup costs in proportion to the state, so the larger the state, the more
     commits must share the cost: at least a quarter as many as there are batches.
     """
     newest = max(state.rollups, default=0)
-    return state.seqno - newest >= max(session.config.rollup_seqnos, state.trace.hollow_count // 4)
+    return state.seqno - newest >= max(times * config.rollup_seqnos, state.trace.hollow_count // 4)
 
 
 def roll_up(session: Session, collection: str) -> Protocol[bool]:

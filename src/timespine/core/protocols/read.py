@@ -141,7 +141,7 @@ def _fetch(session: Session, plan: Plan) -> Protocol[list[tuple[Part, bytes]] | 
         if data is None:
             return part.key
         if part.hollow:
-            waiting.extend(reversed([seen_through(part, child) for child in decode_run(data)]))
+            waiting.extend(reversed([seen_through(part, child) for child in decode_run(part.key, data)]))
         else:
             fetched.append((part, data))
     return fetched

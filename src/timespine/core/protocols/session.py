@@ -25,7 +25,7 @@ class Frozen:
 
 @dataclass(slots=True)
 class Session:
-    """One process and store. Not for several threads at once."""
+    """One process and store. Not for several threads at once: `client.session` has one that is."""
 
     committer: str
     """Its committer id: fresh for every session."""
@@ -59,21 +59,20 @@ class Session:
 
 def retried(session: Session, effect: Effect) -> Protocol[Any]:
     """An effect that may be repeated, tried again a bounded number of times while storage is unavailable."""
-    for attempt in range(session.config.storage_attempts - 1):
-        try:
-            return (yield effect)
-        except Unavailable:
-            session.count("retries")
-            yield Sleep(pause_ms(session.config, attempt))
-    return (yield effect)
+    return _tried(session, effect, Unavailable)
 
 
 def determinately_retried(session: Session, effect: Effect) -> Protocol[Any]:
     """An effect that must not be repeated unless it surely did not happen."""
+    return _tried(session, effect, Determinate)
+
+
+def _tried(session: Session, effect: Effect, failure: type[Unavailable]) -> Protocol[Any]:
+    """An effect, again after one kind of failure; the last try fails for good."""
     for attempt in range(session.config.storage_attempts - 1):
         try:
             return (yield effect)
-        except Determinate:
+        except failure:
             session.count("retries")
             yield Sleep(pause_ms(session.config, attempt))
     return (yield effect)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from timespine.core.effects import DeleteBlobs, FreshId, Protocol, PutBlob
@@ -49,8 +51,10 @@ def compare_and_append(
     session: Session, collection: str, data: Data | None, expected: Frontier, new_upper: Frontier
 ) -> Protocol[Frontier | Refused]:
     """Append data for [expected, new_upper): inline if it is tiny and fits, else as a blob."""
+    reply: Frontier | Refused
     if data is None:
-        return (yield from _committed(session, collection, CompareAndAppend((), expected, new_upper), ()))
+        reply = yield from _committed(session, collection, CompareAndAppend((), expected, new_upper), ())
+        return reply
     desc = _interval(expected, new_upper)
     if len(data.value) <= session.config.inline_part_bytes:
         batch = _batch(inline_part(data), data, desc)
@@ -60,7 +64,8 @@ def compare_and_append(
             return reply
     part = yield from put_part(session, collection, data)
     batch = _batch(part, data, desc)
-    return (yield from _committed(session, collection, CompareAndAppend((batch,), expected, new_upper), (part.key,)))
+    reply = yield from _committed(session, collection, CompareAndAppend((batch,), expected, new_upper), (part.key,))
+    return reply
 
 
 def append_next(session: Session, collection: str, data: Data, at: int) -> Protocol[AppendedAt | Refused]:
@@ -69,16 +74,18 @@ def append_next(session: Session, collection: str, data: Data, at: int) -> Proto
     It never loses to another append: a compare-and-set that did is judged again, at a later time. Whoever
     repeats the call after `Indeterminate` may append twice, since no upper tells.
     """
+    reply: AppendedAt | Refused
     desc = Description(Frontier.at(at), CLOSED, Frontier.minimum(1))
     if len(data.value) <= session.config.inline_part_bytes:
         batch = _batch(inline_part(data), data, desc)
         command = AppendNext(batch, at, inline_total_bytes=session.config.inline_total_bytes)
-        reply = yield from _placed(session, collection, command, ())
+        reply = yield from _committed(session, collection, command, ())
         if not (isinstance(reply, Refused) and isinstance(reply.reason, InlineBudgetExceeded)):
             return reply
     part = yield from put_part(session, collection, data)
     batch = _batch(part, data, desc)
-    return (yield from _placed(session, collection, AppendNext(batch, at), (part.key,)))
+    reply = yield from _committed(session, collection, AppendNext(batch, at), (part.key,))
+    return reply
 
 
 def append(
@@ -142,27 +149,11 @@ def _batch(part: Part, data: Data, desc: Description) -> HollowBatch:
     return HollowBatch(desc, part.rows, (Run((part,), data.order, data.schema),))
 
 
-def _committed(
-    session: Session, collection: str, command: Command, keys: tuple[str, ...]
-) -> Protocol[Frontier | Refused]:
-    """Commit one append; what it put is deleted again if it is refused."""
+def _committed(session: Session, collection: str, command: Command, keys: tuple[str, ...]) -> Protocol[Any]:
+    """Commit one append; its reply, or Refused: then what it put is deleted again."""
     replies = yield from commit(session, collection, command)
-    if isinstance(replies, Refused):
-        if keys:
-            yield from forget(session, keys)
-        return replies
-    upper: Frontier = replies[0]
-    return upper
-
-
-def _placed(
-    session: Session, collection: str, command: AppendNext, keys: tuple[str, ...]
-) -> Protocol[AppendedAt | Refused]:
-    """Commit one append at the next free time; what it put is deleted again if it is refused."""
-    replies = yield from commit(session, collection, command)
-    if isinstance(replies, Refused):
-        if keys:
-            yield from forget(session, keys)
-        return replies
-    placed: AppendedAt = replies[0]
-    return placed
+    if not isinstance(replies, Refused):
+        return replies[0]
+    if keys:
+        yield from forget(session, keys)
+    return replies

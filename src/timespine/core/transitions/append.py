@@ -14,7 +14,7 @@ from timespine.core.hollow import HollowBatch, Run
 from timespine.core.shape import check_hollow
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
 from timespine.core.transitions.push import drained_runs, pushed, remember, truncated
-from timespine.core.transitions.writers import refuse_unregistered
+from timespine.core.transitions.writers import refuse_unknown_schemas, refuse_unregistered
 from timespine.errors import ClosedError, InlineBudgetExceeded, TimespineError, UpperMismatch, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier, check_arity_of
@@ -193,6 +193,9 @@ def _refuse_batch(state: State, batch: HollowBatch, lower: Frontier, upper: Fron
     a second time; one from before `upper` may stand after it, and would be lost. A since at or
     before the batch's own lower has moved nothing.
     """
+    unknown = refuse_unknown_schemas(state, (run.schema for run in batch.runs))
+    if unknown is not None:
+        return unknown
     desc = batch.desc
     if not (desc.lower <= lower and upper <= desc.upper):
         return UsageError(f"a batch of [{desc.lower}, {desc.upper}) does not cover the append [{lower}, {upper})")

@@ -48,17 +48,26 @@ class RollUpAll(msgspec.Struct, frozen=True, array_like=True):
 
 
 def claim_merge(state: State, command: ClaimMerge, now_ms: int) -> Commit[bool] | NoOp[bool]:
-    """Claim a fueled batch that nobody else works on; whether it was granted."""
+    """Claim a fueled batch that nobody else works on; whether it was granted.
+
+    The claim of a writer that has left, since its merge came to nothing, is only a hint to let some time
+    pass: whoever cannot wait may take it over.
+    """
     check_segment(command.claimant, "claimant")
     if all(batch.id != command.id or not batch.fueled for batch in state.trace.batches()):
         return NoOp(False)
     known = state.claims.get(command.id)
-    if known is not None and known.claimant != command.claimant and known.until_ms >= now_ms:
+    if known is not None and known.claimant != command.claimant and is_at_work(state, known, now_ms):
         return NoOp(False)
     claim = Claim(command.claimant, now_ms + check_term(command.term_ms))
     if known == claim:
         return NoOp(True)
     return Commit(msgspec.structs.replace(state, claims={**state.claims, command.id: claim}), True)
+
+
+def is_at_work(state: State, claim: Claim, now_ms: int) -> bool:
+    """Whether whoever claimed a merge may still be doing it."""
+    return claim.until_ms >= now_ms and claim.claimant in state.writers
 
 
 def apply_merge(state: State, command: ApplyMerge, now_ms: int) -> Commit[Applied] | NoOp[Applied | TimespineError]:

@@ -25,7 +25,7 @@ from timespine.core.hollow import Part
 from timespine.core.shape import check_parts
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
 from timespine.core.transitions.push import drained_runs, pushed, remember, truncated
-from timespine.core.transitions.writers import refuse_unregistered
+from timespine.core.transitions.writers import refuse_unknown_schemas, refuse_unregistered
 from timespine.errors import ClosedError, InlineBudgetExceeded, TimespineError, UsageError
 from timespine.model import time as times
 from timespine.model.frontier import Frontier, check_arity_of
@@ -78,9 +78,9 @@ def write(state: State, command: Write, now_ms: int) -> Commit[int] | NoOp[int |
         return NoOp(state.unsealed_next)
     if state.upper.is_closed:
         return NoOp(ClosedError(f"collection {state.collection} is closed"))
-    unregistered = refuse_unregistered(state, command.parts)
-    if unregistered is not None:
-        return NoOp(unregistered)
+    refused = refuse_unregistered(state, command.parts) or refuse_unknown_schemas(state, (command.schema,))
+    if refused is not None:
+        return NoOp(refused)
     if any(part.rewrite is not None or part.is_truncated for part in command.parts):
         return NoOp(UsageError("rewritten or truncated data cannot be written ahead of the seal"))
     if command.lower.is_closed or not all(times.less_equal(least, command.max) for least in command.lower):

@@ -158,6 +158,16 @@ def refuse_unregistered(state: State, parts: Iterable[Part]) -> TimespineError |
     return None
 
 
+def refuse_unknown_schemas(state: State, schemas: Iterable[int | None]) -> TimespineError | None:
+    """Why data must not be committed that says it was written with these: nobody could ever read it."""
+    for schema in schemas:
+        if schema is not None and not 0 <= schema < len(state.schemas):
+            return UsageError(
+                f"data was written with schema {schema} of {state.collection}, which has {len(state.schemas)} of them"
+            )
+    return None
+
+
 def check_term(term_ms: int) -> int:
     """The term of a lease, or a UsageError."""
     if not 1 <= term_ms <= 1 << 40:

@@ -1,0 +1,35 @@
+"""Whether a collection that exists is the one that somebody wanted to create."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timespine.client.catalog import Entry
+from timespine.columnar.schema import Schema
+from timespine.errors import UsageError, shown
+
+
+def check_alike(name: str, found: tuple[Entry, Schema], asked: tuple[Entry, Schema]) -> None:
+    """A UsageError if a collection has another schema, timeline or, if one was asked for, another retention."""
+    entry, schema = found
+    wanted, made = asked
+    if other := _difference(schema, made):
+        raise UsageError(f"collection {name} exists with another schema ({other}): evolve it, or pass replace=True")
+    if entry.timeline != wanted.timeline:
+        raise UsageError(f"collection {name} exists with timeline={entry.timeline!r}: open it with store[{name!r}]")
+    if wanted.retain_ms is not None and entry.retain_ms != wanted.retain_ms:
+        kept = f"retain={entry.retain_ms} ms" if entry.retain_ms is not None else "no retain of its own"
+        raise UsageError(f"collection {name} exists with {kept}: change it with store[{name!r}].retain(...)")
+
+
+def _difference(known: Schema, asked: Schema) -> str:
+    """What of a schema is not as asked for, if anything: nobody asks for ids, or for what older rows hold."""
+
+    def looks(schema: Schema) -> dict[str, Any]:
+        columns = {f"column {shown(field.name)}": field.type for field in schema.fields}
+        key = schema.key_names if schema.key else ()
+        return {**columns, "key": key, "cluster": schema.cluster_names, "arity": schema.arity}
+
+    has, wants = looks(known), looks(asked)
+    differ = (what for what in {**has, **wants} if has.get(what) != wants.get(what))
+    return next((f"{what}: {shown(has.get(what))}, not {shown(wants.get(what))}" for what in differ), "")

@@ -1,0 +1,34 @@
+"""The session of a process: one thread commits with it while others read states with it."""
+
+from __future__ import annotations
+
+import threading
+
+from timespine.client.driver import fresh_id
+from timespine.config import Config
+from timespine.core.protocols.session import Session
+from timespine.core.state import State
+
+
+class SharedSession(Session):
+    """A session of many threads: whoever comes late with an old state makes nobody forget a newer one."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(fresh_id("k"), fresh_id("w"), config)
+        self._learning = threading.Lock()
+
+    def count(self, what: str, by: int = 1) -> None:
+        """Count an event."""
+        with self._learning:
+            super().count(what, by)
+
+    def learn(self, state: State) -> None:
+        """Keep a state, unless a newer one is known."""
+        with self._learning:
+            super().learn(state)
+
+    def renewed(self) -> SharedSession:
+        """A session under fresh ids that knows what this one knows, and goes on sharing it."""
+        session = SharedSession(self.config)
+        session.states, session.counters, session._learning = self.states, self.counters, self._learning
+        return session
