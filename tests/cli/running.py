@@ -47,11 +47,11 @@ def failure(*args, code, input=None):
     return line
 
 
-def process(*args, **options):
+def process(*args, module="timespine.cli", **options):
     """A verb as a process of its own."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, "-m", "timespine.cli", *map(str, args)],
+        [sys.executable, "-m", module, *map(str, args)],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

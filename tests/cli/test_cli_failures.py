@@ -85,6 +85,22 @@ def test_a_key_that_is_none(original, key):
     failure("lookup", original, "orders", *key, code=2)
 
 
+def test_a_collection_that_could_not_be_meant(store):
+    assert "--key" in failure("create", store, "other", code=2)
+    assert "one of them" in failure(
+        "create", store, "orders", "--key", "id:int64", "--replace", "--if-not-exists", code=2
+    )
+    assert document("inspect", store, "orders")["upper"] == 3
+
+
+def test_an_empty_path_is_not_the_folder_one_is_in(store, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for args in (("init", ""), ("list", ""), ("append", store, "orders", ""), ("load", store, "new", "")):
+        assert "an empty text" in failure(*args, code=2)
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
 def test_a_range_that_makes_no_sense(store):
     failure("changes", store, "orders", "--after", 2, "--until", 1, code=2)
     failure("changes", store, "orders", "--after", 99, code=2)

@@ -66,6 +66,26 @@ def test_a_failure_says_one_line_and_exits_with_its_code(store):
     assert seqnos(store) == before
 
 
+def test_a_csv_that_is_wrong_never_aborts_the_process(store, tmp_path):
+    """Arrow's threads would come back for a stream of ours while the process ends. It was one time in fifteen."""
+    (tmp_path / "x.csv").write_text("id,colour\n1,2\n")
+    for _ in range(3):
+        together = [process("append", store, "orders", tmp_path / "x.csv") for _ in range(4)]
+        for started in together:
+            code, _, err = finished(started)
+            assert (code, err.count(b"\n")) == (2, 1), err
+
+
+def test_rows_come_out_of_a_pipe_that_has_a_name(store, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    started = process("append", store, "orders", tmp_path / "pipe", "--format", "csv", "-o", "json")
+    writing = subprocess.Popen(["sh", "-c", 'printf "id\\n7\\n8\\n" > "$0"', tmp_path / "pipe"])
+    code, out, err = finished(started)
+    writing.kill()
+    writing.wait()
+    assert (code, json.loads(out)["rows"], err) == (0, 2, b"")
+
+
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
 def test_a_terminal_gets_progress_and_no_binary(store, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "80"}
@@ -78,6 +98,33 @@ def test_a_terminal_gets_progress_and_no_binary(store, tmp_path):
     assert code == 2
     assert b"--to FILE" in text
     assert b"PAR1" not in text
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
+@pytest.mark.parametrize(
+    ("args", "shows"),
+    [
+        (("append", "copy", "[red]items.csv"), b"appending 3,000 rows"),
+        (("load", "copy", "items.parquet", "--key", "id", "--replace"), b"loading copy"),
+        (("compact", "items"), b"merging 3,000 updates"),
+        (("doctor",), b"verifying"),
+        (("append", "copy", "orders.csv"), b"reading"),
+    ],
+)
+def test_long_work_shows_itself_and_leaves_the_terminal_as_it_was(store, tmp_path, args, shows):
+    run("create", store, "copy", "--key", "id:int64", "--value", "name:string")
+    for name, file in (("items", "[red]items.csv"), ("items", "items.parquet"), ("orders", "orders.csv")):
+        run("snapshot", store, name, "--to", tmp_path / file)
+    verb, *rest = args
+    rest = [str(tmp_path / each) if (tmp_path / each).exists() else each for each in rest]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "200"}
+    code, text = on_terminal([sys.executable, "-m", "timespine", verb, str(store), *rest], env)
+    assert code == (2 if "orders.csv" in args else 0)
+    assert shows in text
+    assert text.count(b"\x1b[?25h") == text.count(b"\x1b[?25l") > 0  # the cursor is back
+    *_, last = text.split(b"\x1b[2K")  # after the line of the bar was cleared
+    assert last.count(b"\r\n") == 1
+    assert b"\x1b" not in last
 
 
 def on_terminal(command, env):

@@ -113,7 +113,9 @@ def test_an_array_of_objects_is_json_too(store):
 
 
 def test_expected_upper_is_a_compare_and_append(store):
-    failure("append", store, "orders", "-", "--format", "json", "--expected-upper", 2, "--at", 9, input="{}", code=3)
+    failure(
+        "append", store, "orders", "-", "--format", "json", "--expected-upper", 2, "--at", 9, input='{"id": 9}', code=3
+    )
     result = run(
         *("append", store, "orders", "-", "--format", "json", "--expected-upper", 2, "--at", 9, "-o", "json"),
         input='{"id": 9}',
@@ -132,7 +134,7 @@ WRONG = [
     ("csv", "", "Empty"),
     ("csv", b"\xff\xfe\x00", "CSV"),
     ("json", '{"id": 1}\nnonsense\n', "line 2"),
-    ("json", "[1, 2]", "array of objects"),
+    ("json", "[1, 2]", "object 1 is not a JSON object"),
     ("json", '{"id": "seventeen"}', "column 'id'"),
     ("json", '{"id": 1, "total": 1e999}', "column 'total'"),
     ("json", '{"id": 1.5}', "column 'id'"),
@@ -170,13 +172,13 @@ def test_values_that_do_not_read_are_named_by_line_and_column(tmp_path):
     ):
         assert says in failure("append", root, name, "-", "--format", "json", input=json.dumps(row), code=2)
     csv = 'id,raw,list\n1,YQ==,"[1]"\n2,,oops\n'
-    assert "row 2: column 'list'" in failure("append", root, "raw", "-", "--format", "csv", input=csv, code=2)
+    assert "line 3: column 'list'" in failure("append", root, "raw", "-", "--format", "csv", input=csv, code=2)
     run("append", root, "raw", "-", "--format", "csv", input='id,raw,list\n1,YQ==,"[1, null]"\n2,,\n')
     assert rows("snapshot", root, "raw")[0] == {"id": 1, "raw": "YQ==", "list": [1, None]}
 
 
 def test_a_file_must_be_there_and_say_what_it_is(store, tmp_path):
-    assert "there is no file" in failure("append", store, "orders", tmp_path / "nope.csv", code=2)
+    assert "there is no such file" in failure("append", store, "orders", tmp_path / "nope.csv", code=2)
     assert "--format" in failure("append", store, "orders", "-", code=2)
     assert "--format" in failure("append", store, "orders", tmp_path / "rows.xml", code=2)
 

@@ -9,6 +9,7 @@ Exit codes, the same for every verb:
     4    start again: the lease or the token is not valid any more
     5    try again: storage did not answer as it should
     6    stop: stored bytes are damaged, or written by a newer version; also when doctor finds damage
+    7    do not run it again: it was done, but the result could not be written; standard error says what it was
     130  interrupted by Ctrl-C; 143 by a termination signal; 141 whoever reads our output went away
 
 Rows and documents go to standard output, everything else to standard error.
@@ -16,6 +17,7 @@ Rows and documents go to standard output, everything else to standard error.
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 
@@ -32,4 +34,14 @@ def main() -> None:
         raise SystemExit(TERMINATED)  # through every `with`, so that leases are given back
 
     signal.signal(signal.SIGTERM, terminate)
+    _occupy_standard_streams()
     app()
+
+
+def _occupy_standard_streams() -> None:
+    """Give the numbers of streams that were closed to nothing, so that no file of the store gets one of them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one

@@ -40,6 +40,8 @@ Exit codes:
   4  start again: a lease or a token is not valid any more
   5  try again: storage did not answer as it should
   6  stop: stored bytes are damaged, or written by a newer version
+  7  do not run it again: it was done, but the result could not be written;
+     standard error says what it was
   130 interrupted, 141 output closed, 143 terminated
 """,
 )

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from timespine.cli.destination import destination, for_document
 from timespine.cli.options import (
     ClusterColumns,
     Name,
@@ -17,10 +18,11 @@ from timespine.cli.options import (
     Timeline,
     TimelineOption,
     To,
+    check_path,
     opened,
     to_types,
 )
-from timespine.cli.output import destination, write_document, write_table
+from timespine.cli.output import write_document, write_done, write_table
 from timespine.cli.text import Columns, clock, fields, size
 from timespine.client.collection import Collection
 from timespine.client.inspecting import plain
@@ -61,7 +63,8 @@ def init(store: StorePath, output: Output = None) -> None:
     Example:
       timespine init ./data
     """
-    where = destination(output, None)
+    where = for_document(output)
+    check_path(store, "the folder of the store")
     root = Path(store)
     there = (root / CONSENSUS).exists()
     if not there and root.exists():
@@ -72,7 +75,7 @@ def init(store: StorePath, output: Output = None) -> None:
     with opened(store, create=True):
         pass
     done = {"store": store, "created": not there}
-    write_document(where, done, lambda: f"{store} {'was a store already' if there else 'is a store now'}\n")
+    write_done(where, done, lambda: f"{store} {'was a store already' if there else 'is a store now'}\n")
 
 
 def create(
@@ -99,7 +102,11 @@ def create(
     Example:
       timespine create ./data orders --key id:int64 --value customer:string --value total:double
     """
-    where = destination(output, None)
+    where = for_document(output)
+    if not key and not value:
+        raise UsageError("a collection needs columns: give at least one --key or --value, such as --key id:int64")
+    if replace and if_not_exists:
+        raise UsageError("--replace drops a collection that is there, --if-not-exists keeps it: give one of them")
     with opened(store) as open_store:
         made = open_store.create(
             name,
@@ -111,7 +118,7 @@ def create(
             replace=replace,
             if_exists="open" if if_not_exists else "error",
         )
-        write_document(where, {"name": name, "id": made.id}, lambda: f"collection {name} is there\n")
+        write_done(where, {"name": name, "id": made.id}, lambda: f"collection {name} is there\n")
 
 
 def list_(store: StorePath, output: Output = None, to: To = None) -> None:
@@ -151,7 +158,7 @@ def describe(store: StorePath, name: Name, output: Output = None, to: To = None)
     Example:
       timespine describe ./data orders
     """
-    where = destination(output, to)
+    where = for_document(output, to)
     with opened(store, read_only=True) as open_store:
         found = _described(open_store.collection(name))
     write_document(where, found, lambda: _description(found))
@@ -237,10 +244,10 @@ def rename(store: StorePath, name: Name, new: NewName, output: Output = None) ->
     Example:
       timespine rename ./data orders orders_2024
     """
-    where = destination(output, None)
+    where = for_document(output)
     with opened(store) as open_store:
         open_store.rename(name, new)
-    write_document(where, {"name": new, "was": name}, lambda: f"{name} is now called {new}\n")
+    write_done(where, {"name": new, "was": name}, lambda: f"{name} is now called {new}\n")
 
 
 def drop(store: StorePath, name: Name, output: Output = None) -> None:
@@ -250,7 +257,7 @@ def drop(store: StorePath, name: Name, output: Output = None) -> None:
     Example:
       timespine drop ./data orders
     """
-    where = destination(output, None)
+    where = for_document(output)
     with opened(store) as open_store:
         open_store.drop(name)
-    write_document(where, {"dropped": name}, lambda: f"{name} was dropped\n")
+    write_done(where, {"dropped": name}, lambda: f"{name} was dropped\n")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import os
 import sys
 import traceback
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from timespine.cli.text import one_line
+from timespine.cli.wording import on_command_line
 from timespine.client.inspecting import plain
 from timespine.errors import (
     AskElsewhere,
@@ -26,8 +27,17 @@ from timespine.errors import (
 )
 from timespine.model.frontier import Frontier
 
-OUR_MISTAKE, USAGE, ASK_ELSEWHERE, REOPEN, UNAVAILABLE, CORRUPT = 1, 2, 3, 4, 5, 6
+OUR_MISTAKE, USAGE, ASK_ELSEWHERE, REOPEN, UNAVAILABLE, CORRUPT, NOT_TOLD = 1, 2, 3, 4, 5, 6, 7
 INTERRUPTED, NO_READER, TERMINATED = 130, 141, 143
+
+
+class NotTold(TimespineError):
+    """What was asked for was done, but nobody could be told."""
+
+
+class OutputClosed(TimespineError):
+    """There is nowhere to write to. Nothing was done."""
+
 
 _CODES: tuple[tuple[type[TimespineError], int], ...] = (
     (UsageError, USAGE),
@@ -36,6 +46,8 @@ _CODES: tuple[tuple[type[TimespineError], int], ...] = (
     (Unavailable, UNAVAILABLE),
     (CorruptionError, CORRUPT),
     (VersionError, CORRUPT),
+    (NotTold, NOT_TOLD),
+    (OutputClosed, NO_READER),
 )
 
 _WRONG_PATH = frozenset(
@@ -63,7 +75,7 @@ def is_typers(error: Exception) -> bool:
     return callable(getattr(error, "format_message", None))
 
 
-def hint(error: Exception) -> str:
+def hint(error: Exception, *, can_wait: bool = False) -> str:
     """What to do about it, where the message does not say so itself; or nothing."""
     if is_typers(error):
         context = getattr(error, "ctx", None)
@@ -71,7 +83,10 @@ def hint(error: Exception) -> str:
     if isinstance(error, SinceError):
         return f"ask for a time at or after {error.since}"
     if isinstance(error, NotSealed):
-        return "ask for an earlier time, or wait for it with --wait SECONDS"
+        later = "wait for it with --wait SECONDS" if can_wait else "again later"
+        return f"ask for an earlier time or for none, or {later}"
+    if isinstance(error, NotTold):
+        return "do not run it again"
     if isinstance(error, Indeterminate):
         return "it may have happened all the same: look before you run it again"
     if isinstance(error, Unavailable):
@@ -90,33 +105,26 @@ def message(error: Exception) -> str:
     if is_typers(error):
         return one_line(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
     if isinstance(error, TimespineError):
-        return one_line(str(error))
+        return one_line(on_command_line(str(error)))
     if isinstance(error, OSError) and error.strerror:
         return one_line(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
     return one_line(f"{type(error).__name__}: {error}")
 
 
-def tell(error: Exception, *, as_json: bool, debug: bool) -> int:
+def tell(error: Exception, *, as_json: bool, debug: bool, can_wait: bool = False) -> int:
     """Say on standard error what went wrong; the exit code."""
     code = exit_code(error)
+    if sys.stderr is None:  # closed: `print` would take standard output for it
+        return code
     if debug:
         traceback.print_exception(error, file=sys.stderr)
-    advice = hint(error)
+    advice = hint(error, can_wait=can_wait)
+    line = f"error: {message(error)}{'; ' if advice else ''}{advice}"
     if as_json:
-        print(msgspec.json.encode(_document(error, code, advice)).decode(), file=sys.stderr, flush=True)
-    else:
-        print(f"error: {message(error)}{'; ' if advice else ''}{advice}", file=sys.stderr, flush=True)
+        line = msgspec.json.encode(_document(error, code, advice)).decode()
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
     return code
-
-
-def silence_stdout() -> None:
-    """Whoever read our output is gone: what is still buffered goes nowhere, and nobody complains about it."""
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-    except (OSError, ValueError):
-        return
 
 
 def _document(error: Exception, code: int, advice: str) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from timespine.cli.destination import Destination, destination, for_document
 from timespine.cli.options import AsOf, Name, Output, StorePath, To, opened, to_moment
-from timespine.cli.output import Destination, destination, write_document, write_table
+from timespine.cli.output import write_done, write_table
 from timespine.client.collection import Collection
+from timespine.client.driver import fresh_id
 from timespine.client.holds import CriticalHold
 from timespine.client.inspecting import plain
-from timespine.errors import UsageError, shown
+from timespine.errors import Indeterminate, UsageError, shown
 
 
 class Action(enum.StrEnum):
@@ -47,14 +49,14 @@ def expire(
     Example:
       timespine expire ./data orders --before 5
     """
-    where = destination(output, None)
+    where = for_document(output)
     moment = to_moment(before)
     assert moment is not None
     with opened(store) as open_store:
         reply = open_store.collection(name).expire(moment)
     result = {"asked": plain(reply.asked), "since": plain(reply.since), "held_by": list(reply.held_by)}
     held = f"; held by {', '.join(reply.held_by)}" if reply.held_by else ""
-    write_document(where, result, lambda: f"readable from {reply.since} on{held}\n")
+    write_done(where, result, lambda: f"readable from {reply.since} on{held}\n")
 
 
 def hold(
@@ -92,14 +94,16 @@ def hold(
       timespine hold ./data orders add nightly-report --as-of 5
       timespine hold ./data orders release nightly-report --token t0123...
     """
-    where = destination(output, to)
-    with opened(store, read_only=action is Action.list) as open_store:
+    if action is Action.list:
+        listed = destination(output, to)
+        with opened(store, read_only=True) as open_store:
+            _list(open_store.collection(name), listed)
+        return
+    where = for_document(output, to)
+    if title is None:
+        raise UsageError(f"say which hold to {action.value}: timespine hold STORE NAME {action.value} HOLD")
+    with opened(store) as open_store:
         collection = open_store.collection(name)
-        if action is Action.list:
-            _list(collection, where)
-            return
-        if title is None:
-            raise UsageError(f"say which hold to {action.value}: timespine hold STORE NAME {action.value} HOLD")
         if action is Action.add:
             _add(collection, where, title, as_of, token)
         else:
@@ -121,12 +125,14 @@ def _list(collection: Collection, where: Destination) -> None:
 
 
 def _add(collection: Collection, where: Destination, title: str, as_of: str | None, token: str | None) -> None:
-    made = collection.hold(to_moment(as_of), critical=title, token=token)
+    token = token if token is not None else fresh_id("t")
+    try:
+        made = collection.hold(to_moment(as_of), critical=title, token=token)
+    except Indeterminate as error:
+        raise Indeterminate(f"{error}; if hold {title} is there, its token is {token}") from error
     assert isinstance(made, CriticalHold)
     result = {"hold": title, "token": made.token, "since": plain(made.since)}
-    write_document(
-        where, result, lambda: f"hold {title} keeps history from {made.since} on; its token is {made.token}\n"
-    )
+    write_done(where, result, lambda: f"hold {title} keeps history from {made.since} on; its token is {made.token}\n")
 
 
 def _change(
@@ -149,4 +155,4 @@ def _change(
     since = plain(collection.since)
     done = "was released" if action is Action.release else f"keeps history from {found.since} on"
     result = {"hold": title, "action": action.value, "since": since}
-    write_document(where, result, lambda: f"hold {title} {done}; readable from {since} on\n")
+    write_done(where, result, lambda: f"hold {title} {done}; readable from {since} on\n")

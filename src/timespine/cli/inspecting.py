@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from timespine.cli.destination import Destination, destination, for_document
 from timespine.cli.options import Name, Output, StorePath, To, opened
-from timespine.cli.output import Destination, destination, write_document, write_table
+from timespine.cli.output import write_document, write_table
 from timespine.cli.text import fields, size
 from timespine.client.collection import Collection
 from timespine.client.inspecting import plain
@@ -84,7 +85,7 @@ def inspect(
     Example:
       timespine inspect ./data orders batches
     """
-    where = destination(output, to)
+    where = (for_document if view in (View.state, View.part) else destination)(output, to)
     if (key is not None) != (view is View.part):
         raise UsageError("inspect STORE NAME part KEY shows one part; the other views take no key")
     with opened(store, read_only=True) as open_store:

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import timespine as ts
-from timespine.cli.output import Format
+from timespine.cli.destination import Format
 from timespine.client.moments import Moment
 from timespine.errors import UsageError, shown
 
@@ -99,10 +99,22 @@ Replace = Annotated[
 
 
 @contextmanager
-def opened(store: str, *, create: bool = False, read_only: bool = False) -> Iterator[ts.Store]:
-    """An open store, which is not made if it is not there, and which does nothing in the background."""
-    with ts.open(store, create=create, read_only=read_only, maintenance=False) as found:
+def opened(
+    store: str, *, create: bool = False, read_only: bool = False, writes_rows: bool = False
+) -> Iterator[ts.Store]:
+    """An open store, which is not made if it is not there.
+
+    Whoever writes rows does its share of the upkeep, too; nobody else does anything in the background.
+    """
+    check_path(store, "the folder of the store")
+    with ts.open(store, create=create, read_only=read_only, maintenance=writes_rows) as found:
         yield found
+
+
+def check_path(given: str, what: str) -> None:
+    """Refuse a path of nothing, as a variable leaves it that is not set: it would be the folder one is in."""
+    if not given:
+        raise UsageError(f"{what} is an empty text: give its path")
 
 
 _INTEGER = re.compile(r"[+-]?\d{1,30}")
@@ -117,11 +129,14 @@ def to_moment(text: str | None) -> Moment | None:
         numbers = tuple(map(int, pieces))
         return numbers[0] if len(numbers) == 1 else numbers
     try:
-        return datetime.datetime.fromisoformat(text.strip())
+        moment = datetime.datetime.fromisoformat(text.strip())
     except ValueError:
         raise UsageError(
             f"{shown(text)} is not a time: give a number, or a date and time with its zone: 2024-01-31T12:00:00Z"
         ) from None
+    if moment.tzinfo is None:
+        raise UsageError(f"{shown(text)} has no zone and could be anywhere: give it one, such as 2024-01-31T12:00:00Z")
+    return moment
 
 
 def to_names(text: str | None) -> list[str] | None:

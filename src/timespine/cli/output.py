@@ -1,17 +1,11 @@
-"""What a verb gives: a stream of rows, a table, a document; as text, JSON, CSV or Parquet; to a pipe or a file."""
+"""What a verb gives: a stream of rows, a table, a document; as text, JSON, CSV or Parquet."""
 
 from __future__ import annotations
 
-import enum
 import io
-import os
-import secrets
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -20,78 +14,10 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.text import Text
 
-from timespine.cli.text import SAMPLE_ROWS, Columns
+from timespine.cli.destination import Destination, Format, Sink
+from timespine.cli.failures import NotTold, message
+from timespine.cli.text import SAMPLE_ROWS, Columns, one_line
 from timespine.cli.values import to_flat, to_rows
-from timespine.errors import UsageError
-
-
-class Format(enum.StrEnum):
-    """How results are written."""
-
-    text = "text"
-    json = "json"
-    csv = "csv"
-    parquet = "parquet"
-
-
-_ENDINGS = {
-    ".json": Format.json,
-    ".jsonl": Format.json,
-    ".ndjson": Format.json,
-    ".csv": Format.csv,
-    ".parquet": Format.parquet,
-    ".pq": Format.parquet,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where results go, and as what."""
-
-    format: Format
-    path: Path | None = None
-    """A file; None: standard output."""
-
-    @property
-    def is_terminal(self) -> bool:
-        """Whether a person reads it as it comes."""
-        return self.path is None and sys.stdout.isatty()
-
-    @contextmanager
-    def open(self) -> Iterator[BinaryIO]:
-        """The stream. A file appears when all is written, or not at all."""
-        if self.path is None:
-            sys.stdout.flush()
-            yield sys.stdout.buffer
-            sys.stdout.buffer.flush()
-            return
-        target = Path(os.path.realpath(self.path))
-        if target.is_dir() or not target.parent.is_dir():
-            raise UsageError(f"{self.path} cannot be written: give the name of a file in a folder that is there")
-        if target.exists() and not target.is_file():  # a pipe or a device is written to, never replaced
-            with target.open("wb") as stream:
-                yield stream
-            return
-        unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        try:
-            with unfinished.open("xb") as stream:
-                yield stream
-            os.replace(unfinished, target)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-
-
-def destination(output: Format | None, to: Path | None) -> Destination:
-    """Where to write and as what: as told, or as the name of the file says."""
-    chosen = output
-    if chosen is None:
-        chosen = _ENDINGS.get(to.suffix.lower(), Format.text) if to is not None else Format.text
-    found = Destination(chosen, to)
-    if chosen is Format.parquet and found.is_terminal:
-        raise UsageError("Parquet is not for a terminal: add --to FILE, or send it into a pipe")
-    return found
-
 
 # Rows.
 
@@ -127,7 +53,7 @@ def write_rows(
     return rows
 
 
-def writer_for(where: Destination, stream: BinaryIO, schema: pa.Schema) -> Writer:
+def writer_for(where: Destination, stream: Sink, schema: pa.Schema) -> Writer:
     """The writer of a format."""
     plain = pa.schema([field.remove_metadata() for field in schema])
     if where.format is Format.json:
@@ -156,7 +82,7 @@ def _limited(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[p
 class JsonRows:
     """One JSON object per line."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: Sink) -> None:
         self._stream = stream
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -169,7 +95,7 @@ class JsonRows:
 class CsvRows:
     """Comma-separated values, with the names of the columns in the first line."""
 
-    def __init__(self, stream: BinaryIO, schema: pa.Schema) -> None:
+    def __init__(self, stream: Sink, schema: pa.Schema) -> None:
         self._stream = stream
         self._put(pa.RecordBatch.from_pylist([], schema=schema), header=True)
 
@@ -189,7 +115,7 @@ class CsvRows:
 class ParquetRows:
     """A Parquet file."""
 
-    def __init__(self, stream: BinaryIO, schema: pa.Schema) -> None:
+    def __init__(self, stream: Sink, schema: pa.Schema) -> None:
         self._schema = schema
         self._writer = pq.ParquetWriter(_Counting(stream), schema, compression="zstd")
 
@@ -203,7 +129,7 @@ class ParquetRows:
 class TextRows:
     """Columns for people, lined up by the first rows that come."""
 
-    def __init__(self, stream: BinaryIO, schema: pa.Schema, where: Destination) -> None:
+    def __init__(self, stream: Sink, schema: pa.Schema, where: Destination) -> None:
         self._stream = stream
         self._names = schema.names
         self._where = where
@@ -219,8 +145,7 @@ class TextRows:
     def line(self, text: str) -> None:
         """Something else than a row."""
         if text:
-            encoding = sys.stdout.encoding if self._where.path is None else "utf-8"
-            self._stream.write(f"{text}\n".encode(encoding, "backslashreplace"))
+            self._stream.write(f"{text}\n".encode(self._where.encoding, "backslashreplace"))
 
     def close(self) -> None:
         if self._columns is None:
@@ -236,7 +161,7 @@ class _Counting:
 
     closed = False
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: Sink) -> None:
         self._stream = stream
         self._written = 0
 
@@ -279,14 +204,27 @@ def write_table(where: Destination, names: Sequence[str], rows: Sequence[dict[st
 
 def write_document(where: Destination, value: Any, text: Callable[[], str]) -> None:
     """Write one thing: as a JSON document, or as the text of it."""
-    if where.format in (Format.csv, Format.parquet):
-        raise UsageError(f"this has no rows that could be {where.format}: use --output text or json")
     if where.format is Format.json:
         data = msgspec.json.format(_encoder.encode(value), indent=2) + b"\n"
     else:
-        data = text().encode("utf-8" if where.path else sys.stdout.encoding, "backslashreplace")
+        data = text().encode(where.encoding, "backslashreplace")
     with where.open() as stream:
         stream.write(data)
+
+
+def write_done(where: Destination, value: Any, text: Callable[[], str]) -> None:
+    """Write what a verb did. The text of it, such as the token of a hold, is not lost if that fails."""
+    with done(text):
+        write_document(where, value, text)
+
+
+@contextmanager
+def done(text: Callable[[], str]) -> Iterator[None]:
+    """Within this, something was changed already: if it cannot be told, the error says so, and what it was."""
+    try:
+        yield
+    except OSError as error:
+        raise NotTold(f"this was done: {one_line(text())}; but it could not be written to {message(error)}") from error
 
 
 def _cell(value: Any) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import msgspec
 import pyarrow as pa
 import typer
 
+from timespine.cli.destination import Destination, Format, Sink, destination
 from timespine.cli.options import (
     AsOf,
     Columns,
@@ -25,7 +26,7 @@ from timespine.cli.options import (
     to_moment,
     to_names,
 )
-from timespine.cli.output import Destination, Format, TextRows, destination, write_rows, writer_for
+from timespine.cli.output import TextRows, write_rows, writer_for
 from timespine.cli.progress import progress
 from timespine.cli.values import from_text
 from timespine.client.rows import Rows
@@ -137,9 +138,15 @@ def lookup(
     store: StorePath,
     name: Name,
     key: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="COLUMN=VALUE...", help="A value for every key column.", show_default=False),
-    ],
+    ] = None,
+    null: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--null", metavar="COLUMN", help="A key column that is null. May be repeated.", show_default=False
+        ),
+    ] = None,
     as_of: AsOf = None,
     columns: Columns = None,
     output: Output = None,
@@ -147,14 +154,18 @@ def lookup(
 ) -> None:
     """Print the rows of one key. There may be none, or several. Takes a lease while it reads.
 
+    Rows of a collection without key columns are known by all of their columns.
+
     \b
     Example:
       timespine lookup ./data orders id=17
+      timespine lookup ./data visits day=2024-01-31 --null user
     """
     out = destination(output, to)
     with opened(store) as open_store:
         collection = open_store.collection(name)
-        found = collection.lookup(_key(key, collection.schema), to_moment(as_of), columns=to_names(columns))
+        wanted = _key(key or [], null or [], collection.schema)
+        found = collection.lookup(wanted, to_moment(as_of), columns=to_names(columns))
         assert isinstance(found, pa.Table)
     write_rows(out, found.schema, found.to_batches())
 
@@ -206,7 +217,7 @@ def tail(
 class _Follower:
     """Writes events as they come, each at once."""
 
-    def __init__(self, where: Destination, stream: BinaryIO) -> None:
+    def __init__(self, where: Destination, stream: Sink) -> None:
         self._where = where
         self._stream = stream
         self._writer = None if where.format is not Format.json else writer_for(where, stream, pa.schema([]))
@@ -246,21 +257,28 @@ def _write(out: Destination, rows: Rows, limit: int | None, *, whole: bool) -> N
             write_rows(out, rows.schema, batches, limit=limit, told=lambda done: told(done, None))
 
 
-def _key(given: list[str], schema: Schema) -> pa.Table:
-    """The key that arguments such as id=17 name."""
+def _key(given: list[str], null: list[str], schema: Schema) -> pa.Table:
+    """The key that arguments such as id=17 name, and options such as --null id."""
     values: dict[str, pa.Array] = {}
+    pairs: list[tuple[str, str | None]] = [(name, None) for name in null]
     for each in given:
         name, sign, text = each.partition("=")
         if not sign:
-            raise UsageError(f"{shown(each)} is not a part of a key: give COLUMN=VALUE, such as id=17")
-        if not schema.key or name not in schema.key_names:
-            there = ", ".join(schema.key_names) if schema.key else "none"
+            raise UsageError(
+                f"{shown(each)} is not a part of a key: give COLUMN=VALUE, such as id=17, or --null COLUMN"
+            )
+        pairs.append((name, text))
+    there = ", ".join(schema.key_names)
+    for name, value in pairs:
+        if name not in schema.key_names:
             raise UsageError(f"{shown(name)} is not a key column of this collection; key columns: {there}")
         if name in values:
             raise UsageError(f"{shown(name)} is given twice")
         type = schema.types[name]
         try:
-            values[name] = pa.array([from_text(text, type)], type)
+            values[name] = pa.array([None if value is None else from_text(value, type)], type)
         except UsageError as error:
             raise UsageError(f"column {shown(name)}: {error}") from None
+    if len(values) < len(schema.key_names):
+        raise UsageError(f"give COLUMN=VALUE, or --null COLUMN, for every key column; key columns: {there}")
     return pa.table(values)

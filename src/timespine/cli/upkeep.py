@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from timespine.cli.destination import Format, destination, for_document
 from timespine.cli.failures import CORRUPT, UNAVAILABLE
 from timespine.cli.options import Name, Output, StorePath, To, opened
-from timespine.cli.output import Format, destination, write_document, write_table
+from timespine.cli.output import done, write_document, write_done, write_table
 from timespine.cli.progress import progress, waiting
 from timespine.cli.text import counted, one_line, size
 from timespine.client.doctor import Report, examine
@@ -37,7 +39,7 @@ def compact(store: StorePath, name: Name, output: Output = None) -> None:
     Example:
       timespine compact ./data orders
     """
-    where = destination(output, None)
+    where = for_document(output)
     with opened(store) as open_store:
         collection = open_store.collection(name)
         before = collection.inspect()
@@ -51,7 +53,7 @@ def compact(store: StorePath, name: Name, output: Output = None) -> None:
         "updates_before": before.rows,
         "bytes_before": before.size,
     }
-    write_document(
+    write_done(
         where,
         result,
         lambda: (
@@ -77,16 +79,15 @@ def maintain(
     Example:
       timespine maintain ./data
     """
-    where = destination(output, None)
+    where = for_document(output)
     with opened(store) as open_store, waiting("looking after the store"):
         report = open_store.maintain(*names or (), sweep=sweep)
-    done = asdict(report)
     lines = [
         f"{counted(report.merges, 'merge')}, {counted(report.rollups, 'rollup')}, "
         f"{counted(report.collected + report.swept, 'file')} deleted, {counted(report.leases, 'lease')} expired",
         *(f"not done: {one_line(each)}" for each in report.skipped),
     ]
-    write_document(where, done, lambda: "".join(f"{line}\n" for line in lines))
+    write_done(where, asdict(report), lambda: "".join(f"{line}\n" for line in lines))
     if report.failures:
         raise typer.Exit(UNAVAILABLE)
 
@@ -109,12 +110,13 @@ def vacuum(
     where = destination(output, to)
     with opened(store, read_only=not delete) as open_store, waiting("looking for files that nobody can reach"):
         found = open_store.vacuum(dry_run=not delete)
-    if where.format in (Format.csv, Format.parquet):
-        write_table(where, ("key",), [{"key": key} for key in found.blobs])
-        return
     verb = "deleted" if found.deleted else "could be deleted: run it again with --delete"
     summary = f"{counted(len(found.blobs), 'file')}, {size(found.bytes)}{f' {verb}' if found.blobs else ''}\n"
-    write_document(where, asdict(found), lambda: "".join(f"{key}\n" for key in found.blobs) + summary)
+    with done(lambda: summary) if found.deleted else nullcontext():
+        if where.format in (Format.csv, Format.parquet):
+            write_table(where, ("key",), [{"key": key} for key in found.blobs])
+        else:
+            write_document(where, asdict(found), lambda: "".join(f"{key}\n" for key in found.blobs) + summary)
 
 
 def doctor(store: StorePath, names: Names = None, output: Output = None, to: To = None) -> None:

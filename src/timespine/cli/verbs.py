@@ -10,7 +10,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from timespine.cli.failures import INTERRUPTED, NO_READER, silence_stdout, tell
+from timespine.cli.destination import silence_stdout
+from timespine.cli.failures import INTERRUPTED, NO_READER, tell
 
 DEBUG = "--debug"
 
@@ -36,7 +37,8 @@ class Verbs(TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
         except Exception as error:
-            code = tell(error, as_json=_wants_json(kept), debug=DEBUG in given)
+            can_wait = self._has_option(kept, "--wait")
+            code = tell(error, as_json=_wants_json(kept), debug=DEBUG in given, can_wait=can_wait)
         if standalone_mode:
             sys.exit(code)
         return code
@@ -45,13 +47,19 @@ class Verbs(TyperGroup):
         """Run the verb. What is typer's to handle otherwise, and differs between its versions, is settled here."""
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
             return result
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             silence_stdout()
             raise typer.Exit(NO_READER) from None
+
+    def _has_option(self, args: Sequence[str], option: str) -> bool:
+        """Whether the verb that was run knows an option."""
+        verb = next((self.commands[each] for each in args if each in self.commands), None)
+        return verb is not None and any(option in each.opts for each in verb.params)
 
 
 def _wants_json(args: Sequence[str]) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import typer
 
+from timespine.cli.destination import for_document
 from timespine.cli.intake import FileFormat, read_rows
+from timespine.cli.loaded import LoadedFiles
 from timespine.cli.options import (
     ClusterColumns,
     Name,
@@ -19,11 +20,13 @@ from timespine.cli.options import (
     StorePath,
     Timeline,
     TimelineOption,
+    check_path,
     opened,
     to_moment,
 )
-from timespine.cli.output import destination, write_document
+from timespine.cli.output import write_done
 from timespine.cli.progress import progress, waiting
+from timespine.cli.source import STDIN
 from timespine.cli.text import counted
 from timespine.client.inspecting import plain
 from timespine.errors import UsageError
@@ -32,6 +35,25 @@ File = Annotated[str, typer.Argument(metavar="FILE", help="A file, or - for stan
 FormatOption = Annotated[
     FileFormat | None,
     typer.Option("--format", help="What the file holds, if its name does not say so.", show_default=False),
+]
+At = Annotated[
+    str | None,
+    typer.Option("--at", metavar="TIME", help="The time of the rows; else the next free one.", show_default=False),
+]
+Upper = Annotated[
+    str | None,
+    typer.Option(
+        "--upper", metavar="TIME", help="The collection is complete below this afterwards.", show_default=False
+    ),
+]
+ExpectedUpper = Annotated[
+    str | None,
+    typer.Option(
+        "--expected-upper",
+        metavar="TIME",
+        help="Only if the collection is complete exactly below this: else exit code 3.",
+        show_default=False,
+    ),
 ]
 
 
@@ -46,25 +68,9 @@ def append(
     name: Name,
     file: File,
     format: FormatOption = None,
-    at: Annotated[
-        str | None,
-        typer.Option("--at", metavar="TIME", help="The time of the rows; else the next free one.", show_default=False),
-    ] = None,
-    upper: Annotated[
-        str | None,
-        typer.Option(
-            "--upper", metavar="TIME", help="The collection is complete below this afterwards.", show_default=False
-        ),
-    ] = None,
-    expected_upper: Annotated[
-        str | None,
-        typer.Option(
-            "--expected-upper",
-            metavar="TIME",
-            help="Only if the collection is complete exactly below this: else exit code 3.",
-            show_default=False,
-        ),
-    ] = None,
+    at: At = None,
+    upper: Upper = None,
+    expected_upper: ExpectedUpper = None,
     upsert: Annotated[
         bool, typer.Option("--upsert", help="Rows take the place of those with the same key, or are added.")
     ] = False,
@@ -82,22 +88,21 @@ def append(
       timespine append ./data orders orders.csv --at 7
       cat changed.jsonl | timespine append ./data orders - --format json --upsert
     """
-    where = destination(output, None)
+    where = for_document(output)
     if upsert and any(each is not None for each in (at, upper, expected_upper)):
         raise UsageError("--upsert works out the time by itself: leave out --at, --upper and --expected-upper")
-    with opened(store) as open_store:
+    check_path(file, "the file")
+    times = {"at": to_moment(at), "upper": to_moment(upper), "expected_upper": to_moment(expected_upper)}
+    with opened(store, writes_rows=True) as open_store:
         collection = open_store.collection(name)
-        rows = read_rows(file, format, collection.schema)
+        schema = collection.schema
+        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # somebody may be typing
+            rows = read_rows(file, format, schema)
         with waiting(f"appending {counted(rows.num_rows, 'row')}"):
-            if upsert:
-                done = collection.upsert(rows)
-            else:
-                done = collection.append(
-                    rows, at=to_moment(at), upper=to_moment(upper), expected_upper=to_moment(expected_upper)
-                )
+            done = collection.upsert(rows) if upsert else collection.append(rows, **times)
     result = {"rows": rows.num_rows, "updates": done.rows, "time": done.time, "upper": plain(done.upper)}
     when = f" at {done.time}" if done.time is not None else ""
-    write_document(
+    write_done(
         where,
         result,
         lambda: f"{counted(rows.num_rows, 'row')}, {counted(done.rows, 'update')}{when}; complete below {done.upper}\n",
@@ -108,7 +113,7 @@ def load(
     store: StorePath,
     name: Name,
     path: Annotated[
-        Path,
+        str,
         typer.Argument(metavar="PATH", help="A Parquet file, a folder of them, or a Delta table.", show_default=False),
     ],
     key: Annotated[
@@ -127,37 +132,30 @@ def load(
     Example:
       timespine load ./data orders ./orders.parquet --key id
     """
-    where = destination(output, None)
+    where = for_document(output)
+    check_path(path, "what to load")
+    source = LoadedFiles(Path(path))
     rows = 0
-    with opened(store) as open_store, progress(f"loading {name}") as told:
-        total = _rows_of(path)
 
-        def taken(done: int) -> None:
-            nonlocal rows
-            rows = done
-            told(done, total)
+    def taken(done: int) -> None:
+        nonlocal rows
+        rows = done
+        told(done, source.rows)
 
-        made = open_store.load(
-            name,
-            path,
-            key=key or (),
-            cluster=cluster or (),
-            progress=taken,
-            timeline=timeline.value,
-            retain=retain,
-            replace=replace,
-        )
+    with opened(store, writes_rows=True) as open_store, progress(f"loading {name}") as told:
+        try:
+            made = open_store.load(
+                name,
+                path,
+                key=key or (),
+                cluster=cluster or (),
+                progress=taken,
+                timeline=timeline.value,
+                retain=retain,
+                replace=replace,
+            )
+        except UsageError as error:
+            raise UsageError(source.blamed(rows, error)) from error
         upper = plain(made.upper)
     result = {"name": name, "id": made.id, "rows": rows, "upper": upper}
-    write_document(where, result, lambda: f"{counted(rows, 'row')} loaded into {name}; complete below {upper}\n")
-
-
-def _rows_of(path: Path) -> int | None:
-    """How many rows Parquet files say that they have, for a bar; None if that is not easily known."""
-    if (path / "_delta_log").is_dir():
-        return None
-    try:
-        files = [path] if path.is_file() else path.rglob("*.parquet")
-        return sum(int(pq.read_metadata(file).num_rows) for file in files)
-    except (pa.ArrowException, OSError):
-        return None
+    write_done(where, result, lambda: f"{counted(rows, 'row')} loaded into {name}; complete below {upper}\n")

@@ -1,0 +1,66 @@
+"""Which row it was: looked for only when something is wrong, so that what is right is read once."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from timespine.errors import UsageError
+
+R = TypeVar("R")
+
+_ROW = re.compile(r"\brow (\d+)\b")
+
+
+def first_wrong(rows: Sequence[R], convert: Callable[[Sequence[R]], object]) -> tuple[int, UsageError] | None:
+    """The place of the first row that cannot be converted, and why; None if each can be by itself. By halves."""
+    low, high = 0, len(rows)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _refused(rows[low:middle], convert) is None:
+            low = middle
+        else:
+            high = middle
+    error = _refused(rows[low:high], convert)
+    return None if error is None else (low, error)
+
+
+def _refused(rows: Sequence[R], convert: Callable[[Sequence[R]], object]) -> UsageError | None:
+    try:
+        convert(rows)
+    except UsageError as error:
+        return error
+    return None
+
+
+def without_row(error: UsageError) -> str:
+    """What is wrong with a row that was converted alone: its number says nothing then."""
+    return _ROW.sub("it", str(error))
+
+
+def counted_from(first: int, error: UsageError) -> str:
+    """What is wrong with a row, with the numbers of rows as people count them."""
+    return _ROW.sub(lambda found: f"row {first + int(found[1])}", str(error))
+
+
+def line_of(lines: Iterable[str], record: int, *, empty_counts: bool) -> int | None:
+    """The line of a CSV that a record begins on. The header is record 1; cells may have line breaks."""
+    reader = csv.reader(lines)
+    begins = 1
+    try:
+        for cells in reader:
+            if cells or empty_counts:
+                record -= 1
+                if record == 0:
+                    return begins
+            begins = reader.line_num + 1
+    except csv.Error:
+        return None
+    return None
+
+
+def header_of(lines: Iterable[str]) -> list[str]:
+    """The names of the columns of a CSV."""
+    return next(cells for cells in csv.reader(lines) if cells)

@@ -1,0 +1,75 @@
+"""Errors say what a user of the command line can do, in options and verbs, not in Python."""
+
+import re
+from pathlib import Path
+
+import pytest
+from running import failure, run
+
+import timespine as ts
+from timespine.cli.wording import WORDS, on_command_line
+
+LIBRARY = Path(ts.__file__).parent
+PYTHON = re.compile(r"store\[|=True|timespine\.open|datetime\.|store\.\w+\(|\w+='|=\(\.|`(at|upper|as_of)`|where=")
+
+
+def test_the_library_still_says_what_is_put_into_other_words():
+    """Else the table is stale, and Python comes through again."""
+    files = [LIBRARY / "errors.py", *LIBRARY.glob("client/*.py"), *LIBRARY.glob("columnar/*.py")]
+    said = "\n".join(re.sub(r'"\s*\n\s*f?"', "", file.read_text()) for file in files)
+    for pattern, _ in WORDS:
+        assert re.search(pattern, said), pattern
+
+
+@pytest.fixture
+def wide(store):
+    """The store, with a collection whose rows count less than nothing, and one that has no key but a list."""
+    run("create", store, "nested", "--value", "list:list<int64>")
+    run("create", store, "less", "--key", "id:int64", "--timeline", "counter")
+    run("append", store, "less", "-", "--format", "json", input='{"id": 1, "_time": 0, "_diff": -1}')
+    return store
+
+
+SAME = ("--key", "id:int64", "--value", "customer:string", "--value", "total:double", "--if-not-exists")
+WRONG = [
+    (("create", "orders", "--key", "id:int64"), "--replace"),
+    (("create", "orders", "--key", "id:int64", "--if-not-exists"), "--replace"),
+    (("create", "orders", *SAME, "--timeline", "clock"), "--timeline counter"),
+    (("create", "other", "--key", "id:int64", "--timeline", "counter", "--retain", "7 days"), "--timeline clock"),
+    (("snapshot", "less"), "--multiplicity column"),
+    (("snapshot", "orders", "--as-of", "2024-01-31"), "has no zone"),
+    (("snapshot", "orders", "--wait", "nan"), "error"),
+    (("tail", "orders", "--timeout", "nan"), "error"),
+    (("lookup", "nested", "list=[1]"), "--where SQL"),
+    (("append", "orders", "at.json", "--at", "7"), "leave out --at"),
+    (("append", "orders", "empty.csv"), "no --upper"),
+    (("append", "orders", "struct.json"), "column 'total': it holds an object where float64 is needed"),
+]
+
+
+@pytest.mark.parametrize(("args", "says"), WRONG)
+def test_what_to_do_is_said_in_options(wide, tmp_path, args, says):
+    (tmp_path / "at.json").write_text('{"id": 7, "_time": 8}')
+    (tmp_path / "empty.csv").write_text("id,_time\n")
+    (tmp_path / "struct.json").write_text('{"id": 7, "total": {}}')
+    verb, name, *rest = args
+    rest = [tmp_path / each if (tmp_path / each).exists() else each for each in rest]
+    line = failure(verb, wide, name, *rest, code=2)
+    assert says in line
+    assert not PYTHON.search(line), line
+
+
+def test_a_store_that_is_not_there_is_made_with_a_verb(tmp_path):
+    line = failure("list", tmp_path / "nope", code=2)
+    assert line.endswith("make one with `timespine init`")
+
+
+@pytest.mark.parametrize(("verb", "can_wait"), [("snapshot", True), ("tail", False), ("lookup", False)])
+def test_only_verbs_that_can_wait_say_how(store, verb, can_wait):
+    line = failure(verb, store, "orders", *["id=1"] * (verb == "lookup"), "--as-of", 99, code=3)
+    assert ("--wait" in line) is can_wait
+    assert not PYTHON.search(line), line
+
+
+def test_other_words_stay_as_they_are():
+    assert on_command_line("there is no column 'dict'") == "there is no column 'dict'"
