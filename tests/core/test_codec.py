@@ -161,6 +161,11 @@ def test_run_comes_back_as_it_was() -> None:
     assert decode_run(RUN, encode_run(RUN, ())) == ()
 
 
+def test_a_run_under_the_key_of_another_is_corruption() -> None:
+    with pytest.raises(CorruptionError, match="c/w1/h1"):
+        decode_run("c/w1/h2", run_entry())
+
+
 def test_new_collection_takes_few_bytes() -> None:
     assert len(encode_state(new_state("c"))) < 100
     assert len(encode_diff(StateDiff(n=1))) < 20
