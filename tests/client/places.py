@@ -7,7 +7,6 @@ operating system can tell: nothing but storage is between them.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 
 from expect import check
@@ -184,14 +183,6 @@ def together(gate, store, works):
         thread.join(60)
         check(not thread.is_alive(), "somebody waits for ever")
     return results
-
-
-def until(holds, patience_s=60.0):
-    """Wait for threads to get somewhere; how long that takes decides nothing."""
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        check(time.monotonic() < deadline, "it never happened")
-        time.sleep(0.001)
 
 
 def in_threads(*works):

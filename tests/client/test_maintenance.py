@@ -12,7 +12,8 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
-from places import BLOBS, Clock, Place, Script, counted, in_threads, until
+from expect import until
+from places import BLOBS, Clock, Place, Script, counted, in_threads
 
 import timespine as ts
 from timespine.client.maintenance import EXPIRE_S, GATHER, IDLE_S, OVERDUE, SKIPPED_MAX, SPARE_BYTES, SWEEP_S, VAIN_MAX

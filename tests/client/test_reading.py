@@ -12,9 +12,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from expect import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import SMALL, Place, counted, until
+from places import SMALL, Place, counted
 
 import timespine as ts
 from timespine.client import rows as rows_module

@@ -6,7 +6,8 @@ import os
 import threading
 
 import pytest
-from places import BLOBS, Place, Script, in_threads, until
+from expect import until
+from places import BLOBS, Place, Script, in_threads
 
 import timespine as ts
 from timespine.client.access import Pool

@@ -7,9 +7,10 @@ import threading
 from collections import Counter
 
 import pytest
+from expect import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from places import Place, until
+from places import Place
 
 from timespine.client.subscription import RELEASE_S
 from timespine.config import Config

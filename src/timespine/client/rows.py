@@ -196,7 +196,7 @@ class Rows:
         raise LeaseExpired("what was being counted keeps going away: read with a lease")
 
     def split(self, n: int) -> list[Rows]:
-        """The same rows as n disjoint pieces of about equal size, each to be read by its own thread or process."""
+        """The same rows as n disjoint pieces of about equal size, each to be read by its own thread."""
         if type(n) is not int or n < 1:
             raise UsageError(f"rows are split into 1 or more pieces, not {n!r:.40}")
         self._check_pieces()
