@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from expect import check
+from expect import check, until
 
 from timespine.client.store import Store
 from timespine.config import Config
