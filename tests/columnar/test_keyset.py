@@ -139,3 +139,31 @@ def test_the_first_key_is_given_as_values_even_in_the_year_30000():
     assert first == {"when": late, "day": 10_000_000, "name": "x", "cost": decimal.Decimal("1.50")}
     today = KeySet(pa.table({"day": pa.array([datetime.date(1970, 1, 3)])})).first()
     assert today == {"day": 2}
+
+
+@pytest.mark.parametrize(
+    ("type", "make"),
+    [
+        (pa.int64(), lambda n: n * 3 - 2_000),
+        (pa.uint64(), lambda n: (1 << 63) + n * 3),
+        (pa.int64(), lambda n: (n * 0x9E3779B97F4A7C15) % (1 << 63)),
+        (pa.string(), lambda n: f"key {n * 7919 % 10007}"),
+        (pa.binary(), lambda n: (n * 7919 % 10007).to_bytes(4, "big")),
+        (pa.timestamp("us"), lambda n: n * (1 << 45)),
+        (pa.float64(), lambda n: float(n) if n % 5 else float("nan")),
+    ],
+)
+@pytest.mark.parametrize("nulls", [False, True])
+def test_many_keys_are_found_in_chunks_of_any_range(type, make, nulls):
+    keys = pa.array([make(n) for n in range(0, 3000, 2)], type)
+    rows = pa.array([make(n) for n in range(3000)], type)
+    if nulls:
+        keys, rows = pa.concat_arrays([keys, pa.array([None], type)]), pa.concat_arrays([rows, pa.array([None], type)])
+    found = KeySet(pa.table({"k": keys}))
+    wanted = set(map(repr, keys.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(type) else keys.to_pylist()))
+    for start in range(0, len(rows), 700):
+        chunk = rows.slice(start, 700)
+        plain = chunk.cast(pa.int64()) if pa.types.is_timestamp(type) else chunk
+        expected = [repr(value) in wanted for value in plain.to_pylist()]
+        assert found.mask(pa.table({"k": chunk})).to_pylist() == expected
+    assert found.mask(pa.table({"k": rows.slice(0, 0)})).to_pylist() == []

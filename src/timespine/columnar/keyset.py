@@ -23,6 +23,11 @@ FEW = 512
 
 _INT_OFFSET = 1 << 63
 
+_DENSE = 8
+"""If values span so many times their number at most, a table of all in between is the fastest way to look them up."""
+
+_TEXTS = (pl.String, pl.Binary)
+
 
 class KeySet:
     """Distinct keys. Nulls are equal to each other, as everywhere in Timespine."""
@@ -73,11 +78,36 @@ class KeySet:
             if column.null_count == 0:
                 return pa.array(_members(column.to_numpy(), single))
         frame = pl.DataFrame(pl.from_arrow(table.select(list(self.names))))
+        keys = self._within(frame)
         place = "_".join(("row", *self.names))  # longer than any of them, so none of them
-        found = frame.with_row_index(place).join(self._frame, on=list(self.names), how="semi", nulls_equal=True)
+        found = frame.with_row_index(place).join(keys, on=list(self.names), how="semi", nulls_equal=True)
         mask = np.zeros(len(frame), dtype=np.bool_)
         mask[found[place].to_numpy()] = True
         return pa.array(mask)
+
+    def _within(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Those of the keys that lie in the range of the first column of some rows, or more.
+
+        What is looked up is put into a hash table for every chunk of a scan, so it must not be all keys every time.
+        """
+        if len(self) <= FEW or self._ordered is None or not len(frame):
+            return self._frame
+        column = frame[self.names[0]].to_physical()  # Python knows no year 10000
+        low: Any = column.min()
+        high: Any = column.max()
+        if low is None or column.null_count():
+            return self._frame
+        first = self._ordered[self.names[0]].to_physical()
+        start, stop = int(first.search_sorted(low, "left")), int(first.search_sorted(high, "right"))
+        return self._ordered.slice(start, stop - start)
+
+    @cached_property
+    def _ordered(self) -> pl.DataFrame | None:
+        """The keys by their first column; None if there is a null among them, or if it has no plain order."""
+        first = self._frame[self.names[0]]
+        if first.null_count() or not (first.dtype.is_integer() or first.dtype.is_temporal() or first.dtype in _TEXTS):
+            return None
+        return self._frame.sort(self.names[0])
 
     def may_match(self, ranges: dict[str, Range]) -> bool:
         """Whether one of these keys may lie within bounds of the first key column."""
@@ -100,7 +130,10 @@ class KeySet:
         if len(self.names) != 1 or not pa.types.is_integer(self._keys.schema.field(0).type):
             return None
         column = self._keys.column(0)
-        return None if column.null_count else np.unique(column.to_numpy())
+        if column.null_count:
+            return None
+        ordered = np.sort(column.to_numpy())
+        return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))] if len(ordered) else ordered
 
     @cached_property
     def _encoded(self) -> list[bytes]:
@@ -113,11 +146,17 @@ class KeySet:
 
 
 def _members(values: Any, keys: np.ndarray[tuple[int], np.dtype[Any]]) -> Any:
-    """Which values are among sorted keys."""
+    """Which values are among sorted keys. Only keys within the range of the values cost anything."""
+    if len(values) == 0 or len(keys) == 0:
+        return np.zeros(len(values), dtype=np.bool_)
+    low, high = values.min(), values.max()
+    keys = keys[np.searchsorted(keys, low) : np.searchsorted(keys, high, "right")]
     if len(keys) == 0:
         return np.zeros(len(values), dtype=np.bool_)
-    if len(values) and len(keys) > 64:
-        # np.isin looks up in a table of the range where that is small, and sorts otherwise.
-        return np.isin(values, keys)
+    span = int(high) - int(low) + 1
+    if span <= _DENSE * len(values):
+        flags = np.zeros(span, dtype=np.bool_)
+        flags[keys - low] = True
+        return flags[values - low]
     places = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
     return keys[places] == values

@@ -23,7 +23,7 @@ from timespine.columnar.text import Text, Words
 
 Flags = NDArray[np.bool_]
 
-_DENSE = 4
+_DENSE = 2
 """If at least one of so many rows is tied, the next words are made of all rows: reading in order beats picking."""
 
 _BEGUN_MAX = 4
