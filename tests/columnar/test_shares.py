@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import given as examples
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from run_cases import CONFIG, Place, order_keys, questions, worlds
 
 from timespine.columnar import shares
+from timespine.columnar.keyset import KeySet
 from timespine.columnar.part_reader import MissingBlob
 from timespine.columnar.scan import scan
 from timespine.columnar.schema import define
@@ -25,6 +28,8 @@ MEMORY = 1 << 20
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch):
     monkeypatch.setattr(shares, "SHARE_ROWS", 1)
+    monkeypatch.setattr(shares, "SELECTED", 1)
+    monkeypatch.setattr(shares, "FEW", 1)
     monkeypatch.setattr(shares.os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
 
 
@@ -76,3 +81,18 @@ def test_whatever_a_share_fails_with_is_raised_and_the_others_are_not_waited_for
                 place.blob.delete(part.key)
         with pytest.raises(MissingBlob):
             list(reader)
+
+
+def test_a_lookup_is_not_shared(monkeypatch):
+    monkeypatch.setattr(shares, "FEW", 512)
+    with ThreadPoolExecutor(1) as pool:
+        _, parts, runs = parts_of_many_groups(pool=pool)
+        monkeypatch.setattr(pool, "submit", None)  # nothing may go there but what is read ahead
+        wanted = replace(Wanted(KV, KV.names), keys=KeySet(pa.table({"k": [5, 70]})))
+        (found,) = [
+            table for table in scan_in_shares(replace(parts, pool=None), runs, wanted, MEMORY) if table.num_rows
+        ]
+        assert found.column("k").to_pylist() == [5, 70]
+        assert shares._cuts(parts, runs, wanted, 4) == []
+        assert shares._cuts(parts, runs, Wanted(KV, KV.names), 4) != []
+        assert parts.tally.parts_skipped == 0, "planning is not reading"

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
+from timespine.columnar.keyset import FEW
 from timespine.columnar.parts import Parts, Tally
 from timespine.columnar.scan import scan
 from timespine.columnar.splits import split_keys
@@ -23,6 +24,9 @@ from timespine.core.hollow import Run
 
 SHARE_ROWS = 1 << 17
 """Rows that are worth a share of their own."""
+
+SELECTED = 8
+"""Times as many, where a condition leaves out most of them."""
 
 PER_CORE = 2
 """Shares per core: they are only about equal, and whoever is done first takes another one."""
@@ -34,9 +38,7 @@ CORES_MAX = 8
 def scan_in_shares(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: int) -> Iterator[pa.Table]:
     """The same tables as those of `scan`, cut in other places; all of it is read at once."""
     cores = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, CORES_MAX)
-    rows = sum(part.rows for run in runs for part in run.parts)
-    count = min(PER_CORE * cores, rows // SHARE_ROWS)
-    cuts = split_keys(parts, runs, wanted, count) if parts.pool is not None and cores > 1 and count > 1 else []
+    cuts = _cuts(parts, runs, wanted, cores) if cores > 1 else []
     if parts.pool is None or not cuts:
         yield from scan(parts, runs, wanted, memory_bytes)
         return
@@ -55,6 +57,17 @@ def scan_in_shares(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_byt
     finally:
         for each in pending:
             each.cancel()
+
+
+def _cuts(parts: Parts, runs: Sequence[Run], wanted: Wanted, cores: int) -> list[bytes]:
+    """Where to cut what is wanted; nowhere if it is little, or if most of what may match will turn out not to."""
+    if parts.pool is None or (wanted.keys is not None and len(wanted.keys) <= FEW):
+        return []
+    planner = replace(parts, tally=Tally(), audit=0.0, _pruners={})
+    rows = sum(part.rows for run in runs for part in planner.matching(run.parts, run, wanted))
+    share = SHARE_ROWS if wanted.where is None else SELECTED * SHARE_ROWS
+    count = min(PER_CORE * cores, rows // share)
+    return split_keys(planner, runs, wanted, count) if count > 1 else []
 
 
 def _read(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: int) -> list[pa.Table]:
