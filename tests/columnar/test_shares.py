@@ -87,7 +87,7 @@ def test_a_lookup_is_not_shared(monkeypatch):
     monkeypatch.setattr(shares, "FEW", 512)
     with ThreadPoolExecutor(1) as pool:
         _, parts, runs = parts_of_many_groups(pool=pool)
-        monkeypatch.setattr(pool, "submit", None)  # nothing may go there but what is read ahead
+        monkeypatch.setattr(pool, "submit", None)  # nothing may go there
         wanted = replace(Wanted(KV, KV.names), keys=KeySet(pa.table({"k": [5, 70]})))
         (found,) = [
             table for table in scan_in_shares(replace(parts, pool=None), runs, wanted, MEMORY) if table.num_rows

@@ -40,7 +40,8 @@ def scan_in_shares(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_byt
     cores = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, CORES_MAX)
     cuts = _cuts(parts, runs, wanted, cores) if cores > 1 else []
     if parts.pool is None or not cuts:
-        yield from scan(parts, runs, wanted, memory_bytes)
+        # A lookup reads a row group or two: handing that to another thread takes longer than doing it.
+        yield from scan(replace(parts, pool=None) if _is_lookup(wanted) else parts, runs, wanted, memory_bytes)
         return
     ends = pairwise([wanted.lower, *cuts, wanted.upper])
     shares = [replace(wanted, lower=lower, upper=upper) for lower, upper in ends]
@@ -61,13 +62,17 @@ def scan_in_shares(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_byt
 
 def _cuts(parts: Parts, runs: Sequence[Run], wanted: Wanted, cores: int) -> list[bytes]:
     """Where to cut what is wanted; nowhere if it is little, or if most of what may match will turn out not to."""
-    if parts.pool is None or (wanted.keys is not None and len(wanted.keys) <= FEW):
+    if parts.pool is None or _is_lookup(wanted):
         return []
     planner = replace(parts, tally=Tally(), audit=0.0, _pruners={})
     rows = sum(part.rows for run in runs for part in planner.matching(run.parts, run, wanted))
     share = SHARE_ROWS if wanted.where is None else SELECTED * SHARE_ROWS
     count = min(PER_CORE * cores, rows // share)
     return split_keys(planner, runs, wanted, count) if count > 1 else []
+
+
+def _is_lookup(wanted: Wanted) -> bool:
+    return wanted.keys is not None and len(wanted.keys) <= FEW
 
 
 def _read(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: int) -> list[pa.Table]:
