@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 
 import pyarrow as pa
@@ -262,4 +263,10 @@ def _blocks(groups: list[int], reader: PartReader, chunk_bytes: int) -> Iterator
 
 def meta_of(part: Part) -> PartMeta | None:
     """What the state knows of a part."""
-    return PartMeta.decode(part.meta) if part.meta else None
+    return _decoded(part.meta) if part.meta else None
+
+
+@lru_cache(maxsize=4096)
+def _decoded(meta: bytes) -> PartMeta:
+    """Every read looks at the statistics of all parts, and they never change."""
+    return PartMeta.decode(meta)
