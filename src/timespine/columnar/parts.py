@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import groupby
 
 import pyarrow as pa
@@ -21,7 +20,7 @@ from timespine.columnar.prune import Pruner
 from timespine.columnar.rows import project
 from timespine.columnar.runs import read_run
 from timespine.columnar.schema import Schema, time_names
-from timespine.columnar.stats import PartMeta
+from timespine.columnar.stats import PartMeta, known_meta
 from timespine.columnar.visible import seen
 from timespine.columnar.wanted import Wanted, clip, filtered
 from timespine.config import Config
@@ -263,10 +262,4 @@ def _blocks(groups: list[int], reader: PartReader, chunk_bytes: int) -> Iterator
 
 def meta_of(part: Part) -> PartMeta | None:
     """What the state knows of a part."""
-    return _decoded(part.meta) if part.meta else None
-
-
-@lru_cache(maxsize=4096)
-def _decoded(meta: bytes) -> PartMeta:
-    """Every read looks at the statistics of all parts, and they never change."""
-    return PartMeta.decode(meta)
+    return known_meta(part.meta) if part.meta else None

@@ -11,7 +11,7 @@ from timespine.columnar.bounds import recode
 from timespine.columnar.keyset import FEW
 from timespine.columnar.part_reader import PartReader
 from timespine.columnar.schema import DIFF, Field, Schema, time_names
-from timespine.columnar.stats import PartMeta, Range
+from timespine.columnar.stats import PartMeta, Range, known_meta
 from timespine.columnar.types import parse_type
 from timespine.columnar.wanted import Wanted
 from timespine.core.hollow import Part
@@ -52,7 +52,7 @@ class Pruner:
         """Whether some row of a part may be asked for."""
         if not part.meta:
             return True
-        meta = PartMeta.decode(part.meta)
+        meta = known_meta(part.meta)
         if not self._times_may_match(part, meta):
             return False
         if self._by_first and not self._within(meta.lower, meta.upper):

@@ -102,6 +102,12 @@ class PartMeta(msgspec.Struct, frozen=True, array_like=True, gc=False):
             raise CorruptionError("the statistics of a part contradict themselves: a lower bound is above its upper")
 
 
+@lru_cache(maxsize=4096)
+def known_meta(data: bytes) -> PartMeta:
+    """The same, decoded once: every read looks at the statistics of all parts, and they never change."""
+    return PartMeta.decode(data)
+
+
 class Untrimmable(msgspec.Struct, frozen=True):
     """Columns whose statistics are kept even beyond the budget, by their names in any case."""
 
