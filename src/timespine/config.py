@@ -33,7 +33,8 @@ class Config:
     """Entries that `history()` keeps per collection. Copied on every append, so it stays small."""
 
     rollup_seqnos: int = 128
-    """Commits between two rollups, at least. Opening a collection replays at most about twice as many diffs."""
+    """Commits between two rollups, at least. Opening a collection replays about twice as many
+    diffs at most; four times as many, or a quarter of its batches, where nothing runs in the background."""
 
     commit_attempts: int = 64
     """Compare-and-sets that one commit may lose to others before it gives up as Unavailable.

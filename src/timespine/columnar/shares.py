@@ -37,7 +37,7 @@ CORES_MAX = 8
 
 def scan_in_shares(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: int) -> Iterator[pa.Table]:
     """The same tables as those of `scan`, cut in other places; all of it is read at once."""
-    cores = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, CORES_MAX)
+    cores = 1 if _is_lookup(wanted) else _cores()
     cuts = _cuts(parts, runs, wanted, cores) if cores > 1 else []
     if parts.pool is None or not cuts:
         # A lookup reads a row group or two: handing that to another thread takes longer than doing it.
@@ -69,6 +69,11 @@ def _cuts(parts: Parts, runs: Sequence[Run], wanted: Wanted, cores: int) -> list
     share = SHARE_ROWS if wanted.where is None else SELECTED * SHARE_ROWS
     count = min(PER_CORE * cores, rows // share)
     return split_keys(planner, runs, wanted, count) if count > 1 else []
+
+
+def _cores() -> int:
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, CORES_MAX)
 
 
 def _is_lookup(wanted: Wanted) -> bool:
