@@ -18,6 +18,7 @@ from timespine.errors import (
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import accumulate, difference
 from timespine.model.time import Time
+from timespine.testing.holding import Holding
 from timespine.testing.simulator import Operation
 from timespine.testing.world import World
 
@@ -37,8 +38,7 @@ class Answers:
     """The collections, and how many coordinates their times have."""
     rows: dict[str, list[str]]
     """Rows that were inserted, to be retracted some time."""
-    granted: dict[str, tuple[str, Frontier]]
-    """Per collection: a critical hold that was granted and not given back, and from when on it holds."""
+    holding: Holding
 
     def _check(self, operation: Operation) -> None:
         """Compare the outcome of an operation with the truth."""
@@ -48,7 +48,7 @@ class Answers:
             self._check_durability(operation)
             return
         reply = operation.result
-        self._check_holds()
+        self.holding.check()
         if (
             "upper" in operation.details
             and not operation.details["upper"] <= self.world.head(operation.collection).upper
@@ -71,13 +71,6 @@ class Answers:
         elif operation.kind == "listen" and reply is not None:
             self.world.violate(f"listen {operation.id} under a live lease was told {reply!r}")
         self._check_durability(operation)
-
-    def _check_holds(self) -> None:
-        """Critical holds that were granted hold, whatever the state itself says of them."""
-        for name, (hold, since) in self.granted.items():
-            state = self.world.head(name)
-            if hold not in state.holds or not state.since <= since:
-                self.world.violate(f"since of {name} is {state.since} though hold {hold} was granted from {since} on")
 
     def _check_durability(self, operation: Operation) -> None:
         """What was acknowledged is there since then; what was refused is not, nor will be."""

@@ -28,14 +28,11 @@ from timespine.core.transitions import (
     AppendNext,
     CommitSink,
     CompareAndAppend,
-    CompareAndDowngrade,
     Drain,
     Evict,
     Exert,
     ExpireWriter,
     Refresh,
-    RegisterHold,
-    ReleaseHold,
     Retain,
     RollUpAll,
     SchemaMismatch,
@@ -50,6 +47,7 @@ from timespine.model.oracle import Row, Update
 from timespine.model.time import Time
 from timespine.testing.answers import Answers
 from timespine.testing.engine import visible
+from timespine.testing.holding import Holding
 from timespine.testing.simulator import Operation, Process, Simulator
 
 MAINTENANCE = ("merge", "ask for merges", "roll up", "collect garbage")
@@ -73,10 +71,7 @@ class Workload(Answers):
         """Rows that were inserted, to be retracted some time."""
         self.listeners: dict[tuple[str, str], tuple[str, Time]] = {}
         """Per process and collection: the lease of its feed and how far it got."""
-        self.holds: dict[str, tuple[str, str]] = {}
-        """Per collection: name and token of a critical hold that some process took."""
-        self.granted: dict[str, tuple[str, Frontier]] = {}
-        """Per collection: a critical hold that was granted and not given back, and from when on it holds."""
+        self.holding = Holding(self.world)
         self.sink_batch = dict.fromkeys(self.arities, 0)
         """Per collection: the batch that its streaming sink is at."""
         self.menu: list[tuple[int, str, Body]] = [
@@ -416,28 +411,12 @@ class Workload(Answers):
         return (yield from commit(process.session, name, Retain(since)))
 
     def _hold(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
-        known = self.holds.get(name)
-        time = self._time(process, name)
-        if known is None:
-            hold = yield FreshId("h")
-            token = yield FreshId("t")
-            self.holds[name] = (hold, token)
-            taken = yield from commit(process.session, name, RegisterHold(hold, Frontier((time,)), token))
-            if not isinstance(taken, Refused) and self.holds.get(name) == (hold, token):
-                self.granted[name] = (hold, taken[0].since)
-            return taken
-        hold, token = known
+        since = Frontier((self._time(process, name),))
+        if name not in self.holding.known:
+            return (yield from self.holding.take(process.session, name, since))
         if self.random.random() < 0.4:
-            del self.holds[name]
-            self.granted.pop(name, None)
-            return (yield from commit(process.session, name, ReleaseHold(hold, token)))
-        if name in self.granted and self.granted[name][0] == hold:
-            # From now on it may hold from later on, whatever comes of the call.
-            self.granted[name] = (hold, self.granted[name][1].join(Frontier((time,))))
-        moved = yield from commit(process.session, name, CompareAndDowngrade(hold, token, token, Frontier((time,))))
-        if isinstance(moved, Refused) and name in self.granted and self.granted[name][0] == hold:
-            self.world.violate(f"hold {hold} of {name} was granted and is refused: {moved.reason!r}")
-        return moved
+            return (yield from self.holding.give_back(process.session, name))
+        return (yield from self.holding.move(process.session, name, since))
 
     def _merge(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         for _ in range(2):
