@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 JOBS ?= 2
+PYTEST := -m pytest -n $(JOBS)
 HISTORIES ?= 20000
 REAL_HISTORIES ?= 1000
 SEED ?= 0
@@ -31,7 +32,7 @@ demo: $(VENV)/.runtime            ## a small history on the embedded store, for 
 test: lint unit unit-O determinism planted crash sim sim-real demo            ## everything that must hold
 
 check: lint            ## the quick version: lint, types, unit tests, 1,000 histories
-	$(RUN) -m pytest tests
+	$(RUN) $(PYTEST) tests
 	$(RUN) -m timespine.testing.simulate --histories 1000 --jobs $(JOBS)
 
 lint: $(VENV)/.dev            ## ruff and mypy --strict
@@ -40,12 +41,12 @@ lint: $(VENV)/.dev            ## ruff and mypy --strict
 	$(VENV)/bin/mypy
 
 unit: $(VENV)/.dev            ## unit and property tests; core and model must be covered to the last branch
-	$(RUN) -m pytest tests/core tests/model tests/testing tests/simulation --cov=src/timespine/core --cov=src/timespine/model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
-	$(RUN) -m pytest tests --ignore=tests/core --ignore=tests/model --ignore=tests/testing --ignore=tests/simulation
+	$(RUN) $(PYTEST) tests/core tests/model tests/testing tests/simulation --cov=src/timespine/core --cov=src/timespine/model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+	$(RUN) $(PYTEST) tests --ignore=tests/core --ignore=tests/model --ignore=tests/testing --ignore=tests/simulation
 	$(RUN) -m timespine.testing.datadriven tests/scripts/*.txt
 
 unit-O: $(VENV)/.dev            ## tests that reach everywhere, without assertions in our code
-	$(RUN) -O -m pytest tests/core tests/model tests/client/test_machine.py tests/columnar/test_engine.py tests/columnar/test_scan.py
+	PYTHONOPTIMIZE=1 $(RUN) $(PYTEST) tests/core tests/model tests/client/test_machine.py tests/columnar/test_engine.py tests/columnar/test_scan.py
 
 determinism: $(VENV)/.dev            ## 100 seeds replay identically, whatever the hash seed
 	@a=$$(PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --histories 100 --jobs $(JOBS) --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \

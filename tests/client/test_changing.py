@@ -366,7 +366,7 @@ def test_counts_too_large_to_be_taken_apart_are_refused_in_bounded_memory(place)
         ["v"],
         "v",
     ],
-    ids=lambda set: str(set)[:40],
+    ids=lambda set: str(set)[:14],
 )
 def test_values_that_do_not_fit_are_refused_and_nothing_is_changed(place, set):
     orders = create(place.open())

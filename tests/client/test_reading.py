@@ -773,6 +773,24 @@ def test_a_count_beyond_64_bits_is_exact_and_updates_are_counted_by_themselves(s
     assert items.updates().count() == 2
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_large_table_after_an_upsert_has_the_same_rows_whole_and_as_a_stream(place, is_compacted):
+    store = place.open()
+    big = store.create("big", key={"id": "int64"}, value={"total": "int64"}, timeline="counter")
+    big.append(pa.table({"id": np.arange(100_000), "total": np.zeros(100_000, np.int64)}))
+    some = np.concatenate([np.arange(0, 100_000, 9), np.arange(100_000, 101_000)])
+    big.upsert(pa.table({"id": some, "total": np.ones(len(some), np.int64)}))
+    big.delete([{"id": id} for id in range(1, 1000, 9)])
+    if is_compacted:
+        big.compact(wait=True)
+    streamed = pa.Table.from_batches(big.snapshot().batches())
+    assert streamed.column("id").to_pylist() == sorted(streamed.column("id").to_pylist())
+    whole = big.snapshot().to_arrow()
+    assert whole.sort_by("id").combine_chunks() == streamed.combine_chunks()
+    assert whole.num_rows == 101_000 - 111
+    assert pa.compute.sum(whole["total"]).as_py() == len(some)
+
+
 @pytest.mark.parametrize("wrong", ["x", 0, -1, 1.5])
 def test_the_memory_of_a_stream_is_a_number_of_bytes(store, wrong):
     with pytest.raises(UsageError, match="bytes"):

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from timespine.columnar import gather, merge, order, text, ties
+from timespine.columnar import gather, merge, order, text, ties, untouched
 
 MAX = (1 << 63) - 1
 LONG = "https://example.com/a/rather/long/prefix/"
@@ -188,6 +188,8 @@ def small(how="words"):
                 (ties, "_DENSE", 0),
                 (gather, "THREADED_ROWS", 4),
                 (merge, "_ALONE_ROWS", 2),
+                (untouched, "LARGE_ROWS", 0),
+                (untouched, "FEW", 0),
             ):
                 stack.enter_context(mock.patch.object(module, name, value))
         yield

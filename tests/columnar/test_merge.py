@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kernel_cases import LONG, MAX, SMALL, ascending_runs, counted, keys, order_of, small, tables
 
 from timespine.columnar import merge as module
+from timespine.columnar import untouched
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.merge import merge
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
@@ -49,6 +50,53 @@ def test_merged_runs_are_what_consolidating_everything_gives(data, table, count,
         cut_up = [chunks(run, data.draw(SIZES)) for run in runs]
         outputs = list(merge(cut_up, order, cut, chunk_bytes=chunk_bytes))
     check(outputs, table, order, cut)
+
+
+@given(st.data(), tables(max_rows=40), st.integers(1, 3), st.sampled_from([1, 200, 2000, 1 << 20]), SMALL)
+def test_without_an_order_the_rows_are_the_same_and_each_table_is_ascending(data, table, count, chunk_bytes, how):
+    order = order_of(table)
+    cut = order[: data.draw(st.integers(1, len(order)))]
+    runs = ascending_runs(table, cut, count, data.draw(st.integers(0, 1 << 20)))
+    with small(how):
+        cut_up = [chunks(run, data.draw(SIZES)) for run in runs]
+        apart = data.draw(st.integers(1, len(cut)))
+        outputs = list(merge(cut_up, order, cut, chunk_bytes=chunk_bytes, apart=apart))
+    assert all(counted(output, order) == counted(consolidate(output, order), order) for output in outputs)
+    check([consolidate(pa.concat_tables(outputs), order)] if outputs else [], table, order)
+    assert sum(output.num_rows for output in outputs) == consolidate(table, order).num_rows
+
+
+def test_rows_that_nothing_touches_are_neither_sorted_nor_compared(monkeypatch):
+    seen = []
+    monkeypatch.setattr(untouched, "LARGE_ROWS", 1000)
+    original = untouched.consolidate_inputs
+
+    def spied(inputs, *rest):
+        seen.extend(row for tables in inputs for table in tables for row in table["k"].to_pylist())
+        return original(inputs, *rest)
+
+    monkeypatch.setattr(untouched, "consolidate_inputs", spied)
+    base = numbers(range(1000), v=["old"] * 1000)
+    update = numbers([7, 7, 500, 500, 2000], v=["new", "old", "new", "old", "new"])
+    update = update.set_column(2, "_diff", pa.array([1, -1, 1, -1, 1]))
+    alone, few = merge([iter([base]), iter([update])], ["k", "v"], chunk_bytes=1 << 20, apart=1)
+    assert sorted(seen) == [7] * 3 + [500] * 3 + [2000]
+    assert alone.num_rows == 998
+    assert few.to_pydict() == {"k": [7, 500, 2000], "v": ["new"] * 3, "_diff": [1, 1, 1]}
+
+
+def test_a_few_rows_come_in_order_all_the_same():
+    base, update = numbers(range(1000)), numbers([7, 500, 2000])
+    (only,) = merge([iter([base]), iter([update])], ["k"], chunk_bytes=1 << 20, apart=1)
+    assert only.column("k").to_pylist() == [*range(1000), 2000]
+
+
+def test_a_run_by_itself_passes_as_it_is_if_no_key_is_there_twice(monkeypatch):
+    monkeypatch.setattr(untouched, "LARGE_ROWS", 1000)
+    base = numbers(range(1000))
+    (only,) = merge([iter([base])], ["k"], chunk_bytes=1 << 20, apart=1)
+    assert only.column("k").chunk(0).buffers()[1].address == base.column("k").chunk(0).buffers()[1].address
+    assert list(merge([iter([numbers(range(1000), diff=0)])], ["k"], chunk_bytes=1 << 20, apart=1)) == []
 
 
 EXTREME = st.sampled_from([-MAX - 1, -MAX, -(1 << 62), -1, 1, 1 << 62, MAX])
@@ -182,13 +230,13 @@ def test_a_group_is_never_given_out_in_two_tables(cut):
 
 def test_a_large_group_is_not_consolidated_again_and_again(monkeypatch):
     worked = []
-    kernel = module.consolidate_runs
+    kernel = module.consolidate_inputs
 
-    def counting(table, *rest):
-        worked.append(table.num_rows)
-        return kernel(table, *rest)
+    def counting(inputs, *rest):
+        worked.extend(table.num_rows for tables in inputs for table in tables)
+        return kernel(inputs, *rest)
 
-    monkeypatch.setattr(module, "consolidate_runs", counting)
+    monkeypatch.setattr(module, "consolidate_inputs", counting)
     rows = 40_000
     table = numbers(np.zeros(rows), v=np.arange(rows))
     (only,) = merge([even(table, 100)], ["k", "v"], ["k"], chunk_bytes=40_000)
@@ -232,6 +280,11 @@ def test_disorder_that_words_cannot_see_gives_no_wrong_order():
     rising = pa.table({"k": [f"{stem}aa", "2"], "_diff": [1, 1]})
     with pytest.raises(CorruptionError):
         list(merge([even(falling, 3), even(rising, 1)], ["k"], chunk_bytes=1))
+
+
+def test_what_sets_rows_apart_is_part_of_the_cut():
+    with pytest.raises(UsageError, match="sets rows apart"):
+        merge([], ["k", "v"], ["k"], chunk_bytes=1000, apart=2)
 
 
 def test_a_cut_must_lead_the_order():

@@ -184,7 +184,7 @@ def test_kind_of_what_is_no_entry_is_corruption(data: bytes) -> None:
 NO_BYTES: list[Any] = [None, 5, "TS\x01\x01", [1, 2, 3], bytearray(20), memoryview(bytes(20)), {}]
 
 
-@pytest.mark.parametrize("value", [None, 5, "TS\x01\x01", 1.5, [1, 2], object()], ids=str)
+@pytest.mark.parametrize("value", [None, 5, "TS\x01\x01", 1.5, [1, 2], object()], ids=lambda each: type(each).__name__)
 def test_kind_of_what_is_not_even_bytes_is_corruption(value: Any) -> None:
     with pytest.raises(CorruptionError, match="neither a state nor a diff"):
         kind_of(value)

@@ -111,7 +111,7 @@ class Rows:
         return self._wanted.schema
 
     def to_arrow(self) -> pa.Table:
-        """All rows as an Arrow table."""
+        """All rows as an Arrow table, in any order if they are many. In the order of rows: `batches`."""
         for _ in range(REPLANS):
             try:
                 return self._whole_table()

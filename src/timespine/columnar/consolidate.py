@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,14 @@ def consolidate(table: pa.Table, order: Sequence[str]) -> pa.Table:
     `order` names all columns but `_diff`. A sum that does not fit an int64 is a DiffOverflow.
     """
     return consolidate_runs(table, order, (), 0)
+
+
+def consolidate_inputs(inputs: Sequence[Sequence[pa.Table]], order: Sequence[str], cut: int) -> pa.Table:
+    """The same for sorted runs, each of several tables."""
+    tables = [table for each in inputs for table in each]
+    rows = [sum(table.num_rows for table in each) for each in inputs]
+    starts = [0, *accumulate(rows[:-1])]
+    return consolidate_runs(tables[0] if len(tables) == 1 else pa.concat_tables(tables), order, starts, cut)
 
 
 def consolidate_runs(table: pa.Table, order: Sequence[str], starts: Sequence[int], cut: int) -> pa.Table:

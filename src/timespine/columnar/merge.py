@@ -16,7 +16,8 @@ from contextlib import suppress
 import pyarrow as pa
 
 from timespine.columnar.bounds import encode_row
-from timespine.columnar.consolidate import consolidate_runs
+from timespine.columnar.consolidate import consolidate_inputs
+from timespine.columnar.untouched import consolidate_touched
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 
 _SHARE = 6
@@ -27,13 +28,21 @@ _ALONE_ROWS = 1 << 13
 
 
 def merge(
-    runs: Sequence[Iterator[pa.Table]], order: Sequence[str], cut: Sequence[str] | None = None, *, chunk_bytes: int
+    runs: Sequence[Iterator[pa.Table]],
+    order: Sequence[str],
+    cut: Sequence[str] | None = None,
+    *,
+    chunk_bytes: int,
+    apart: int = 0,
 ) -> Iterator[pa.Table]:
     """The rows of all runs ascending in `order`, each once, with the sum of its diffs; zeros are dropped.
 
     Every run must be ascending in `cut`, the leading columns of `order` (all of them, if not given);
     neighbours may be equal. Rows that are equal in `cut` come in one table. About `chunk_bytes` of memory
     are used, and what the rows of the largest such group take once they are consolidated.
+
+    Whoever needs no order names how many of the columns of the cut set rows `apart` for good, as those of a
+    key do: tables are then ascending each by itself, and rows that are alone with their key pass (`untouched`).
 
     A run that is seen not to be ascending is a CorruptionError.
     """
@@ -42,7 +51,9 @@ def merge(
         raise UsageError("runs are cut by leading columns of the order that they are merged in")
     if chunk_bytes < 1:
         raise UsageError(f"{chunk_bytes} bytes are too few to merge in")
-    return _Merge(runs, tuple(order), leading, chunk_bytes).tables()
+    if apart > len(leading):
+        raise UsageError("what sets rows apart are columns that the runs are cut by")
+    return _Merge(runs, tuple(order), leading, chunk_bytes, apart).tables()
 
 
 class _Run:
@@ -120,11 +131,17 @@ class _Merge:
     """One merge under way."""
 
     def __init__(
-        self, runs: Sequence[Iterator[pa.Table]], order: tuple[str, ...], cut: tuple[str, ...], chunk_bytes: int
+        self,
+        runs: Sequence[Iterator[pa.Table]],
+        order: tuple[str, ...],
+        cut: tuple[str, ...],
+        chunk_bytes: int,
+        apart: int,
     ) -> None:
         self._runs = [_Run(tables, cut) for tables in runs]
         self._order = order
         self._cut = cut
+        self._apart = apart
         self._bytes = max(chunk_bytes // _SHARE, 1)
         self._open: list[pa.Table] = []
         """Rows that are equal to each other in the columns of the cut, and perhaps to some that are not loaded yet."""
@@ -137,13 +154,12 @@ class _Merge:
 
     def tables(self) -> Iterator[pa.Table]:
         """Merge, round by round."""
-        merged: pa.Table | None = None
+        merged: list[pa.Table] = []
         while True:
             self._load()
             # Only now, with the next rows at hand, is it known whether the last rows of a round have equals to come.
-            if merged is not None and merged.num_rows:
-                yield from self._complete(merged)
-            merged = None  # before memory is needed for the next round
+            yield from self._complete(merged)
+            merged = []  # before memory is needed for the next round
             if not self._runs:
                 break
             merged = self._round(self._next_cut())
@@ -164,12 +180,12 @@ class _Merge:
             return last
         return min((run.last for run in self._runs if not run.ended), default=None)
 
-    def _round(self, cut: bytes | None) -> pa.Table | None:
-        """Everything up to a row, consolidated; None if all of it is kept open."""
+    def _round(self, cut: bytes | None) -> list[pa.Table]:
+        """Everything up to a row, consolidated; nothing if all of it is kept open."""
         taken = [tables for run in self._runs if (tables := run.take(cut))]
         if self._open and cut == self._open_row:
             self._keep_open([table for tables in taken for table in tables])
-            return None
+            return []
         inputs = [*([table] for table in self._open), *taken]
         try:
             merged = self._consolidated(inputs)
@@ -191,16 +207,18 @@ class _Merge:
         if sum(table.nbytes for table in self._open) < self._open_bytes:
             return
         with suppress(DiffOverflow):  # what is still to come may bring the sum back
-            self._open = [self._consolidated([[table] for table in self._open])]
+            self._open = self._consolidated([[table] for table in self._open])
         self._open_bytes = max(self._bytes, 2 * sum(table.nbytes for table in self._open))
 
-    def _complete(self, merged: pa.Table) -> Iterator[pa.Table]:
+    def _complete(self, merged: list[pa.Table]) -> Iterator[pa.Table]:
         """What is complete of the rows of a round. The rest is kept open."""
-        last = encode_row(merged, merged.num_rows - 1, self._cut)
-        if any(run.first == last for run in self._runs):
-            complete = self._before(merged, last)
-            self._open.insert(0, merged.slice(complete.num_rows))
-            self._open_row, self._open_bytes = last, max(self._bytes, 2 * self._open[0].nbytes)
+        last = max((self._last(table) for table in merged if table.num_rows), default=None)
+        if last is not None and any(run.first == last for run in self._runs):
+            complete = [self._before(table, last) for table in merged]
+            pairs = zip(merged, complete, strict=True)
+            self._open[:0] = [table.slice(before.num_rows) for table, before in pairs]
+            open_bytes = sum(table.nbytes for table in self._open)
+            self._open_row, self._open_bytes = last, max(self._bytes, 2 * open_bytes)
             merged = complete
         yield from self._given_out(merged)
 
@@ -208,21 +226,24 @@ class _Merge:
         """The rows of an ascending table that are before a row."""
         return table.slice(0, bisect_left(range(table.num_rows), row, key=lambda at: encode_row(table, at, self._cut)))
 
-    def _consolidated(self, inputs: list[list[pa.Table]]) -> pa.Table:
+    def _consolidated(self, inputs: list[list[pa.Table]]) -> list[pa.Table]:
         """Tables of several ascending runs, consolidated."""
-        starts, rows = [], 0
-        for tables in inputs:
-            starts.append(rows)
-            rows += sum(table.num_rows for table in tables)
-        tables = [table for each in inputs for table in each]
-        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-        return consolidate_runs(table, self._order, starts, len(self._cut))
+        if self._apart:
+            return consolidate_touched(inputs, self._order, len(self._cut), self._apart)
+        return [consolidate_inputs(inputs, self._order, len(self._cut))]
 
-    def _given_out(self, table: pa.Table) -> Iterator[pa.Table]:
-        """The table, if there are rows in it and they come after all those before."""
-        if table.num_rows == 0:
+    def _given_out(self, merged: list[pa.Table]) -> Iterator[pa.Table]:
+        """The tables that have rows in them, if all of these come after all those before."""
+        tables = [table for table in merged if table.num_rows]
+        if not tables:
             return
-        if self._given is not None and encode_row(table, 0, self._cut) <= self._given:
+        if self._given is not None and min(self._first(table) for table in tables) <= self._given:
             raise CorruptionError("a run is not in order: what it has cannot be merged")
-        self._given = encode_row(table, table.num_rows - 1, self._cut)
-        yield table
+        self._given = max(self._last(table) for table in tables)
+        yield from tables
+
+    def _first(self, table: pa.Table) -> bytes:
+        return encode_row(table, 0, self._cut)
+
+    def _last(self, table: pa.Table) -> bytes:
+        return encode_row(table, table.num_rows - 1, self._cut)

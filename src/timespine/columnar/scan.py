@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import takewhile
 
 import pyarrow as pa
 
@@ -56,7 +57,8 @@ class Source:
 def scan(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: int) -> Iterator[pa.Table]:
     """All that is wanted of these runs, merged: tables ascending in `wanted.order`, each row once, with `_diff`.
 
-    If they may repeat, those of a plain run do: where some columns are left out, one may come several times.
+    If they are wanted in any order, only the rows of each table are ascending. If they may repeat, those of a
+    plain run do: where some columns are left out, one may come several times.
     """
     found = sources(parts, runs, wanted)
     if len(runs) == 1 and len(found) == 1 and is_plain(parts, runs[0], wanted):
@@ -140,7 +142,9 @@ def merged(parts: Parts, found: Sequence[Source], wanted: Wanted, memory_bytes: 
     # dropped, nothing can be cut off before all is put in order (test_scan.py).
     if cut:
         opened = [_clipped(tables, wanted) for tables in opened]
-    tables: Iterator[pa.Table] = merge(opened, wanted.order, cut, chunk_bytes=memory_bytes)
+    keys = {*wanted.schema.cluster_names, *wanted.schema.key_names}
+    apart = sum(1 for _ in takewhile(keys.__contains__, cut)) if wanted.loose else 0
+    tables: Iterator[pa.Table] = merge(opened, wanted.order, cut, chunk_bytes=memory_bytes, apart=apart)
     return tables if cut else _clipped(tables, wanted)
 
 

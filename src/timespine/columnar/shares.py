@@ -36,7 +36,8 @@ CORES_MAX = 8
 
 
 def scan_in_shares(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: int) -> Iterator[pa.Table]:
-    """The same tables as those of `scan`, cut in other places; all of it is read at once."""
+    """The same rows as those of `scan`, in any order; all of it is read at once."""
+    wanted = replace(wanted, loose=True)
     cores = 1 if _is_lookup(wanted) else _cores()
     cuts = _cuts(parts, runs, wanted, cores) if cores > 1 else []
     if parts.pool is None or not cuts:

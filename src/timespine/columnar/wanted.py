@@ -38,6 +38,8 @@ class Wanted:
     """Only rows with one of these keys."""
     repeats: bool = False
     """Whether a row may come several times with a part of its count each, because whoever asks adds them up."""
+    loose: bool = False
+    """Whether rows may come in any order."""
     bare: bool = False
     """Whether only what filters need is read: for counting, where rows need not be told apart."""
     hint: Hint = Hint.MAY_ADD
