@@ -20,7 +20,8 @@ ALLOWED = {
     "core": {"model"},
     "columnar": {"core", "model", "location"},
     "client": {"columnar", "core", "model", "location"},
-    "cli": {"client", "columnar", "core", "model", "location"},
+    "spark": {"client", "columnar", "core", "model", "location"},
+    "cli": {"spark", "client", "columnar", "core", "model", "location"},
     "testing": {"client", "columnar", "core", "model", "location"},
 }
 

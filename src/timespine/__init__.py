@@ -7,7 +7,8 @@ orders = store.create("orders", key={"id": "int64"}, value={"total": "double"})
 """
 
 from timespine.client.collection import Collection
-from timespine.client.store import Store, open
+from timespine.client.opening import open
+from timespine.client.store import Store
 from timespine.columnar.where import col
 from timespine.config import Config
 

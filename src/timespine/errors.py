@@ -9,6 +9,7 @@
     |  |- NotSealed                       the time is not complete yet: wait, or read earlier
     |  |- SchemaConflict                  somebody else changed the schema first
     |  |- ClosedError                     the collection is closed or finalized for good
+    |  |- AlreadyIn                       this batch of a streaming sink was committed before: nothing is left to do
     |  `- InlineBudgetExceeded            no room in the state: put the data into a blob and commit again
     |- Reopen                           start again with a new handle
     |  |- LeaseExpired                    the lease of this handle lapsed and was removed
@@ -127,6 +128,10 @@ class InlineBudgetExceeded(AskElsewhere):
         self.asked = asked
         self.used = used
         self.budget = budget
+
+
+class AlreadyIn(AskElsewhere):
+    """A batch of a streaming sink is in the collection since an earlier commit: there is nothing left to do."""
 
 
 class Reopen(TimespineError):

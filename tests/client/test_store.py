@@ -11,7 +11,7 @@ from places import BLOBS, Place, Script, in_threads
 
 import timespine as ts
 from timespine.client.access import Pool
-from timespine.client.store import CONSENSUS
+from timespine.client.opening import CONSENSUS
 from timespine.errors import NotSealed, TimespineError, Unavailable, UsageError
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier

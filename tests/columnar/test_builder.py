@@ -216,7 +216,7 @@ def test_there_are_as_few_runs_as_there_can_be(spans) -> None:
     pieces = [
         Sent(Part(f"p{place}", 1), bytes([first]), bytes([first + width])) for place, (first, width) in enumerate(spans)
     ]
-    chains = chained([*pieces, Sent(None)])
+    chains = chained((piece.first, piece.last, piece.part) for piece in pieces)
     ends = {piece.part.key: piece for piece in pieces}
     assert sorted(part.key for chain in chains for part in chain) == sorted(ends)
     for chain in chains:

@@ -13,7 +13,7 @@ from timespine.core import transitions
 from timespine.core.effects import CompareAndSet, GetBlob, Now, PutBlob, Scan, Sleep
 from timespine.core.group import Group, Refused, Transaction
 from timespine.core.protocols.collect import collect_garbage
-from timespine.core.protocols.commit import commit, commit_group, commit_transactions, enter, resolve
+from timespine.core.protocols.commit import commit, commit_group, commit_transactions, enter, raise_refusal, resolve
 from timespine.core.protocols.fetch import create, refresh
 from timespine.core.protocols.maintain import expire_leases, roll_up
 from timespine.core.protocols.session import Session, pause_ms
@@ -21,6 +21,7 @@ from timespine.core.protocols.write import append_to_many, compare_and_append
 from timespine.core.state import new_state
 from timespine.core.transitions import (
     AddSchema,
+    AlreadyCommitted,
     CompareAndAppend,
     ExpireCommitter,
     RegisterCommitter,
@@ -28,7 +29,7 @@ from timespine.core.transitions import (
     Retain,
     Seal,
 )
-from timespine.errors import Determinate, Fenced, Indeterminate, UpperMismatch, UsageError
+from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, UpperMismatch, UsageError
 from timespine.testing.engine import data_of
 
 
@@ -753,3 +754,8 @@ def test_hold_registered_by_a_lost_reply_is_granted_once() -> None:
     (granted,) = accepted(stage.run(commit(session, "c", RegisterHold("h", at(0), "t"))))
     assert granted.since == at(0)
     assert list(stage.head().holds) == ["h"]
+
+
+def test_a_batch_of_a_sink_that_is_in_is_an_error_of_its_own() -> None:
+    with pytest.raises(AlreadyIn, match="number 7"):
+        raise_refusal(Refused(AlreadyCommitted(7), ()))

@@ -26,7 +26,8 @@ from timespine.cli.output import write_document, write_done, write_table
 from timespine.cli.text import Columns, clock, fields, size
 from timespine.client.collection import Collection
 from timespine.client.inspecting import plain
-from timespine.client.store import CONSENSUS, Store
+from timespine.client.opening import CONSENSUS
+from timespine.client.store import Store
 from timespine.errors import CorruptionError, UsageError, VersionError
 
 _LISTED = ("name", "since", "upper", "updates", "bytes", "batches", "state")

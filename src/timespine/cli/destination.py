@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from timespine.cli.failures import OutputClosed
-from timespine.client.store import BLOBS, CONSENSUS
+from timespine.client.opening import BLOBS, CONSENSUS
 from timespine.errors import UsageError
 
 STDOUT = "standard output"

@@ -81,6 +81,10 @@ class Shared:
     """How long collections without a policy of their own keep history; None: for ever."""
     audit: float = 0.0
     """The share of parts skipped by statistics that is read all the same, to check them."""
+    writing: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Writers of jobs that are under way, by collection, and when they were last heard of."""
+    location: str = ""
+    """The folder of the store; empty if it is in none."""
     counters: dict[str, float] = field(default_factory=dict)
     """What was put, encoded, retried, left to the sweep."""
     by_collection: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -8,7 +8,8 @@ and are not written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,7 +23,7 @@ from timespine.client.access import Access
 from timespine.client.given import names_of, refuse_missing, with_keys
 from timespine.client.leases import Held
 from timespine.client.rows import Rows, Shape
-from timespine.client.writing import Committed, after, once, stored
+from timespine.client.writing import Committed, Together, after, commit_first, free_time, once, stored
 from timespine.columnar.cast import cast_column
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.intake import check_names, to_arrow
@@ -54,8 +55,15 @@ class Present:
 
     access: Access
     held: Held
+    id: int
+    """The id of the schema."""
     schema: Schema
     plan: Plan | None
+
+    @property
+    def upper(self) -> Frontier:
+        """The upper that the rows are of."""
+        return self.held.state.upper
 
     def rows(self, *, keys: KeySet | None = None, where: Predicate | None = None) -> pa.Table:
         """The rows of some keys, or for which something holds, with their counts in `_diff`."""
@@ -79,19 +87,36 @@ class Difference:
 Compute = Callable[[Present], Difference]
 
 
-def change(access: Access, compute: Compute, operation: str) -> Committed:
-    """Work out a difference on the newest rows, and append it; again, if somebody else was first."""
+def change(access: Access, compute: Compute, operation: str, together: Together = ()) -> Committed:
+    """Work out a difference on the newest rows, and append it; again, if somebody else was first.
+
+    What is committed `together` with it is committed also if there is no difference.
+    """
     access.committer.check_writable()
     with access.changing:
         for _ in range(ATTEMPTS):
             try:
-                return _change_once(access, compute, operation)
+                return _change_once(access, compute, operation, together)
             except UpperMismatch:
                 access.committer.session.count("changes started again")
     raise UpperMismatch("any", access.known().upper)
 
 
-def _change_once(access: Access, compute: Compute, operation: str) -> Committed:
+def _change_once(access: Access, compute: Compute, operation: str, together: Together) -> Committed:
+    with present(access) as now:
+        difference = compute(now)
+        delta = delta_of(difference, now.schema)
+        if delta.num_rows == 0:
+            if together:
+                commit_first(access, together[0], together[1:])
+            return Committed(None, now.upper, 0)
+        time = free_time(access, now.held.state)
+        return _append_exactly(access, now, timed(delta, now.schema, time), time, operation, together)
+
+
+@contextlib.contextmanager
+def present(access: Access) -> Iterator[Present]:
+    """The collection as of now, held while it is looked at."""
     held = access.shared.leases.hold(access.id, None)
     try:
         state = held.state
@@ -101,37 +126,34 @@ def _change_once(access: Access, compute: Compute, operation: str) -> Committed:
             raise access.closed()
         upper = state.upper.elements[0][0]
         id, schema = access.schema(state)
-        plan = None
-        if upper > 0:
-            found = plan_snapshot(state, (upper - 1,))
-            if not isinstance(found, Plan):
-                raise found
-            plan = found
-        difference = compute(Present(access, held, schema, plan))
-        delta = _delta(difference, schema)
-        if delta.num_rows == 0:
-            return Committed(None, state.upper, 0)
-        time = max(access.next_time(), upper)
-        return _append_exactly(access, id, schema, _timed(delta, schema, time), state.upper, time, operation)
+        plan = plan_snapshot(state, (upper - 1,)) if upper > 0 else None
+        if plan is not None and not isinstance(plan, Plan):
+            raise plan
+        yield Present(access, held, id, schema, plan)
     finally:
         held.close()
 
 
 def _append_exactly(
-    access: Access, id: int, schema: Schema, table: pa.Table, expected: Frontier, time: int, operation: str
+    access: Access, now: Present, table: pa.Table, time: int, operation: str, together: Together
 ) -> Committed:
-    new_upper = after(time)
-
     def commit(runs: tuple[Run, ...]) -> Committed:
-        batch = HollowBatch(Description(expected, new_upper, Frontier.minimum(1)), table.num_rows, runs)
-        command = CompareAndAppend((batch,), expected, new_upper, operation, access.config.inline_total_bytes)
-        (reached,) = access.committer.commit((access.id, command))
-        return Committed(time, reached, table.num_rows)
+        return commit_exactly(access, now, runs, table.num_rows, time, operation, together)
 
-    return stored(access, id, schema, table, commit)
+    return stored(access, now.id, now.schema, table, commit)
 
 
-def _delta(difference: Difference, schema: Schema) -> pa.Table:
+def commit_exactly(
+    access: Access, now: Present, runs: tuple[Run, ...], rows: int, time: int, operation: str, together: Together = ()
+) -> Committed:
+    """Commit runs of a difference, if nobody else was first since it was worked out."""
+    new_upper = after(time)
+    batch = HollowBatch(Description(now.upper, new_upper, Frontier.minimum(1)), rows, runs)
+    command = CompareAndAppend((batch,), now.upper, new_upper, operation, access.config.inline_total_bytes)
+    return Committed(time, commit_first(access, command, together), rows)
+
+
+def delta_of(difference: Difference, schema: Schema) -> pa.Table:
     """Old rows retracted, new ones inserted, what is the same in both cancelled."""
     names = [*schema.names, DIFF]
     old = difference.old.select(names)
@@ -146,7 +168,7 @@ def _delta(difference: Difference, schema: Schema) -> pa.Table:
     return consolidate(pa.concat_tables([old.cast(plain), new.cast(plain)]), schema.order_names).select(names)
 
 
-def _timed(delta: pa.Table, schema: Schema, time: int) -> pa.Table:
+def timed(delta: pa.Table, schema: Schema, time: int) -> pa.Table:
     """A difference as updates at one time."""
     (name,) = schema.time_names
     times = pa.array(np.full(delta.num_rows, time, dtype=np.int64))
@@ -190,7 +212,7 @@ def _is_column(value: object) -> bool:
     return hasattr(value, "__len__") and not isinstance(value, str | bytes | bytearray | memoryview | Mapping)
 
 
-def upsert(access: Access, rows: Any) -> Committed:
+def upsert(access: Access, rows: Any, together: Together = ()) -> Committed:
     """Rows take the place of those with the same key, or are added. Without key columns: those that are not there."""
     rows = once(rows)
 
@@ -201,10 +223,10 @@ def upsert(access: Access, rows: Any) -> Committed:
         keys = _distinct_keys(new, present.schema)
         return Difference(present.rows(keys=keys), new)
 
-    return change(access, compute, "upsert")
+    return change(access, compute, "upsert", together)
 
 
-def delete_keys(access: Access, keys: Any) -> Committed:
+def delete_keys(access: Access, keys: Any, together: Together = ()) -> Committed:
     """All rows with one of these keys go."""
     keys = once(keys)
 
@@ -212,7 +234,7 @@ def delete_keys(access: Access, keys: Any) -> Committed:
         found = KeySet(keys_of(keys, present.schema))
         return Difference(present.rows(keys=found), present.schema.arrow.empty_table())
 
-    return change(access, compute, "delete")
+    return change(access, compute, "delete", together)
 
 
 def delete_where(access: Access, where: Any) -> Committed:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from timespine.client import changing, holds, writing
 from timespine.client.access import Access
 from timespine.client.changes import Changes
+from timespine.client.handing import handed, is_spark_frame
 from timespine.client.inspecting import Inspection, inspect
 from timespine.client.leases import Held
 from timespine.client.merge_into import Merge
@@ -80,6 +81,9 @@ class Collection:
 
         Columns of the key must be there; values that are not are null, or the default of their column.
         """
+        if is_spark_frame(rows):
+            committed: Committed = handed("writing").append(self._access, rows, at, upper, expected_upper)
+            return committed
         return writing.append(self._access, rows, at, upper, expected_upper)
 
     def upsert(self, rows: Any) -> Committed:
@@ -87,6 +91,9 @@ class Collection:
 
         Without key columns a row is known by all of its columns: those that are not there yet are added, once.
         """
+        if is_spark_frame(rows):
+            committed: Committed = handed("changing").upsert(self._access, rows)
+            return committed
         return changing.upsert(self._access, rows)
 
     def delete(self, keys: Any = None, *, where: Any = None) -> Committed:
@@ -99,6 +106,9 @@ class Collection:
             raise UsageError(
                 "delete either keys, or where a condition holds: delete({'id': 1}) or delete(where='id = 1')"
             )
+        if is_spark_frame(keys):
+            committed: Committed = handed("changing").delete(self._access, keys)
+            return committed
         return changing.delete_keys(self._access, keys) if where is None else changing.delete_where(self._access, where)
 
     def update(self, *, where: Any = None, set: Mapping[str, Any]) -> Committed:

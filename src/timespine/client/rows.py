@@ -13,19 +13,21 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.access import Access
+from timespine.client.handing import handed
 from timespine.client.leases import Held
 from timespine.client.moments import to_user
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.part_reader import MissingBlob
 from timespine.columnar.parts import Parts, Tally
-from timespine.columnar.scan import scan
+from timespine.columnar.scan import scan, untouched_parts
 from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.shares import scan_in_shares
+from timespine.columnar.slice import Slice, cut
 from timespine.columnar.splits import split_keys
 from timespine.columnar.tally import counted
 from timespine.columnar.wanted import Wanted, empty_table
-from timespine.core.hollow import Run
+from timespine.core.hollow import Part, Run
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
 from timespine.errors import CorruptionError, LeaseExpired, Reopen, UsageError, shown
@@ -204,6 +206,39 @@ class Rows:
             return [self]
         cuts = self._cuts(self._plan, n)
         return [self._piece(*ends) for ends in pairwise([self._wanted.lower, *cuts, self._wanted.upper])]
+
+    def slices(self, n: int) -> list[Slice]:
+        """The same rows as at most n pieces for other processes to read, which need the blobs and nothing else.
+
+        They are whole for as long as this is open.
+        """
+        self._check_pieces()
+        if self._plan is None or self._state is None:
+            return []
+        with _missing(self):
+            return cut(self._parts(), self._state.schemas, self._plan.runs, self._wanted, n)
+
+    def untouched(self) -> list[Part] | None:
+        """The parts whose rows are exactly these, as they stand in their files; None if there are no such parts."""
+        if self._plan is None or self._shape.multiplicity != "rows":
+            return None
+        with _missing(self):
+            return untouched_parts(self._parts(), self._plan.runs, self._wanted)
+
+    def extent(self) -> tuple[int, int]:
+        """About how many updates and bytes there are to read, at most."""
+        if self._plan is None:
+            return 0, 0
+        found = [part for run in self._plan.runs for part in run.parts]
+        return sum(part.rows for part in found), sum(part.size for part in found)
+
+    def to_spark(self, spark: Any, **options: Any) -> Any:
+        """The rows as a DataFrame of Spark, read by its executors. They are held for as long as the session lives.
+
+        `partitions` says in how many pieces, `native=False` that Spark is not to read the files by itself. To let
+        go of them earlier: `timespine.spark.release(spark)`.
+        """
+        return handed("reading").to_spark(self, spark, **options)
 
     def _check_pieces(self) -> None:
         """A UsageError if what is asked for is only right as a whole."""

@@ -1,11 +1,10 @@
-"""A store: a place with many collections. `open` is where everybody begins."""
+"""A store: a place with many collections."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,7 @@ from timespine.client.collection import Collection
 from timespine.client.committer import Committer
 from timespine.client.driver import Driver, fresh_id
 from timespine.client.leases import Leases
-from timespine.client.loading import as_path, load, source_of
+from timespine.client.loading import load, source_of
 from timespine.client.maintenance import Maintenance, Report
 from timespine.client.metrics import of_process
 from timespine.client.moments import to_ms, to_time
@@ -50,72 +49,19 @@ from timespine.core.transitions import AdvanceUpper, ClaimMerge, HeartbeatWriter
 from timespine.errors import ClosedError, TimespineError, Unavailable, UsageError, shown
 from timespine.location.blob import Blob
 from timespine.location.consensus import Consensus
-from timespine.location.local import LocalBlob
-from timespine.location.sqlite import SqliteConsensus
 from timespine.model.frontier import CLOSED, Frontier
 
-BLOBS = "blobs"
-CONSENSUS = "consensus.db"
 HEARTBEAT_S = 2.0
 """How often the leases of the process are looked after. It writes only when one is due."""
 
 MERGE_BEAT_S = 60.0
-"""How often a merge that takes that long says that it is still at work."""
+"""How often a merge or a job that takes that long says that it is still at work."""
 
 LOAD_OPTIONS = ("timeline", "retain", "if_exists")
 """What `load` takes besides what it names itself: options of `create`."""
 
 READ_THREADS = 4
 """Threads that read ahead and encode: decoding and encoding run outside of the interpreter's lock."""
-
-
-def open(  # as users know it
-    location: str | os.PathLike[str],
-    *,
-    create: bool = True,
-    read_only: bool = False,
-    maintenance: bool = True,
-    audit: float = 0.0,
-    config: Config = DEFAULT,
-    clock: Callable[[], float] = time.time,
-) -> Store:
-    """Open the store in a folder; it is made if it is not there. Keep one open per process, and close it.
-
-    With `read_only` nothing is ever written, not even a lease: a read may have to be planned again
-    when what it was reading is merged away, and history may go while you look at it. The folder need not be
-    writable, and others may write to it meanwhile. (Only if one of them crashed, and its log was copied
-    without the file that SQLite keeps beside it, somebody has to open it for writing first.)
-
-    `audit` is the share of parts skipped by their statistics that is read all the same, to see that it was right.
-    """
-    create = create and not read_only
-    root = as_path(location)
-    if "://" in os.fsdecode(location):
-        raise UsageError(f"{shown(location)}: this version keeps stores in folders; give a path")
-    if not create and not (root / CONSENSUS).exists():
-        raise UsageError(f"there is no store in {root}: create it with timespine.open(path) or `timespine init`")
-    try:
-        if create:
-            root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{root} cannot be a store: {error.strerror}") from error
-    blob = LocalBlob(root / BLOBS, read_only=read_only)
-    try:
-        consensus = SqliteConsensus(root / CONSENSUS, read_only=read_only)
-    except BaseException:
-        blob.close()
-        raise
-    return Store(
-        blob,
-        consensus,
-        config=config,
-        read_only=read_only,
-        maintenance=maintenance,
-        audit=audit,
-        clock=clock,
-        free_bytes=lambda: shutil.disk_usage(root).free,
-        location=str(root),
-    )
 
 
 class Store:
@@ -158,7 +104,9 @@ class Store:
         # Maintenance commits by itself: nobody who writes waits for a merge.
         self._upkeep = Committer(self._driver, config, read_only=read_only)
         self._leases = Leases(self._committer, read_only=read_only, monotonic=monotonic)
-        self._shared = Shared(self._committer, self._leases, blob, self._cache, self._pool, config, clock, audit=audit)
+        self._shared = Shared(
+            self._committer, self._leases, blob, self._cache, self._pool, config, clock, audit=audit, location=location
+        )
         self._catalog = Catalog(self._driver, self._committer.session)
         self._accesses: dict[str, Access] = {}
         self._lock = threading.Lock()
@@ -485,6 +433,12 @@ class Store:
             claim = ClaimMerge(id, writer, self._shared.config.claim_ms)
             with contextlib.suppress(Exception):
                 self._committer.commit((collection, HeartbeatWriter(writer)), (collection, claim))
+        now = self._shared.monotonic()
+        for (collection, writer), heard in list(self._shared.writing.items()):
+            if now - heard >= MERGE_BEAT_S:
+                self._shared.writing[collection, writer] = now
+                with contextlib.suppress(Exception):
+                    self._committer.commit((collection, HeartbeatWriter(writer)))
 
     def _bury(self) -> int:
         """Let the data of dropped collections go, as far as nobody reads it any more; blobs that went."""

@@ -24,7 +24,8 @@ from timespine.columnar.runs import count, delete_batch, delete_keys, spill, wri
 from timespine.columnar.schema import Schema
 from timespine.columnar.upload import Target, Uploads
 from timespine.core.hollow import HollowBatch, Order, Run
-from timespine.core.transitions import AppendNext, CompareAndAppend
+from timespine.core.state import State
+from timespine.core.transitions import AppendNext, Command, CompareAndAppend
 from timespine.errors import (
     AskElsewhere,
     Determinate,
@@ -40,6 +41,9 @@ from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
 R = TypeVar("R")
+
+Together = tuple[Command, ...]
+"""Commands that are committed with an append, all or nothing."""
 
 STORE_ATTEMPTS = 3
 """How often rows are put again: once because the state has no room, once because the writer was expired, once more."""
@@ -66,22 +70,33 @@ def append(
     upper: Moment | None,
     expected_upper: Moment | None,
     operation: str = "append",
+    together: Together = (),
 ) -> Committed:
-    """Append rows at the time they name, at `at`, or at the next free time."""
+    """Append rows at the time they name, at `at`, or at the next free time; `together` with other commands."""
     rows = once(rows)
     state = access.known()
     _, schema = access.schema(state)
     given = access.time_of(at) if at is not None else None
     free = given is None and schema.arity == 1 and names_of(rows).isdisjoint(schema.time_names)
     if not free:
-        return _append_at(access, _updates(access, rows, given), upper, expected_upper, operation)
+        return _append_at(access, _updates(access, rows, given), upper, expected_upper, operation, together)
     if expected_upper is not None:
         given = (max(access.next_time(), *access.time_of(expected_upper)),)
-        return _append_at(access, _updates(access, rows, given), upper, expected_upper, operation)
+        return _append_at(access, _updates(access, rows, given), upper, expected_upper, operation, together)
     if upper is not None:
-        return _append_below(access, rows, upper, operation)
-    tentative = max(access.next_time(), state.upper.elements[0][0] if state.upper.elements else 0)
-    return _append_next(access, _updates(access, rows, (tentative,)), tentative, operation)
+        return _append_below(access, rows, upper, operation, together)
+    tentative = free_time(access, state)
+    made = _updates(access, rows, (tentative,))
+
+    def commit(runs: tuple[Run, ...]) -> Committed:
+        return commit_next(access, runs, made.table.num_rows, tentative, operation, together)
+
+    return stored(access, made.id, made.schema, made.table, commit)
+
+
+def free_time(access: Access, state: State) -> int:
+    """The time that is free next, as far as a state tells."""
+    return max(access.next_time(), state.upper.elements[0][0] if state.upper.elements else 0)
 
 
 def once(rows: Any) -> Any:
@@ -136,7 +151,7 @@ def _table(rows: Any, schema: Schema, at: Time | None) -> pa.Table:
     return updates(with_keys(with_diffs(rows, schema), schema), schema, at)
 
 
-def _append_below(access: Access, rows: Any, upper: Moment, operation: str) -> Committed:
+def _append_below(access: Access, rows: Any, upper: Moment, operation: str, together: Together) -> Committed:
     """Append rows at the next free time, which must be before the upper that the caller names."""
     while True:
         reached = access.known().upper
@@ -145,22 +160,23 @@ def _append_below(access: Access, rows: Any, upper: Moment, operation: str) -> C
         (first,) = reached.elements
         made = _updates(access, rows, (max(access.next_time(), *first),))
         try:
-            return _append_at(access, made, upper, first, operation)
+            return _append_at(access, made, upper, first, operation, together)
         except UpperMismatch:
             access.state()  # somebody else was first, and the next free time is a later one
 
 
-def _append_next(access: Access, made: Made, at: int, operation: str) -> Committed:
-    """Append rows that stand at one time, at that time or the next free one."""
-    id, schema, table, *_ = made
-    limit = access.config.inline_total_bytes
+def commit_next(
+    access: Access, runs: tuple[Run, ...], rows: int, at: int, operation: str, together: Together = ()
+) -> Committed:
+    """Commit runs whose rows stand at one time, at that time or the next free one."""
+    command = AppendNext(HollowBatch(anywhere(1), rows, runs), at, None, operation, access.config.inline_total_bytes)
+    reply = commit_first(access, command, together)
+    return Committed(reply.time, reply.upper, rows)
 
-    def commit(runs: tuple[Run, ...]) -> Committed:
-        batch = HollowBatch(_anywhere(1), table.num_rows, runs)
-        (reply,) = access.committer.commit((access.id, AppendNext(batch, at, None, operation, limit)))
-        return Committed(reply.time, reply.upper, table.num_rows)
 
-    return stored(access, id, schema, table, commit)
+def commit_first(access: Access, command: Command, together: Together) -> Any:
+    """Commit a command, and others with it, all or nothing; the reply to the first."""
+    return access.committer.commit(*((access.id, each) for each in (command, *together)))[0]
 
 
 def _append_at(
@@ -169,48 +185,74 @@ def _append_at(
     upper: Moment | None,
     expected_upper: Moment | None,
     operation: str,
+    together: Together,
 ) -> Committed:
     """Append rows whose times are fixed, for as long as those are not sealed."""
     id, schema, table, lower, latest = made
-    if upper is not None:
-        new_upper = Frontier((access.time_of(upper),))
-    elif latest is None:
-        raise UsageError("nothing to append, and no `upper` to advance to")
-    elif schema.arity != 1:
-        raise UsageError("with several coordinates say how far this completes the collection: upper=(...)")
-    else:
-        new_upper = after(latest[0])
+    new_upper = upper_of(access, upper, latest, schema)
     if not _is_below(table, schema, new_upper):
         raise UsageError(f"some rows are at or after the upper {new_upper} that this append is to complete")
     expected = Frontier((access.time_of(expected_upper),)) if expected_upper is not None else None
-    # SUBTLE: nobody else looks at the times in the rows, and some before the upper would change what was
-    # read already: now, or when they are merged with what is there (test_writing.py).
+
+    def commit(runs: tuple[Run, ...]) -> Committed:
+        rows = table.num_rows
+        reached = commit_between(access, runs, rows, lower, new_upper, expected, operation, together)
+        return Committed(made.time, reached, rows)
+
+    check_not_before(expected, lower)
+    return stored(access, id, schema, table, commit)
+
+
+def upper_of(access: Access, upper: Moment | None, latest: Time | None, schema: Schema) -> Frontier:
+    """How far an append of rows up to a time completes the collection: as far as is said, or just past them."""
+    if upper is not None:
+        return Frontier((access.time_of(upper),))
+    if latest is None:
+        raise UsageError("nothing to append, and no `upper` to advance to")
+    if schema.arity != 1:
+        raise UsageError("with several coordinates say how far this completes the collection: upper=(...)")
+    return after(latest[0])
+
+
+def check_not_before(expected: Frontier | None, lower: Frontier) -> None:
+    """A UsageError if rows are before the upper that an append expects.
+
+    SUBTLE: nobody else looks at the times in the rows, and some before the upper would change what was
+    read already: now, or when they are merged with what is there (test_writing.py).
+    """
     if expected is not None and not expected <= lower:
         raise UsageError(f"rows at {plain(lower)} are before the upper {expected} that this append expects")
 
-    def commit(runs: tuple[Run, ...]) -> Committed:
-        believed = expected if expected is not None else access.known().upper
-        while True:
-            if believed.is_closed:
-                raise access.closed()
-            if not believed <= lower:
-                raise UsageError(f"rows at {plain(lower)} come too late: {access.name} is complete up to {believed}")
-            batch = HollowBatch(Description(believed, new_upper, Frontier.minimum(schema.arity)), table.num_rows, runs)
-            command = CompareAndAppend(
-                (batch,) if runs else (), believed, new_upper, operation, access.config.inline_total_bytes
-            )
-            try:
-                (reached,) = access.committer.commit((access.id, command))
-            except UpperMismatch as mismatch:
-                if expected is not None:
-                    raise
-                if not isinstance(mismatch.actual, Frontier):
-                    raise
-                believed = mismatch.actual
-                continue
-            return Committed(made.time, reached, table.num_rows)
 
-    return stored(access, id, schema, table, commit)
+def commit_between(
+    access: Access,
+    runs: tuple[Run, ...],
+    rows: int,
+    lower: Frontier,
+    new_upper: Frontier,
+    expected: Frontier | None,
+    operation: str,
+    together: Together = (),
+) -> Frontier:
+    """Commit runs whose rows are not before `lower`, wherever the upper is until then, or where it is expected."""
+    arity = access.known().arity
+    believed = expected if expected is not None else access.known().upper
+    while True:
+        if believed.is_closed:
+            raise access.closed()
+        if not believed <= lower:
+            raise UsageError(f"rows at {plain(lower)} come too late: {access.name} is complete up to {believed}")
+        batch = HollowBatch(Description(believed, new_upper, Frontier.minimum(arity)), rows, runs)
+        batches = (batch,) if runs else ()
+        command = CompareAndAppend(batches, believed, new_upper, operation, access.config.inline_total_bytes)
+        try:
+            reached: Frontier = commit_first(access, command, together)
+        except UpperMismatch as mismatch:
+            if expected is not None or not isinstance(mismatch.actual, Frontier):
+                raise
+            believed = mismatch.actual
+            continue
+        return reached
 
 
 def after(time: int) -> Frontier:
@@ -323,10 +365,10 @@ def make_runs(
             count(shared.counters, "left to the sweep", left)
         raise
     runs = (Run(listed, Order.SORTED, id),)
-    return runs, HollowBatch(_anywhere(schema.arity), table.num_rows, runs)
+    return runs, HollowBatch(anywhere(schema.arity), table.num_rows, runs)
 
 
-def _anywhere(arity: int) -> Description:
+def anywhere(arity: int) -> Description:
     """A description for a batch whose place is decided when it is committed."""
     minimum = Frontier.minimum(arity)
     return Description(minimum, Frontier(), minimum)

@@ -27,11 +27,12 @@ import enum
 import heapq
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -52,6 +53,8 @@ from timespine.ids import check_segment
 from timespine.location.blob import Blob
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier, check_arity_of
+
+T = TypeVar("T")
 
 MARK_BYTES = 8
 """Bytes by which inline data that was built by hand says which collection it is for."""
@@ -259,7 +262,8 @@ class BatchBuilder:
             chains = [[part for future in futures if (part := future.result().part) is not None]]
         else:
             self._uploads.drain()
-            chains = chained([future.result() for future in self._pieces])
+            pieces = [future.result() for future in self._pieces]
+            chains = chained((each.first, each.last, each.part) for each in pieces if each.part is not None)
         limit = target.config.run_parts
         lists = [
             spill(chain, self._list_key, self._put_list, limit=limit, may_spill=lambda part: True)
@@ -303,22 +307,21 @@ def _gathered(
     return uploads.start(partial(target.send_run, name, parts))
 
 
-def chained(pieces: Sequence[Sent]) -> list[list[Part]]:
-    """Sorted parts as few sorted runs: those that do not overlap one after the other.
+def chained(pieces: Iterable[tuple[bytes, bytes, T]]) -> list[list[T]]:
+    """Sorted pieces (first update, last update, piece) as few sorted runs: those that do not overlap one after another.
 
-    Parts are taken by their first update, and each goes to the run that ends first, if it ends
-    before. That gives as many runs as parts overlap in one place, which is the least there can be.
+    They are taken by their first update, and each goes to the run that ends first, if it ends
+    before. That gives as many runs as pieces overlap in one place, which is the least there can be.
     """
-    chains: list[list[Part]] = []
+    chains: list[list[T]] = []
     ends: list[tuple[bytes, int]] = []
-    present = [(piece.first, piece.last, piece.part) for piece in pieces if piece.part is not None]
-    for first, last, part in sorted(present, key=lambda each: each[0]):
+    for first, last, piece in sorted(pieces, key=lambda each: each[0]):
         if ends and ends[0][0] < first:
             _, chain = heapq.heappop(ends)
         else:
             chain = len(chains)
             chains.append([])
-        chains[chain].append(part)
+        chains[chain].append(piece)
         heapq.heappush(ends, (last, chain))
     return chains
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from timespine.columnar.parts import ROW_BYTES, Parts, meta_of
 from timespine.columnar.schema import Schema
 from timespine.columnar.wanted import Wanted, clip, filtered
 from timespine.core.hollow import Order, Part, Run
+from timespine.model.time import less_equal
 
 SMALL_ROWS = 1 << 17
 """A run of so many rows is not streamed but gathered with others like it."""
@@ -168,6 +169,28 @@ def is_plain(parts: Parts, run: Run, wanted: Wanted) -> bool:
             return False
         times.add(meta.min_time)
     return len(times) <= 1
+
+
+def untouched_parts(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> list[Part] | None:
+    """The parts whose rows are exactly what is wanted, as they stand in their files; None if something is to be done.
+
+    That is so for one run of rows that are there once each, at one time that counts, and all of which are wanted.
+    """
+    if len(runs) != 1 or wanted.timed or wanted.window.after is not None or wanted.window.until is None:
+        return None
+    if wanted.where is not None or wanted.keys is not None or wanted.lower is not None or wanted.upper is not None:
+        return None
+    (run,) = runs
+    found = list(parts.leaves(run.parts))
+    if not is_plain(parts, Run(tuple(found), run.order, run.schema), replace(wanted, columns=wanted.schema.names)):
+        return None
+    for part in found:
+        meta = meta_of(part)
+        if part.inline is not None or part.is_truncated or meta is None or not meta.min_diff == meta.max_diff == 1:
+            return None
+        if not less_equal(meta.min_time, wanted.window.until):
+            return None
+    return found
 
 
 def cut_columns(wanted: Wanted, schemas: Iterable[Schema]) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ from timespine.core.group import CommittedBefore, Group, Judged, Refused, Transa
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Frozen, Session, determinately_retried, pause_ms
 from timespine.core.state import State
-from timespine.core.transitions import Command, RegisterCommitter, RegisterWriter
-from timespine.errors import Determinate, Fenced, Indeterminate, TimespineError, Unavailable, UsageError
+from timespine.core.transitions import AlreadyCommitted, Command, RegisterCommitter, RegisterWriter
+from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, TimespineError, Unavailable, UsageError
 
 Replies = tuple[tuple[Any, ...] | Refused, ...]
 
@@ -44,6 +44,8 @@ def enter(session: Session, collection: str) -> Protocol[State]:
 
 def raise_refusal(refused: Refused) -> NoReturn:
     """Raise what a caller that cannot go on was refused for."""
+    if isinstance(refused.reason, AlreadyCommitted):
+        raise AlreadyIn(f"this batch was committed before: the last one that was has number {refused.reason.last}")
     raise refused.reason if isinstance(refused.reason, TimespineError) else UsageError(str(refused.reason))
 
 

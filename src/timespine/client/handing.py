@@ -1,0 +1,18 @@
+"""What is handed to Spark: the layer above, which is there only if it is installed, and loaded only if it is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def handed(module: str) -> Any:
+    """A module of `timespine.spark`."""
+    return importlib.import_module(f"timespine.spark.{module}")
+
+
+def is_spark_frame(rows: object) -> bool:
+    """Whether rows are a DataFrame of Spark, classic or of Spark Connect. Does not load Spark to find out."""
+    return any(
+        kind.__module__.startswith("pyspark.sql") and kind.__name__ == "DataFrame" for kind in type(rows).__mro__
+    )

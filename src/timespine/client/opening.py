@@ -1,0 +1,70 @@
+"""Opening a store: `open` is where everybody begins."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+
+from timespine.client.loading import as_path
+from timespine.client.store import Store
+from timespine.config import DEFAULT, Config
+from timespine.errors import UsageError, shown
+from timespine.location.local import LocalBlob
+from timespine.location.sqlite import SqliteConsensus
+
+BLOBS = "blobs"
+"""The folder of the blobs, in that of the store."""
+
+CONSENSUS = "consensus.db"
+"""The file of the logs, in that of the store."""
+
+
+def open(  # as users know it
+    location: str | os.PathLike[str],
+    *,
+    create: bool = True,
+    read_only: bool = False,
+    maintenance: bool = True,
+    audit: float = 0.0,
+    config: Config = DEFAULT,
+    clock: Callable[[], float] = time.time,
+) -> Store:
+    """Open the store in a folder; it is made if it is not there. Keep one open per process, and close it.
+
+    With `read_only` nothing is ever written, not even a lease: a read may have to be planned again
+    when what it was reading is merged away, and history may go while you look at it. The folder need not be
+    writable, and others may write to it meanwhile. (Only if one of them crashed, and its log was copied
+    without the file that SQLite keeps beside it, somebody has to open it for writing first.)
+
+    `audit` is the share of parts skipped by their statistics that is read all the same, to see that it was right.
+    """
+    create = create and not read_only
+    root = as_path(location)
+    if "://" in os.fsdecode(location):
+        raise UsageError(f"{shown(location)}: this version keeps stores in folders; give a path")
+    if not create and not (root / CONSENSUS).exists():
+        raise UsageError(f"there is no store in {root}: create it with timespine.open(path) or `timespine init`")
+    try:
+        if create:
+            root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{root} cannot be a store: {error.strerror}") from error
+    blob = LocalBlob(root / BLOBS, read_only=read_only)
+    try:
+        consensus = SqliteConsensus(root / CONSENSUS, read_only=read_only)
+    except BaseException:
+        blob.close()
+        raise
+    return Store(
+        blob,
+        consensus,
+        config=config,
+        read_only=read_only,
+        maintenance=maintenance,
+        audit=audit,
+        clock=clock,
+        free_bytes=lambda: shutil.disk_usage(root).free,
+        location=str(root),
+    )

@@ -1,0 +1,54 @@
+"""Timespine on Spark: read, write, follow and merge collections with the executors. Needs `timespine[spark]`.
+
+spark = ts.spark.session()                              # or any session that there is
+orders.snapshot(as_of=7).to_spark(spark)
+orders.append(df); orders.upsert(df); orders.delete(df)
+spark.read.format("timespine").load("data/orders")
+df.writeStream.foreachBatch(ts.spark.foreach_batch(orders, "upsert")).start()
+ts.spark.register(store, spark)                         # SQL: orders, orders_asof(7), timespine_changes(...)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from timespine.client.collection import Collection
+    from timespine.spark.each_batch import foreach_batch
+    from timespine.spark.reading import release
+    from timespine.spark.session import prepare, session
+    from timespine.spark.sql import register
+
+_FROM = {
+    "foreach_batch": "each_batch",
+    "prepare": "session",
+    "register": "sql",
+    "release": "reading",
+    "session": "session",
+}
+"""Where things are; loaded when they are asked for, so that a worker does not load what it does not need."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FROM:
+        raise AttributeError(f"module timespine.spark has no attribute {name}")
+    import importlib
+
+    return getattr(importlib.import_module(f"timespine.spark.{_FROM[name]}"), name)
+
+
+def drop_sink(collection: Collection, name: str) -> int:
+    """Forget a streaming sink, by its name or the id of its query; how many records there were of it."""
+    from timespine.spark.sinks import drop_sink
+
+    return drop_sink(collection._access, name)
+
+
+def drop_hold(collection: Collection, name: str) -> bool:
+    """End the hold of a stream that will not go on; whether there was one."""
+    from timespine.spark.feed import drop_hold
+
+    return drop_hold(collection._access, name)
+
+
+__all__ = ["drop_hold", "drop_sink", "foreach_batch", "prepare", "register", "release", "session"]

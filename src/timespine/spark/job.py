@@ -1,0 +1,126 @@
+"""A job that writes: a writer of its own for as long as it takes, so that what its tasks leave behind goes with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from types import TracebackType
+
+import msgspec
+
+from timespine.client.access import Access
+from timespine.client.driver import fresh_id
+from timespine.client.writing import Together, delete_unused, surely_not
+from timespine.columnar.builder import chained
+from timespine.columnar.parts import meta_of
+from timespine.columnar.runs import delete_keys, spill, written_by
+from timespine.columnar.schema import Schema
+from timespine.columnar.transmit import decode_batch
+from timespine.columnar.upload import Target
+from timespine.core.hollow import Order, Run
+from timespine.core.transitions import ExpireWriter, RegisterWriter
+from timespine.errors import TimespineError, UsageError
+from timespine.model.time import Time
+from timespine.spark.building import Building
+from timespine.spark.place import place_of
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What a task sent."""
+
+    batch: bytes | None
+    """The batch that it built; None if nothing came of its rows."""
+    rows: int
+    """Rows that it took."""
+    error: str | None
+    """What is wrong with them."""
+
+
+class Job:
+    """One write by many tasks and one commit. Whatever is not committed at the end is given up."""
+
+    def __init__(self, access: Access, id: int, schema: Schema, at: Time | None) -> None:
+        access.committer.check_writable()
+        self._access = access
+        self._id = id
+        self._schema = schema
+        self._place = place_of(access)
+        self._at = at
+        self._is_committing = False
+        self.writer = fresh_id("w")
+        """The writer whose blobs the tasks put."""
+
+    @property
+    def building(self) -> Building:
+        """What tasks need to know."""
+        return Building(self._place, self._access.id, self.writer, self._id, self._schema, self._at)
+
+    def end(self) -> Together:
+        """What ends the writer, in the commit that takes over its blobs: what else it has put is left to the sweep.
+
+        SUBTLE: from now on it may be committed, whatever interrupts us, unless an error says that it is not.
+        """
+        self._is_committing = True
+        return (ExpireWriter(self.writer),)
+
+    def __enter__(self) -> Job:
+        access = self._access
+        access.committer.commit((access.id, RegisterWriter(self.writer, access.config.writer_lease_ms)))
+        access.shared.writing[access.id, self.writer] = access.shared.monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._access.shared.writing.pop((self._access.id, self.writer), None)
+        if value is not None:
+            self._give_up(is_sure=not self._is_committing or (isinstance(value, TimespineError) and surely_not(value)))
+
+    def _give_up(self, *, is_sure: bool) -> None:
+        """End the writer, and delete what it put if that is surely not committed. What fails is left to the sweep."""
+        access = self._access
+        with contextlib.suppress(TimespineError):
+            access.committer.commit((access.id, ExpireWriter(self.writer)))
+            if is_sure:
+                blob = access.shared.blob
+                put = [info.key for info in blob.list_keys(f"{access.id}/{self.writer}/")]
+                delete_keys(put, blob, None)
+
+    def runs(self, sent: Iterable[Sent]) -> tuple[tuple[Run, ...], int]:
+        """What the tasks built."""
+        return gathered(self._access, self.building, sent)
+
+
+def gathered(access: Access, building: Building, sent: Iterable[Sent]) -> tuple[tuple[Run, ...], int]:
+    """What tasks built, as few sorted runs, and how many updates that is; a UsageError if rows were wrong."""
+    answers = list(sent)
+    wrong = sorted({each.error for each in answers if each.error is not None})
+    if wrong:
+        raise UsageError(wrong[0])
+    batches = [decode_batch(each.batch, access.id) for each in answers if each.batch is not None]
+    built = [run for batch in batches for run in batch.runs]
+    chains = chained((*ends, run) for run in built if (ends := _ends(run)) is not None)
+    lists = [[part for run in chain for part in run.parts] for chain in chains]
+    lists += [list(run.parts) for run in built if _ends(run) is None]
+    id = building.schema_id
+    target = Target(access.id, building.writer, building.schema, id, access.shared.blob, access.config)
+    owned = written_by(access.id, building.writer)
+    runs = [
+        spill(parts, lambda: target.key(fresh_id("h")), target.put, limit=access.config.run_parts, may_spill=owned)
+        for parts in lists
+    ]
+    return tuple(Run(parts, Order.SORTED, id) for parts in runs), sum(batch.len for batch in batches)
+
+
+def _ends(run: Run) -> tuple[bytes, bytes] | None:
+    """What lies before and after all rows of a run; None if that is not known."""
+    first, last = meta_of(run.parts[0]), meta_of(run.parts[-1])
+    if first is None or last is None or first.lower is None or last.upper is None:
+        return None
+    return first.lower, last.upper
+
+
+def delete_sent(access: Access, sent: Iterable[Sent]) -> None:
+    """Delete what tasks put for a commit that does not take place. What fails is left to the sweep."""
+    for each in sent:
+        if each.batch is not None:
+            with contextlib.suppress(TimespineError):
+                delete_unused(access, decode_batch(each.batch, access.id))

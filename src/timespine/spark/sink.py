@@ -1,0 +1,175 @@
+"""`df.write` and `df.writeStream` with `.format("timespine")`: tasks build batches, and one commit takes them all.
+
+Modes: `append` (rows, which may carry `_diff`), `upsert` (rows by key, with deletes
+where `_change_type` says so) and `delete` (keys). Rows get the next free time. What is
+appended is written by the tasks; what has to be compared with the rows that are there
+travels to whoever commits. That is for batches of a stream: many rows at once are
+upserted by `collection.upsert(df)` or in `foreachBatch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from timespine.client.access import Access
+from timespine.client.writing import Committed, Together
+from timespine.columnar.schema import Schema
+from timespine.errors import AlreadyIn, UsageError, shown
+from timespine.spark.applying import apply
+from timespine.spark.building import Building, append_rows, sent
+from timespine.spark.job import Sent, delete_sent, gathered
+from timespine.spark.opened import collection_of
+from timespine.spark.options import Options
+from timespine.spark.place import place_of
+from timespine.spark.sinks import Sink, query_in
+from timespine.spark.types import brought_back, check_frame
+from timespine.spark.writing import When, commit_runs, when
+
+APPEND, UPSERT, DELETE = "append", "upsert", "delete"
+
+MESSAGE_BYTES_MAX = 64 << 20
+"""Rows of one task that travel to whoever commits, at most."""
+
+CHANGE_COLUMN = "_change_type"
+
+
+@dataclass
+class Message(WriterCommitMessage):
+    """What a task sends."""
+
+    sent: Sent
+    """The batch that it built, or what is wrong with its rows."""
+    rows: bytes | None
+    """Its rows, if they have to be compared with those that are there: Arrow IPC."""
+    query: str | None
+    """The streaming query that it is a task of."""
+
+
+class _Writing:
+    """What both sinks do."""
+
+    def __init__(self, options: Options, mode: str, building: Building, moment: When) -> None:
+        self._options = options
+        self._mode = mode
+        self._building = building
+        self._when = moment
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task: build a batch, or take the rows along."""
+        context = TaskContext.get()
+        query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+        if self._mode == APPEND:
+            answer = sent(lambda: append_rows(self._building, iterator))
+            return Message(Sent(*answer), None, query)
+        try:
+            rows, data = _packed(iterator, self._building.schema)
+        except UsageError as error:
+            return Message(Sent(None, 0, str(error)), None, query)
+        return Message(Sent(None, rows, None), data, query)
+
+    def _access(self) -> Access:
+        return collection_of(self._options.target)._access
+
+    def _commit(self, messages: list[Message], together: Together) -> Committed | None:
+        """Beside the driver: one commit for all tasks; None if there are no rows."""
+        access = self._access()
+        answers = [message.sent for message in messages]
+        runs, rows = gathered(access, self._building, answers)
+        if self._mode == APPEND:
+            if not runs:
+                return None
+            moment = when(access, ()) if self._when.is_free else self._when
+            schema = self._building.schema
+            # Rows stand at the time that was free when their tasks began; it may be taken by now.
+            moment = replace(moment, at=self._when.at) if moment.at is None else moment
+            return commit_runs(access, schema, runs, rows, moment, "append", together)
+        tables = [_unpacked(message.rows) for message in messages if message.rows is not None]
+        if not tables:
+            return None
+        table = pa.concat_tables(tables)
+        if self._mode == DELETE:
+            kinds = pa.repeat(pa.scalar("delete"), table.num_rows)
+            table = table.select(list(self._building.schema.key_names)).append_column(CHANGE_COLUMN, kinds)
+        return apply(access, table, self._options.text("sequenceBy"), together)
+
+    def abort(self, messages: list[Any], *_: object) -> None:
+        """Beside the driver: some task failed for good; delete what the others put."""
+        delete_sent(self._access(), [message.sent for message in messages if message is not None])
+
+
+class BatchSink(_Writing, DataSourceArrowWriter):
+    """`df.write.format("timespine").mode("append")`."""
+
+    def commit(self, messages: list[Any]) -> None:
+        self._commit([message for message in messages if message is not None], ())
+
+
+class StreamSink(_Writing, DataSourceStreamArrowWriter):
+    """`df.writeStream.format("timespine")`: each batch exactly once."""
+
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        given = [message for message in messages if message is not None]
+        checkpoint = query_in(self._options.text("checkpointLocation"))
+        query = next((message.query for message in given if message.query), checkpoint)
+        sink = Sink(self._options.text("sinkId"), query)
+        access = self._access()
+        try:
+            if not sink.is_in(access.state(), batchId):
+                self._commit(given, (sink.commit(batchId),))
+                return
+        except AlreadyIn:
+            pass
+        delete_sent(access, [message.sent for message in given])
+
+
+def check_sink(options: Options) -> None:
+    """A UsageError if a stream has nothing that its sink could be known by."""
+    named, checkpoint = options.text("sinkId"), options.text("checkpointLocation")
+    Sink(named, checkpoint).check()
+
+
+def writing_of(options: Options, schema: StructType, *, overwrite: bool) -> tuple[Options, str, Building, When]:
+    """What a sink needs to know to take rows of a DataFrame, if they can be rows of the collection."""
+    if overwrite:
+        raise UsageError("a collection keeps its history: write with mode('append'), or use collection.replace(...)")
+    access = collection_of(options.target)._access
+    id, known = access.schema(access.state())
+    mode = options.text("mode") or APPEND
+    if mode not in (APPEND, UPSERT, DELETE):
+        raise UsageError(f"option mode is append, upsert or delete, not {shown(mode)}")
+    sequence = options.text("sequenceBy")
+    extra = known.system_names if mode == APPEND else tuple(filter(None, (CHANGE_COLUMN, sequence)))
+    given = schema if mode != DELETE else StructType([each for each in schema.fields if each.name in known.key_names])
+    check_frame(given, known, extra)
+    moment = when(access, schema.names if mode == APPEND else (), options.number("time"))
+    writer = access.committer.writer(access.id)
+    return options, mode, Building(place_of(access), access.id, writer, id, known, moment.at), moment
+
+
+def _packed(batches: Iterator[pa.RecordBatch], schema: Schema) -> tuple[int, bytes | None]:
+    """The rows of a task, to travel."""
+    tables = [brought_back(batch, schema) for batch in batches]
+    table = pa.concat_tables(tables) if tables else None
+    if table is None or not table.num_rows:
+        return 0, None
+    if table.nbytes > MESSAGE_BYTES_MAX:
+        raise UsageError(
+            f"{table.num_rows} rows in one task are too many to be upserted by the sink: "
+            "use timespine.spark.foreach_batch, or smaller batches"
+        )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_table(table)
+    return table.num_rows, sink.getvalue().to_pybytes()
+
+
+def _unpacked(data: bytes) -> pa.Table:
+    with pa.ipc.open_stream(data) as stream:
+        return stream.read_all()

@@ -1,0 +1,83 @@
+"""`spark.read`, `readStream`, `write` and `writeStream` with `.format("timespine")`.
+
+Spark makes these objects in Python processes beside the driver: `schema`, `partitions`
+and `commit` run there, with the store open; `read` and `write` run in tasks, which get
+everything they need with what is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from timespine.spark.asked import is_pushing, plan, schema_of
+from timespine.spark.feed import FeedReader
+from timespine.spark.opened import collection_of
+from timespine.spark.options import Options
+from timespine.spark.pushing import condition_of
+from timespine.spark.sink import BatchSink, StreamSink, check_sink, writing_of
+from timespine.spark.tasks import Reading, feed_schema, read_partition
+
+
+class TimespineSource(DataSource):
+    """Collections of a store: `load("folder/collection")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "timespine"
+
+    def schema(self) -> StructType:
+        options = Options(self.options)
+        collection = collection_of(options.target)
+        if options.is_feed:
+            schema = collection.schema
+            return from_arrow_schema(feed_schema(schema, options.names("columns") or schema.names))
+        return from_arrow_schema(schema_of(collection, options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = Options(self.options)
+        return PushingReader(options) if is_pushing(options) else Reader(options)
+
+    def streamReader(self, schema: StructType) -> FeedReader:
+        return FeedReader(Options(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        return BatchSink(*writing_of(Options(self.options), schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        options = Options(self.options)
+        check_sink(options)
+        return StreamSink(*writing_of(options, schema, overwrite=overwrite))
+
+
+class Reader(DataSourceReader):
+    """A batch read."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._where: str | None = None
+        self._reading: Reading | None = None
+
+    def partitions(self) -> list[InputPartition]:
+        planned = plan(collection_of(self._options.target), self._options, self._where)
+        self._reading = planned.reading
+        return [InputPartition((planned.reading, data)) for data in planned.slices]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition)
+
+
+class PushingReader(Reader):
+    """The same in a session that hands filters down: parts that cannot match are not opened.
+
+    Spark looks at the rows once more: what is handed down may only leave out what it would leave out too.
+    """
+
+    def pushFilters(self, filters: list[Any]) -> list[Any]:
+        self._where = condition_of(filters, collection_of(self._options.target).schema)
+        return filters

@@ -1,0 +1,51 @@
+"""What the tests on Spark share: one session for all of them, since a JVM takes seconds to start."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from timespine.spark.session import session
+
+QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A JVM that compiles little: it lives for seconds."""
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """A session on two cores of this machine, stopped at the end."""
+    pytest.importorskip("pyspark", reason="needs timespine[spark]")
+    conf = {
+        "spark.sql.shuffle.partitions": 2,
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": QUICK_START,
+    }
+    made = session("tests", master="local[2]", conf=conf)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def told_by(tmp_path):
+    """Run a script in a process, and so a JVM, of its own; what it prints last is JSON, and handed back."""
+
+    def run(text, **environment):
+        pytest.importorskip("pyspark", reason="needs timespine[spark]")
+        kept = {key: value for key, value in os.environ.items() if "SPARK" not in key and "TIMESPINE" not in key}
+        path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path if folder)
+        ran = subprocess.run(
+            [sys.executable, "-c", text],
+            env={**kept, "PYTHONPATH": path, "JDK_JAVA_OPTIONS": QUICK_START, **environment},
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr[-3000:]
+        return json.loads(ran.stdout.splitlines()[-1])
+
+    return run

@@ -1,0 +1,239 @@
+"""One line starts a Spark session that suits Timespine, and never against what somebody asked for."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from timespine.errors import UsageError
+from timespine.spark import session as module
+from timespine.spark.session import PUSHDOWN, PUSHDOWN_VARIABLE, prepare, session
+
+ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+PATHS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+ZONE = "spark.sql.session.timeZone"
+
+
+def python_of_workers(spark):
+    """Which Pythons run the tasks of a job."""
+
+    def names(batches):
+        import sys
+
+        import pyarrow as pa
+
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"python": [sys.executable] * batch.num_rows})
+
+    return {row.python for row in spark.range(10).mapInArrow(names, "python string").collect()}
+
+
+def test_without_pyspark_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    with pytest.raises(UsageError, match=r"^Spark is not installed: pip install 'timespine\[spark\]'$"):
+        session()
+
+
+def test_a_master_of_spark_connect_is_a_remote_and_that_of_conf_wins():
+    assert module._wanted("sc://host:1", None) == {"spark.remote": "sc://host:1"}
+    assert module._wanted("local[2]", {"spark.master": "yarn"}) == {"spark.master": "yarn"}
+    assert module._wanted("local", {"spark.master": "sc://host"}) == {"spark.remote": "sc://host"}
+    assert module._wanted(None, {"a": True, "b": 3, "c": "X"}) == {"a": "true", "b": "3", "c": "X"}
+
+
+def test_a_remote_of_the_environment_is_used_unless_a_master_is_asked_for(monkeypatch):
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    assert module._remote({}) is None
+    monkeypatch.setenv("SPARK_REMOTE", "sc://there")
+    assert module._remote({}) == "sc://there"
+    assert module._remote({"spark.remote": "sc://here"}) == "sc://here"
+    with pytest.raises(UsageError, match="not both"):
+        module._remote({"spark.master": "local"})
+
+
+@pytest.mark.parametrize(
+    ("master", "local"),
+    [("local", True), ("local[*]", True), ("local-cluster[2,1,1024]", False), ("spark://host:7077", False)],
+)
+def test_only_a_session_of_one_process_stays_on_the_loopback(monkeypatch, master, local):
+    monkeypatch.setenv("PYSPARK_PYTHON", "python-of-mine")
+    settings = module._defaults(master)
+    assert ("spark.driver.host" in settings) == local
+    assert ("spark.ui.enabled" in settings) == local
+    assert settings["spark.pyspark.python"] == "python-of-mine"
+
+
+def test_a_new_session_has_what_timespine_needs(spark):
+    conf = dict(spark.sparkContext.getConf().getAll())
+    assert spark.sparkContext.master == "local[2]"
+    assert conf["spark.app.name"] == "tests"
+    assert conf["spark.driver.host"] == conf["spark.driver.bindAddress"] == "127.0.0.1"
+    assert conf["spark.ui.enabled"] == conf["spark.ui.showConsoleProgress"] == "false"
+    assert conf["spark.log.level"] == "ERROR"
+    assert spark.conf.get(ROWS) == "65536"
+    assert spark.conf.get(PATHS) == "10000"
+    assert spark.conf.get(ZONE) == "UTC"
+    assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
+    assert spark.conf.get(PUSHDOWN) == "true"
+    assert spark._jvm.java.lang.System.getenv(PUSHDOWN_VARIABLE) == "1"
+
+
+def test_workers_run_the_python_of_the_driver(spark):
+    assert python_of_workers(spark) == {sys.executable}
+
+
+def test_a_session_that_runs_is_reused_and_takes_what_can_be_set(spark):
+    assert session() is spark
+    assert session("another name", master="local[2]") is spark
+    try:
+        assert session(conf={"spark.sql.shuffle.partitions": 5, "spark.sql.catalog.mine": "x"}) is spark
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "5"
+        assert spark.conf.get("spark.sql.catalog.mine") == "x"
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+        spark.conf.unset("spark.sql.catalog.mine")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"master": "local[7]"},
+        {"master": "sc://127.0.0.1:1"},
+        {"conf": {"spark.executor.memory": "3g"}},
+        {"conf": {"spark.hadoop.fs.defaultFS": "s3a://elsewhere"}},
+        {"conf": {"spark.sql.warehouse.dir": "/elsewhere"}},
+    ],
+)
+def test_what_a_session_that_runs_cannot_be_given_is_refused_and_nothing_is_changed(spark, asked):
+    conf = {"spark.sql.shuffle.partitions": 6, "spark.sql.files.maxRecordsPerFile": 7, **asked.get("conf", {})}
+    with pytest.raises(UsageError, match=r"stop it first with `spark\.stop\(\)`"):
+        session(master=asked.get("master"), conf=conf)
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    assert "spark.sql.files.maxRecordsPerFile" not in spark.conf.getAll
+
+
+def test_pushdown_cannot_be_turned_off_under_a_jvm_that_has_it_on(spark):
+    with pytest.raises(UsageError, match="in a new process"):
+        session(conf={PUSHDOWN: False})
+    assert spark.conf.get(PUSHDOWN) == "true"
+
+
+def test_prepare_sets_what_nobody_set_and_leaves_the_time_zone_alone(spark):
+    other = spark.newSession()
+    for key in (ROWS, PATHS):
+        other.conf.unset(key)
+    other.conf.set(ROWS, "123")
+    other.conf.set(ZONE, "Europe/Vienna")
+    assert prepare(other) is other
+    assert other.conf.get(ROWS) == "123"
+    assert other.conf.get(PATHS) == "10000"
+    assert other.conf.get(ZONE) == "Europe/Vienna"
+
+
+OWN_SETTINGS = """
+import json, os, sys
+from timespine.spark.session import session
+from pyspark import SparkContext
+
+def jvm(spark):
+    return spark._jvm.java.lang
+
+spark = session(conf={"spark.sql.execution.arrow.maxRecordsPerBatch": 123, "spark.driver.memory": "512m",
+                      "spark.sql.python.filterPushdown.enabled": False})
+first = dict(spark.sparkContext.getConf().getAll())
+told = {
+    "master": spark.sparkContext.master,
+    "rows": spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"),
+    "zone": spark.conf.get("spark.sql.session.timeZone"),
+    "bar": first["spark.ui.showConsoleProgress"],
+    "memory": jvm(spark).Runtime.getRuntime().maxMemory() >> 20,
+    "pushdown": spark.conf.get("spark.sql.python.filterPushdown.enabled"),
+    "variable": jvm(spark).System.getenv("TIMESPINE_FILTER_PUSHDOWN"),
+    "python": os.environ["PYSPARK_PYTHON"],
+}
+spark.sparkContext.stop()
+again = session(master="local[1]")
+told["again"] = again.sparkContext.master
+again.stop()
+context = SparkContext("local[1]", "bare", conf=None)
+told["on a bare context"] = session().sparkContext is context
+context.stop()
+print(json.dumps(told))
+"""
+
+DEFAULTS = """
+# of the cluster
+spark.master                  local[3]
+spark.sql.session.timeZone    Europe/Vienna
+spark.driver.host             127.0.0.1
+spark.driver.bindAddress      127.0.0.1
+spark.ui.enabled              false
+spark.ui.showConsoleProgress  true
+"""
+
+
+def test_what_the_caller_and_spark_defaults_say_wins(told_by, tmp_path):
+    (tmp_path / "spark-defaults.conf").write_text(DEFAULTS)
+    told = told_by(OWN_SETTINGS, SPARK_CONF_DIR=str(tmp_path), PYSPARK_PYTHON="/bin/python-of-mine")
+    assert 450 <= told.pop("memory") <= 512
+    assert told == {
+        "master": "local[3]",
+        "rows": "123",
+        "zone": "Europe/Vienna",
+        "bar": "false",
+        "pushdown": "false",
+        "variable": None,
+        "python": "/bin/python-of-mine",
+        "again": "local[1]",
+        "on a bare context": True,
+    }
+
+
+CONNECT = """
+import json, os
+from pyspark.sql import SparkSession
+from timespine.errors import UsageError
+from timespine.spark.java import find_java
+from timespine.spark.session import prepare, session
+
+os.environ["JAVA_HOME"] = str(find_java().home)
+local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
+         "spark.connect.grpc.binding.address": "127.0.0.1", "spark.log.level": "OFF"}
+spark = SparkSession.builder.remote("local[1]").config(map=local).getOrCreate()
+spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "123")
+before = spark.conf.get("spark.sql.session.timeZone")
+told = {"same": prepare(spark) is spark, "reused": session(conf={"spark.sql.shuffle.partitions": 3}) is spark}
+told["type"] = type(spark).__module__
+told["rows"] = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
+told["paths"] = spark.conf.get("spark.sql.sources.parallelPartitionDiscovery.threshold")
+told["pushdown"] = spark.conf.get("spark.sql.python.filterPushdown.enabled")
+told["partitions"] = spark.conf.get("spark.sql.shuffle.partitions")
+told["zone kept"] = spark.conf.get("spark.sql.session.timeZone") == before
+told["same server"] = session(master="sc://localhost") is spark
+told["refused"] = []
+for asked in ({"master": "local[7]"}, {"master": "sc://127.0.0.1:1"}, {"conf": {"spark.driver.host": "x"}}):
+    try:
+        session(**asked)
+    except UsageError as refusal:
+        told["refused"].append("spark.stop()" in str(refusal))
+spark.stop()
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="needs pyspark[connect]")
+def test_a_session_of_spark_connect_is_prepared_and_reused(told_by):
+    told = told_by(CONNECT, SPARK_TESTING="1")  # a free port for the server, instead of always the same
+    assert told.pop("type").startswith("pyspark.sql.connect")
+    assert told == {
+        "same": True,
+        "reused": True,
+        "rows": "123",
+        "paths": "10000",
+        "pushdown": "true",
+        "partitions": "3",
+        "zone kept": True,
+        "same server": True,
+        "refused": [True, True, True],
+    }
