@@ -7,7 +7,7 @@ import pytest
 
 from timespine.errors import UsageError
 from timespine.spark import session as module
-from timespine.spark.session import PUSHDOWN, PUSHDOWN_VARIABLE, prepare, session
+from timespine.spark.session import prepare, session
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 PATHS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
@@ -75,8 +75,6 @@ def test_a_new_session_has_what_timespine_needs(spark):
     assert spark.conf.get(PATHS) == "10000"
     assert spark.conf.get(ZONE) == "UTC"
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
-    assert spark.conf.get(PUSHDOWN) == "true"
-    assert spark._jvm.java.lang.System.getenv(PUSHDOWN_VARIABLE) == "1"
 
 
 def test_workers_run_the_python_of_the_driver(spark):
@@ -113,12 +111,6 @@ def test_what_a_session_that_runs_cannot_be_given_is_refused_and_nothing_is_chan
     assert "spark.sql.files.maxRecordsPerFile" not in spark.conf.getAll
 
 
-def test_pushdown_cannot_be_turned_off_under_a_jvm_that_has_it_on(spark):
-    with pytest.raises(UsageError, match="in a new process"):
-        session(conf={PUSHDOWN: False})
-    assert spark.conf.get(PUSHDOWN) == "true"
-
-
 def test_prepare_sets_what_nobody_set_and_leaves_the_time_zone_alone(spark):
     other = spark.newSession()
     for key in (ROWS, PATHS):
@@ -139,8 +131,7 @@ from pyspark import SparkContext
 def jvm(spark):
     return spark._jvm.java.lang
 
-spark = session(conf={"spark.sql.execution.arrow.maxRecordsPerBatch": 123, "spark.driver.memory": "512m",
-                      "spark.sql.python.filterPushdown.enabled": False})
+spark = session(conf={"spark.sql.execution.arrow.maxRecordsPerBatch": 123, "spark.driver.memory": "512m"})
 first = dict(spark.sparkContext.getConf().getAll())
 told = {
     "master": spark.sparkContext.master,
@@ -148,8 +139,6 @@ told = {
     "zone": spark.conf.get("spark.sql.session.timeZone"),
     "bar": first["spark.ui.showConsoleProgress"],
     "memory": jvm(spark).Runtime.getRuntime().maxMemory() >> 20,
-    "pushdown": spark.conf.get("spark.sql.python.filterPushdown.enabled"),
-    "variable": jvm(spark).System.getenv("TIMESPINE_FILTER_PUSHDOWN"),
     "python": os.environ["PYSPARK_PYTHON"],
 }
 spark.sparkContext.stop()
@@ -182,8 +171,6 @@ def test_what_the_caller_and_spark_defaults_say_wins(told_by, tmp_path):
         "rows": "123",
         "zone": "Europe/Vienna",
         "bar": "false",
-        "pushdown": "false",
-        "variable": None,
         "python": "/bin/python-of-mine",
         "again": "local[1]",
         "on a bare context": True,
@@ -207,7 +194,6 @@ told = {"same": prepare(spark) is spark, "reused": session(conf={"spark.sql.shuf
 told["type"] = type(spark).__module__
 told["rows"] = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
 told["paths"] = spark.conf.get("spark.sql.sources.parallelPartitionDiscovery.threshold")
-told["pushdown"] = spark.conf.get("spark.sql.python.filterPushdown.enabled")
 told["partitions"] = spark.conf.get("spark.sql.shuffle.partitions")
 told["zone kept"] = spark.conf.get("spark.sql.session.timeZone") == before
 told["same server"] = session(master="sc://localhost") is spark
@@ -231,7 +217,6 @@ def test_a_session_of_spark_connect_is_prepared_and_reused(told_by):
         "reused": True,
         "rows": "123",
         "paths": "10000",
-        "pushdown": "true",
         "partitions": "3",
         "zone kept": True,
         "same server": True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -40,9 +39,9 @@ def schema_of(collection: Collection, options: Options) -> pa.Schema:
         return _schema(rows)
 
 
-def plan(collection: Collection, options: Options, where: str | None = None) -> Planned:
+def plan(collection: Collection, options: Options) -> Planned:
     """Plan a read, under a lease of a fixed term that nobody has to look after."""
-    with rows_of(collection, options, where) as first:
+    with rows_of(collection, options) as first:
         time = first._plan.until if first._plan is not None else None
         after = first._plan.after if first._plan is not None else None
     if time is not None:
@@ -52,7 +51,7 @@ def plan(collection: Collection, options: Options, where: str | None = None) -> 
         assert since is not None
         # SUBTLE: first the lease, then what to read: what is planned before may be gone when the lease is there.
         access.committer.commit((access.id, RegisterReader(fresh_id("r"), since, term_ms)))
-    with rows_of(collection, options, where, until=time) as rows:
+    with rows_of(collection, options, time) as rows:
         return planned(rows, options.number("partitions"))
 
 
@@ -69,11 +68,9 @@ def planned(rows: Rows, partitions: int | None = None, *, is_feed: bool = True) 
     return Planned(reading, [slice.encode() for slice in slices])
 
 
-def rows_of(
-    collection: Collection, options: Options, where: str | None = None, until: tuple[int, ...] | None = None
-) -> Rows:
+def rows_of(collection: Collection, options: Options, until: tuple[int, ...] | None = None) -> Rows:
     """The rows that are asked for; `until` names the time, once it is known."""
-    condition = _both(options.text("where"), where)
+    condition = options.text("where")
     columns = options.names("columns")
     if options.flag("readUpdates"):
         if options.is_feed or options.as_of is not None:
@@ -93,11 +90,6 @@ def feed(collection: Collection, after: int | None, until: int, options: Options
     """The changes of one micro-batch."""
     where, columns = options.text("where"), options.names("columns")
     return collection.changes(after, until, columns=columns, where=where)
-
-
-def is_pushing(options: Options) -> bool:
-    """Whether the session hands filters down: a source that takes them fails in one that does not."""
-    return options.flag("filterPushdown") or os.environ.get("TIMESPINE_FILTER_PUSHDOWN") == "1"
 
 
 def _schema(rows: Rows) -> pa.Schema:
@@ -133,7 +125,3 @@ def _before(starting: int | datetime.datetime | None) -> int | datetime.datetime
 
 def _given(time: tuple[int, ...]) -> int | tuple[int, ...]:
     return time[0] if len(time) == 1 else time
-
-
-def _both(one: str | None, other: str | None) -> str | None:
-    return f"({one}) AND ({other})" if one and other else one or other

@@ -23,7 +23,7 @@ KNOWN = frozenset(
             "images",
         ),
         *("maxrowspertrigger", "maxbytespertrigger", "hold", "mode", "time", "sinkid", "sequenceby"),
-        *("checkpointlocation", "queryname", "filterpushdown"),
+        *("checkpointlocation", "queryname"),
     }
 )
 """What is understood, in lower case, as Spark hands options over."""

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 Setting = str | int | float | bool
 """What a setting of Spark can be given as."""
 
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-"""Whether Spark offers the filters of a query to data sources in Python. It does not unless told to."""
-
-PUSHDOWN_VARIABLE = "TIMESPINE_FILTER_PUSHDOWN"
-"""Set to 1 in the environment of a JVM in whose sessions `PUSHDOWN` is on.
-
-A reader that defines `pushFilters` fails while pushdown is off, and where queries are planned nobody says whether it
-is. The processes that plan inherit the environment of the JVM, and so learn it from there.
-"""
-
 _AT_RUNTIME = {
     # Frames go to and from Python as Arrow data: the default since Spark 4.2.
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -45,14 +35,10 @@ _AT_RUNTIME = {
     # A snapshot in native files can be hundreds of paths. Beyond 32 Spark would list them by a job of its own,
     # at 0.03 to 0.12 s each time.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
-    # Parts and row groups are skipped by the filters of a query. Without Timespine's readers it changes nothing.
-    PUSHDOWN: "true",
 }
 """What makes Timespine faster, leaves what queries mean as it is, and can be set while Spark runs."""
 
 _FROM_THE_START = {
-    # Must agree with `PUSHDOWN_VARIABLE`, which is set before the JVM can say what spark-defaults hold.
-    PUSHDOWN: "true",
     # spark-submit turns the bar on for whatever Python starts, so nobody can tell what was asked for before.
     "spark.ui.showConsoleProgress": "false",
 }
@@ -92,7 +78,6 @@ def session(
     """
     _require_pyspark()
     wanted = _wanted(master, conf)
-    _agree_on_pushdown(wanted)
     running = _running()
     if running is not None:
         _satisfy(running, wanted)
@@ -137,20 +122,6 @@ def _wanted(master: str | None, conf: Mapping[str, Setting] | None) -> dict[str,
 def _text(value: Setting) -> str:
     """A setting as Spark writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _agree_on_pushdown(wanted: Mapping[str, str]) -> None:
-    """Let the environment of the JVM to come say whether filters are pushed down."""
-    on = wanted.get(PUSHDOWN, "true").lower() == "true"
-    if _jvm_runs():
-        # SUBTLE: a JVM outlives its sessions, and what it was started with cannot be changed. To turn pushdown off
-        # in it would fail every read of Timespine (test_pushdown_cannot_be_turned_off_under_a_jvm_that_has_it_on).
-        if not on and PUSHDOWN_VARIABLE in os.environ:
-            raise UsageError(f"{PUSHDOWN} cannot be turned off any more: do it in a new process, at its first session")
-    elif on:
-        os.environ[PUSHDOWN_VARIABLE] = "1"
-    else:
-        os.environ.pop(PUSHDOWN_VARIABLE, None)
 
 
 def _jvm_runs() -> bool:
