@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -34,6 +34,7 @@ from timespine.core.effects import MergeRuns, Output
 from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.errors import CorruptionError
 from timespine.location.blob import Blob
+from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 
 FOOTER_BYTES = 32 << 20
@@ -58,8 +59,36 @@ class Piece:
     """Whether the state lists it itself, and not a hollow run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is merged: some runs of a collection, or what of them lies in a range of keys."""
+
+    collection: str
+    """The collection that they are of."""
+    writer: str
+    """The registered writer whose blobs the result is."""
+    since: Frontier
+    """Times are advanced to this."""
+    runs: tuple[Run, ...]
+    """What is merged."""
+    lower: bytes | None = None
+    """Only rows whose first ordered column, encoded, is at or after this."""
+    upper: bytes | None = None
+    """Only rows whose first ordered column, encoded, is before this."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left out."""
+        return self.lower is None and self.upper is None
+
+
+Elsewhere = Callable[[Work, Sequence[Schema], Parts], "list[Part] | None"]
+"""Whoever merges large stretches instead, given the schemas of the collection: the parts of the result in order, or
+None if it is no work for them."""
+
+
 class Engine:
-    """Merges in the process."""
+    """Merges in the process; what is large may be handed to others."""
 
     def __init__(
         self,
@@ -82,14 +111,22 @@ class Engine:
         self._counters_of = counters_of or (lambda collection: {})
         self._monotonic = monotonic
         self._at_work: dict[str, tuple[MergeRuns, float]] = {}
+        self.elsewhere: Elsewhere | None = None
+        """Who merges what is large, if anybody does."""
 
     def merge(self, effect: MergeRuns) -> Output:
         """Carry out a MergeRuns effect; None if an input is gone."""
         self._at_work[effect.writer] = (effect, self._monotonic())
+        request = effect.request
+        runs = tuple(run for batch in request.inputs for run in batch.runs)
         try:
-            return _Merge(self, effect).run()
+            return _Merge(self, Work(effect.collection, effect.writer, request.desc.since, runs)).run(request.desc)
         finally:
             del self._at_work[effect.writer]
+
+    def merge_range(self, work: Work) -> list[Part] | None:
+        """Merge what lies in a range of keys: new parts, in order; None if an input is gone."""
+        return _Merge(self, work).run_range()
 
     def long_merges(self, than_s: float) -> list[tuple[str, tuple[int, int], str]]:
         """The merges that were silent for so long: collection, request, writer. Asking makes them count anew."""
@@ -105,16 +142,17 @@ class Engine:
 class _Merge:
     """One merge."""
 
-    def __init__(self, engine: Engine, effect: MergeRuns) -> None:
-        schemas = engine._schemas_of(effect.collection)
+    def __init__(self, engine: Engine, work: Work) -> None:
+        schemas = engine._schemas_of(work.collection)
         self.config = engine._config
-        self.effect = effect
+        self.work = work
+        self.schemas = schemas
         self.schema_id, self.schema = len(schemas) - 1, schemas[-1]
-        self.counters = engine._counters_of(effect.collection)
+        self.counters = engine._counters_of(work.collection)
         blob = engine._blob
         known = PartCache(FOOTER_BYTES)
-        self.parts = Parts(blob, effect.collection, _by_id(schemas), self.config, engine._cache, engine._pool, known)
-        self.target = Target(effect.collection, effect.writer, self.schema, self.schema_id, blob, self.config)
+        self.parts = Parts(blob, work.collection, _by_id(schemas), self.config, engine._cache, engine._pool, known)
+        self.target = Target(work.collection, work.writer, self.schema, self.schema_id, blob, self.config)
         self.output = RunWriter(
             self.target,
             Uploads(self.config.outstanding_parts, engine._pool, self.counters, self.target.clock),
@@ -123,33 +161,74 @@ class _Merge:
         self.blob = blob
         self.fresh = engine._fresh
         self.pool = engine._pool
-        since = effect.request.desc.since
+        self.elsewhere = engine.elsewhere
         # Nothing can be read from a closed since on, so there is nothing to advance times to.
-        self.since = None if since.is_closed else since
-        self.runs = [run for batch in effect.request.inputs for run in batch.runs]
-        window = Window(since=self.since)
-        self.wanted = Wanted(self.schema, self.schema.names, window, timed=True, hint=Hint.NEVER_ADD)
+        self.since = None if work.since.is_closed else work.since
+        self.runs = list(work.runs)
+        self.wanted = Wanted(
+            self.schema,
+            self.schema.names,
+            Window(since=self.since),
+            timed=True,
+            lower=work.lower,
+            upper=work.upper,
+            hint=Hint.NEVER_ADD,
+        )
         self.temporary: list[str] = []
         """Parts that were written between two rounds."""
         self.lists: list[str] = []
         """Hollow runs that were written."""
 
-    def run(self) -> Output:
+    def run(self, desc: Description) -> Output:
+        """Merge everything; None if an input is gone."""
         try:
             self._count_inputs()
-            for stretch in self._stretches():
-                passed = self._passable(stretch)
-                if passed is not None:
-                    self.output.refer(passed)
-                else:
-                    self.output.add(self._merged(stretch))
-            return self._finish()
+            self._merge_stretches()
+            return self._finish(desc)
         except MissingBlob:
             self._undo()
             return None
         except BaseException:
             self._undo()
             raise
+
+    def run_range(self) -> list[Part] | None:
+        """Merge a range of keys into new parts; None if an input is gone."""
+        try:
+            self._merge_stretches()
+            parts = self.output.finish()
+        except MissingBlob:
+            self._undo()
+            return None
+        except BaseException:
+            self._undo()
+            raise
+        self._delete_temporary()
+        return parts
+
+    def _merge_stretches(self) -> None:
+        for stretch in self._stretches():
+            passed = self._passable(stretch)
+            if passed is not None:
+                self.output.refer(passed)
+                continue
+            merged = self._merged_elsewhere(stretch)
+            if merged is None:
+                self.output.add(self._merged(stretch))
+            else:
+                for part in merged:
+                    self.output.refer(part)
+
+    def _merged_elsewhere(self, stretch: list[Piece]) -> list[Part] | None:
+        """The parts that somebody else has made of a stretch; None if nobody does."""
+        if self.elsewhere is None or not self.work.is_whole:
+            return None
+        runs = []
+        for index in sorted({piece.run for piece in stretch}):
+            pieces = sorted((piece for piece in stretch if piece.run == index), key=lambda piece: piece.place)
+            run = self.runs[index]
+            runs.append(Run(tuple(piece.part for piece in pieces), run.order, run.schema))
+        return self.elsewhere(replace(self.work, runs=tuple(runs)), self.schemas, self.parts)
 
     def _count_inputs(self) -> None:
         inputs = [part for run in self.runs for part in run.parts]
@@ -196,6 +275,8 @@ class _Merge:
         """The only part of a stretch, if a merge would change nothing about it."""
         (piece, *others) = stretch
         part = piece.part
+        if not self.work.is_whole:
+            return None
         run = self.runs[piece.run]
         if others or not piece.direct or run.order is not Order.SORTED or run.schema != self.schema_id:
             return None
@@ -254,10 +335,9 @@ class _Merge:
         for table in merged(self.parts, found, self.wanted, self.config.merge_bytes):
             yield table.select(names)
 
-    def _finish(self) -> HollowBatch:
-        desc = self.effect.request.desc
+    def _finish(self, desc: Description) -> HollowBatch:
         parts = [inline] if (inline := self._inline()) is not None else self.output.finish()
-        owned = written_by(self.effect.collection, self.effect.writer)
+        owned = written_by(self.work.collection, self.work.writer)
         listed = spill(parts, self._run_key, self._put_run, limit=self.config.run_parts, may_spill=owned)
         self._delete_temporary()
         rows = sum(part.rows for part in parts)

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from timespine.client.collection import Collection
     from timespine.spark.each_batch import foreach_batch
+    from timespine.spark.merging import merging_on
     from timespine.spark.reading import release
     from timespine.spark.session import prepare, session
     from timespine.spark.sql import register
 
 _FROM = {
     "foreach_batch": "each_batch",
+    "merging_on": "merging",
     "prepare": "session",
     "register": "sql",
     "release": "reading",
@@ -51,4 +53,4 @@ def drop_hold(collection: Collection, name: str) -> bool:
     return drop_hold(collection._access, name)
 
 
-__all__ = ["drop_hold", "drop_sink", "foreach_batch", "prepare", "register", "release", "session"]
+__all__ = ["drop_hold", "drop_sink", "foreach_batch", "merging_on", "prepare", "register", "release", "session"]

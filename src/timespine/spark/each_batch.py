@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from timespine.client.collection import Collection
@@ -10,6 +11,9 @@ from timespine.client.writing import Committed
 from timespine.errors import AlreadyIn, UsageError, shown
 from timespine.spark import changing, writing
 from timespine.spark.applying import apply
+from timespine.spark.opened import collection_of
+from timespine.spark.options import Target
+from timespine.spark.place import place_of
 from timespine.spark.sinks import Sink
 from timespine.spark.types import check_frame
 
@@ -33,25 +37,55 @@ def foreach_batch(
 
     Modes are those of the sink. `sink` names it; without a name it is known by the id of the query. `done` is told
     of every batch and what came of it, None if it was in already or empty.
+
+    With Spark Connect batches are written beside the server, by a process that opens the store in the same folder;
+    `done` runs there as well, and the sink needs a name.
     """
     if mode not in (APPEND, UPSERT, DELETE):
         raise UsageError(f"mode is append, upsert or delete, not {shown(mode)}")
     if sequence_by is not None and mode != UPSERT:
         raise UsageError("sequence_by says which of several changes of a key is the last: it is for upserts")
+    return EachBatch(collection, mode, sink, sequence_by, done)
 
-    def write(frame: DataFrame, batch: int) -> None:
-        access = collection._access
-        known = Sink(sink, _query(frame))
+
+@dataclass(frozen=True, slots=True)
+class EachBatch:
+    """Writes batches to a collection. It may be pickled: then it travels without the open store."""
+
+    collection: Collection
+    mode: str
+    sink: str | None
+    sequence_by: str | None
+    done: Callable[[int, Committed | None], Any] | None
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        access = self.collection._access
+        known = Sink(self.sink, _query(frame))
         committed = None
         try:
             if not known.is_in(access.state(), batch):
-                committed = _written(collection, frame, mode, sequence_by, known, batch)
+                committed = _written(self.collection, frame, self.mode, self.sequence_by, known, batch)
         except AlreadyIn:
             pass
-        if done is not None:
-            done(batch, committed)
+        if self.done is not None:
+            self.done(batch, committed)
 
-    return write
+    def __reduce__(self) -> tuple[Any, ...]:
+        target = Target(place_of(self.collection._access).location, self.collection.name)
+        return _unpickled, (target, self.collection.id, self.mode, self.sink, self.sequence_by, self.done)
+
+
+def _unpickled(target: Target, id: str, mode: str, sink: str | None, *rest: Any) -> EachBatch:
+    """Beside the server of Spark Connect: the same, with the store open here. What is wrong is said at the start."""
+    if sink is None:
+        raise UsageError(
+            "with Spark Connect a batch does not say which query it belongs to: "
+            "name the sink, foreach_batch(collection, sink='...')"
+        )
+    collection = collection_of(target)
+    if collection.id != id:
+        raise UsageError(f"{target.collection} is another collection by now: open it again")
+    return EachBatch(collection, mode, sink, *rest)
 
 
 def _written(
