@@ -8,8 +8,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from typer.testing import CliRunner
 
 import timespine as ts
+from timespine.cli.app import app
 from timespine.columnar.wanted import Wanted
 from timespine.config import DEFAULT
 from timespine.spark import merging, merging_on
@@ -118,3 +120,18 @@ def test_a_job_that_fails_harms_nothing_and_what_it_left_is_swept(tmp_path, spar
             monkeypatch.setattr(merging, "over_ranges", original)
             items.compact(wait=True)
         assert sorted(map(str, items.updates().to_pylist())) == before
+
+
+def test_the_command_maintains_with_spark_round_after_round(tmp_path, spark, monkeypatch):
+    import timespine.spark
+
+    monkeypatch.setattr(merging, "LEAST_ROWS", 1)
+    monkeypatch.setattr(timespine.spark, "session", lambda name: spark, raising=False)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    with ts.open(tmp_path / "store", config=SMALL, maintenance=False) as store:
+        filled(store, 1)
+    ran = CliRunner().invoke(app, ["maintain", str(tmp_path / "store"), "--spark", "--every", "0", "--rounds", "2"])
+    assert ran.exit_code == 0, ran.output
+    assert ran.stdout.count("merge") == 2
+    with ts.open(tmp_path / "store", config=SMALL, maintenance=False) as store:
+        assert store["items"].count()

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from itertools import count
 from typing import Annotated
 
 import typer
 
-from timespine.cli.destination import Format, destination, for_document
+from timespine.cli.destination import Destination, Format, destination, for_document
 from timespine.cli.failures import CORRUPT, UNAVAILABLE
 from timespine.cli.options import Name, Output, StorePath, To, opened
 from timespine.cli.output import done, write_document, write_done, write_table
 from timespine.cli.progress import progress, waiting
 from timespine.cli.text import counted, one_line, size
 from timespine.client.doctor import Report, examine
+from timespine.client.maintenance import Report as Upkept
+from timespine.client.store import Store
 
 Names = Annotated[
     list[str] | None,
@@ -69,27 +74,61 @@ def maintain(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Also look for files that crashed writers left behind.")
     ] = False,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Merge millions of updates by jobs of Spark (needs timespine[spark]).")
+    ] = False,
+    every: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Go on until interrupted, and pause in between.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="With --every: end after so many rounds.")] = None,
     output: Output = None,
 ) -> None:
     """Do all upkeep that is due: merges, retention, expired leases, files that nobody needs any more.
 
-    Exit code 5 if something could not be done, such as for want of space.
+    With --spark, where Spark runs is said by SPARK_REMOTE, SPARK_MASTER_URL or spark-defaults; else it is this
+    machine. A job that is stopped harms nothing. Exit code 5 if something could not be done, such as for want of space.
 
     \b
     Example:
       timespine maintain ./data
+      timespine maintain ./data --spark --every 60
     """
     where = for_document(output)
-    with opened(store) as open_store, waiting("looking after the store"):
-        report = open_store.maintain(*names or (), sweep=sweep)
+    failures = 0
+    with opened(store) as open_store, _on_spark(open_store) if spark else nullcontext():
+        for number in count(1):
+            with waiting("looking after the store"):
+                report = open_store.maintain(*names or (), sweep=sweep)
+            _tell(report, where)
+            failures += report.failures
+            if every is None or number == rounds:
+                break
+            time.sleep(every)
+    if failures:
+        raise typer.Exit(UNAVAILABLE)
+
+
+@contextmanager
+def _on_spark(store: Store) -> Iterator[None]:
+    """A session of Spark that does the large merges of a store."""
+    from timespine.spark import merging_on, session
+
+    made = session("timespine maintain")
+    try:
+        with merging_on(store, made):
+            yield
+    finally:
+        made.stop()
+
+
+def _tell(report: Upkept, where: Destination) -> None:
+    """Say what a round of upkeep did."""
     lines = [
         f"{counted(report.merges, 'merge')}, {counted(report.rollups, 'rollup')}, "
         f"{counted(report.collected + report.swept, 'file')} deleted, {counted(report.leases, 'lease')} expired",
         *(f"not done: {one_line(each)}" for each in report.skipped),
     ]
     write_done(where, asdict(report), lambda: "".join(f"{line}\n" for line in lines))
-    if report.failures:
-        raise typer.Exit(UNAVAILABLE)
 
 
 def vacuum(
