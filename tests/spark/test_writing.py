@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from every_type import VALUES, canonical, row
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
@@ -55,6 +56,21 @@ def test_append_upsert_and_delete_in_one_commit_each(items, spark, small_rows):
     assert [entry.operation for entry in items.history()] == ["append", "upsert", "delete"]
     assert items.upsert(frame(spark, 400, 700, "b")).rows == 0
     assert len(items.history()) == 3
+
+
+@BOTH
+def test_rows_of_every_type_come_back_as_they_went(store, spark, small_rows, tmp_path):
+    first, second, third = (
+        store.create(name, key={"id": "int64"}, value=VALUES, timeline="counter") for name in ("one", "two", "three")
+    )
+    first.append([row(id) for id in range(200)])
+    frame = first.snapshot().to_spark(spark)
+    second.append(frame)
+    second.upsert(frame)
+    frame.write.format("timespine").mode("append").save(f"{store.location}/three")
+    wanted = canonical(first.snapshot().to_arrow())
+    assert canonical(second.snapshot().to_arrow()) == canonical(third.snapshot().to_arrow()) == wanted
+    assert [len(each.history()) for each in (second, third)] == [1, 1]
 
 
 @BOTH

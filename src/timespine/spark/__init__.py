@@ -12,12 +12,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+# SUBTLE: not when it is asked for, like the others: whoever imports the module of the same name first would find
+# that module under the name, and not the function (test_session.py).
+from timespine.spark.session import session
+
 if TYPE_CHECKING:
     from timespine.client.collection import Collection
     from timespine.spark.each_batch import foreach_batch
     from timespine.spark.merging import merging_on
     from timespine.spark.reading import release
-    from timespine.spark.session import prepare, session
+    from timespine.spark.session import prepare
     from timespine.spark.sql import register
 
 _FROM = {
@@ -26,7 +30,6 @@ _FROM = {
     "prepare": "session",
     "register": "sql",
     "release": "reading",
-    "session": "session",
 }
 """Where things are; loaded when they are asked for, so that a worker does not load what it does not need."""
 

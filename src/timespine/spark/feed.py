@@ -132,6 +132,10 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # A batch that had nothing to read did not take the hold.
             self._take_hold(end, until)
             _hold(self._collection._access, end).advance(until)
+        if self._target is not None and until >= self._target:
+            # The query ends here, and Spark ends this process without a word: nobody would give them back, and
+            # history would be held for the rest of their term.
+            _give_back(self._collection._access)
 
     def stop(self) -> None:
         """The query ends; its hold stays, for the next one that goes on from its checkpoint."""
@@ -158,6 +162,13 @@ def _after(offset: Offset) -> int:
 
 def _hold(access: Access, offset: Offset) -> CriticalHold:
     return CriticalHold(access, str(offset.get("hold")), str(offset.get("token")), Frontier.minimum(1))
+
+
+def _give_back(access: Access) -> None:
+    """Give back the leases of this process that nobody uses."""
+    idle = access.shared.leases.idle(access.id)
+    if idle:
+        access.committer.commit(*((access.id, command) for command in idle))
 
 
 def _newest(state: State) -> int:

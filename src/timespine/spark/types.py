@@ -70,7 +70,7 @@ def check_frame(given: Any, schema: Schema, extra: tuple[str, ...] = ()) -> None
     from pyspark.sql.pandas.types import to_arrow_schema
 
     try:
-        arrow = to_arrow_schema(given)
+        arrow = to_arrow_schema(given, timezone="UTC")
     except Exception as error:
         raise UsageError(f"the DataFrame has a column that cannot be stored: {error}") from error
     check_names(arrow.names, schema, extra)

@@ -1,0 +1,389 @@
+"""Change logs as DataFrames: what happened to rows, as databases and their tools write it down.
+
+    read_changes(spark, "orders.csv", key="id")            all of it
+    stream_changes(spark, "incoming/", key="id")           as files come, one per batch
+
+CSV, JSON lines and Parquet, files or folders. Both give the columns of the rows, and
+
+    _change_type    insert, update_postimage, upsert or delete (update_preimage says nothing that the others do not)
+    _sequence       which of several changes of one key is the last
+
+which is what `foreach_batch(collection, "upsert", sequence_by="_sequence")` and the sink understand. An envelope of
+Debezium is known by its columns `op` and `before` or `after`, with or without `payload` around them. Any other log may
+say in `_change_type` or `op` what happened; if it does not, every row is an upsert.
+
+The order is that of the database, if the envelope has it, then that of the files by name, then that of the lines.
+
+SUBTLE: lines of one split of a file have the same `_sequence`, since a stream cannot number them. A task reads them in
+their order, and whoever applies them keeps it (test_changelog.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from timespine.client.changes import CHANGE_TYPE
+from timespine.errors import UsageError, shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+SEQUENCE = "_sequence"
+"""The column that orders changes."""
+
+SUFFIXES = {
+    "csv": (".csv", ".csv.gz"),
+    "json": (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz"),
+    "parquet": (".parquet", ".pq"),
+}
+"""How the names of files end, by format."""
+
+KINDS = {
+    "insert": ("c", "r", "i", "insert", "create", "read"),
+    "update_postimage": ("u", "update", "update_postimage"),
+    "upsert": ("upsert",),
+    "delete": ("d", "delete"),
+    "update_preimage": ("update_preimage",),
+}
+"""What logs call the kinds of changes, in lower case."""
+
+ORDERS = {
+    "lsn": ("lsn",),
+    "scn": ("scn",),
+    "change_lsn": ("commit_lsn", "change_lsn", "event_serial_no"),
+    "pos": ("file", "pos", "row"),
+    "ord": ("ts_ms", "ord"),
+}
+"""What orders changes in a `source` that has such a field: PostgreSQL, Oracle, SQL Server, MySQL, MongoDB."""
+
+_OPTIONS: dict[str, dict[str, str]] = {
+    "csv": {"header": "true", "enforceSchema": "false", "mode": "FAILFAST"},
+    "json": {"mode": "FAILFAST"},
+    "parquet": {},
+}
+"""What Spark is told about the formats: a line, or a header, that does not fit is an error, and never other values."""
+
+_FILE = "_file"
+"""Where a line stands, until the sequence is made of it."""
+
+
+def read_changes(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    key: str | Sequence[str] | None = None,
+    sequence: str | None = None,
+    format: str | None = None,
+) -> DataFrame:
+    """A log as a DataFrame of changes.
+
+    `key` names the columns that tell rows apart; without it, it is `id`, if there is such a column. `sequence` names a
+    column that orders the changes, for logs whose lines are not in order. `format` is needed where names do not end
+    in .csv, .json, .jsonl, .ndjson or .parquet.
+    """
+    log = _log(path, format)
+    return _changes(log.read(spark, _schema(spark, log)), keys_given(key), sequence)
+
+
+def stream_changes(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    key: str | Sequence[str] | None = None,
+    sequence: str | None = None,
+    format: str | None = None,
+    files_per_trigger: int = 1,
+) -> DataFrame:
+    """The same as a stream: files that are there, by their age, then those that come. The columns are those of now."""
+    log = _log(path, format)
+    schema = _schema(spark, log)
+    _changes(log.read(spark, schema), keys_given(key), sequence)
+    return _changes(log.follow(spark, schema, files_per_trigger), keys_given(key), sequence)
+
+
+def keys_given(key: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """The names of the key: one, several, several with commas between them, or none."""
+    if key is None:
+        return None
+    names = tuple(each.strip() for each in key.split(",")) if isinstance(key, str) else tuple(key)
+    if not names or not all(names) or len(set(names)) < len(names):
+        raise UsageError(f"key names columns, each once, such as 'id' or 'country,id', not {shown(key)}")
+    return names
+
+
+def keys_of(columns: Sequence[str], key: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns of the key, if they are there."""
+    data = [name for name in columns if name not in (CHANGE_TYPE, SEQUENCE)]
+    if key is None:
+        if "id" not in data:
+            raise UsageError(f"say which columns are the key; there are: {', '.join(data)}")
+        return ("id",)
+    missing = [name for name in key if name not in data]
+    if missing:
+        raise UsageError(f"there is no column {shown(missing[0])} to be the key; there are: {', '.join(data)}")
+    return tuple(key)
+
+
+def columns_of(
+    frame: DataFrame, key: str | Sequence[str] | None = None
+) -> tuple[dict[str, pa.DataType], dict[str, pa.DataType]]:
+    """Key and value columns of a collection that can take these changes: `store.create(name, key=..., value=...)`."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    keys = keys_of(frame.columns, keys_given(key))
+    schema = to_arrow_schema(frame.drop(CHANGE_TYPE, SEQUENCE).schema)
+    kinds = {field.name: field.type for field in schema}
+    return {name: kinds[name] for name in keys}, {name: kinds[name] for name in kinds if name not in keys}
+
+
+def in_batches(frame: DataFrame, folder: Path, rows: int) -> int:
+    """Write changes in their order into Parquet files of so many rows, for a stream to take one by one; how many."""
+    from pyspark.sql import functions as F
+
+    numbered = frame.withColumn(SEQUENCE, F.struct(F.col(SEQUENCE).alias("by"), F.monotonically_increasing_id()))
+    ordered = numbered.repartition(1).sortWithinPartitions(SEQUENCE)
+    ordered.write.option("maxRecordsPerFile", rows).parquet(str(folder))
+    files = sorted(folder.glob("*.parquet"))
+    age_in_order(files)
+    return len(files)
+
+
+def age_in_order(files: Sequence[Path]) -> None:
+    """A stream takes the oldest file first: let each be a second younger than the one before it."""
+    for number, file in enumerate(files):
+        newest = files[-1].stat().st_mtime
+        os.utime(file, (newest, newest - len(files) + 1 + number))
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """Files of changes."""
+
+    path: str
+    """A file, a folder, or what Spark takes as one."""
+    format: str
+    name: str | None
+    """The only file in the folder `path` that counts; None if all do."""
+
+    def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
+        """What is there."""
+        return _with_file(self._told(spark.read.format(self.format).schema(schema)).load(self.path))
+
+    def follow(self, spark: SparkSession, schema: StructType, files: int) -> DataFrame:
+        """What is there, and what comes."""
+        reader = self._told(spark.readStream.format(self.format).schema(schema))
+        return _with_file(reader.option("maxFilesPerTrigger", files).load(self.path))
+
+    def _told(self, reader: Any) -> Any:
+        reader = reader.options(**_OPTIONS[self.format])
+        return reader if self.name is None else reader.option("pathGlobFilter", self.name)
+
+
+def _with_file(frame: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    place = F.struct(F.col("_metadata.file_path").alias("file"), F.col("_metadata.file_block_start").alias("at"))
+    return frame.select("*", place.alias(_FILE))
+
+
+def _log(path: str | os.PathLike[str], format: str | None) -> _Log:
+    """The log at a path; what it is called says what format it has."""
+    if format is not None and format not in SUFFIXES:
+        raise UsageError(f"format is {', '.join(SUFFIXES)}, not {shown(format)}")
+    text = os.fspath(path)
+    if "://" in text and not text.startswith("file://"):
+        found = format or _format_of(text)
+        if found is None:
+            raise UsageError(f"{shown(text)} does not say what format it has: name it with format=")
+        return _Log(text, found, None)
+    place = Path(text.removeprefix("file://")).absolute()
+    if not place.exists():
+        raise UsageError(f"there is no file and no folder {shown(str(place))}")
+    inside = sorted(place.rglob("*")) if place.is_dir() else [place]
+    files = [each.name for each in inside if each.is_file() and not each.name.startswith((".", "_"))]
+    formats = {format} if format is not None and files else set(map(_format_of, files)) - {None}
+    if len(formats) != 1:
+        reason = f"holds {' and '.join(sorted(map(str, formats)))}" if formats else "holds no CSV, JSON or Parquet file"
+        raise UsageError(f"{shown(str(place))} {reason}: give one kind of files, or name it with format=")
+    (found,) = formats
+    return _Log(str(place), str(found), None) if place.is_dir() else _Log(str(place.parent), str(found), place.name)
+
+
+def _format_of(name: str) -> str | None:
+    lower = name.lower().rstrip("/")
+    return next((each for each, ends in SUFFIXES.items() if lower.endswith(ends)), None)
+
+
+def _schema(spark: SparkSession, log: _Log) -> StructType:
+    """The columns of a log, from all of it: whole numbers are 64 bits wide, whatever is there so far."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+
+    reader = log._told(spark.read.format(log.format))
+    if log.format == "csv":
+        reader = reader.option("inferSchema", "true")
+    try:
+        fields = reader.load(log.path).schema.fields
+    except PySparkException as error:
+        raise _unreadable(log.path, log.format, error) from error
+    if not fields:
+        raise UsageError(f"{shown(log.path)} has no columns")
+    if log.format != "csv":
+        return StructType(fields)
+    wide = {field.name: LongType() for field in fields if isinstance(field.dataType, IntegerType)}
+    return StructType([StructField(field.name, wide.get(field.name, field.dataType)) for field in fields])
+
+
+def _unreadable(path: str, format: str, error: Exception) -> UsageError:
+    reason = str(error).strip().splitlines()[0]
+    return UsageError(f"{shown(path)} cannot be read as {format}: {reason}")
+
+
+def _changes(raw: DataFrame, key: tuple[str, ...] | None, sequence: str | None) -> DataFrame:
+    """The lines of a log as changes. What is there is looked at before it is given; what comes later, when it comes."""
+    envelope = _envelope(raw)
+    if envelope is not None and sequence is not None:
+        raise UsageError("an envelope has an order of its own: leave out the sequence")
+    found = _of_plain(raw, sequence) if envelope is None else _of_envelope(envelope)
+    if not raw.isStreaming:
+        found.check()
+    keys_of(found.frame.columns, key)
+    return found.frame
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Changes, and where to look whether they can be understood."""
+
+    frame: DataFrame
+    raw: DataFrame
+    doubt: Column | None
+    """What is wrong with a line, or null; None if nothing can be."""
+
+    def check(self) -> None:
+        """A UsageError if some line cannot be understood."""
+        from pyspark.errors import PySparkException
+
+        if self.doubt is None:
+            return
+        try:
+            wrong = self.raw.select(self.doubt.alias("wrong")).where("wrong IS NOT NULL").head()
+        except PySparkException as error:
+            raise _unreadable("the log", "what it seems to be", error) from error
+        if wrong is not None:
+            raise UsageError(str(wrong["wrong"]))
+
+
+def _of_plain(raw: DataFrame, sequence: str | None) -> _Found:
+    """Lines that are rows, with a column that says what happened to them, or without."""
+    from pyspark.sql import functions as F
+
+    names = [name for name in raw.columns if name != _FILE]
+    kind = next((name for name in (CHANGE_TYPE, *names) if name in names and name.lower() in (CHANGE_TYPE, "op")), None)
+    if sequence is not None and sequence not in names:
+        raise UsageError(f"there is no column {shown(sequence)} to order changes by; there are: {', '.join(names)}")
+    rows = [_column(name) for name in names if name not in (kind, SEQUENCE)]
+    if sequence is not None:
+        order = F.struct(_column(sequence).alias("by"), F.col(_FILE))
+    else:
+        order = F.col(SEQUENCE if SEQUENCE in names else _FILE)
+    doubt = None if kind is None else _unknown(_column(kind), kind)
+    happened = F.lit("upsert") if kind is None else _kind(_column(kind), doubt)
+    return _Found(raw.select(*rows, happened.alias(CHANGE_TYPE), order.alias(SEQUENCE)), raw, doubt)
+
+
+def _envelope(raw: DataFrame) -> DataFrame | None:
+    """The envelopes in a log, without what is around them; None if it has none."""
+    payload = _fields(raw.schema, "payload")
+    if payload and "op" in payload:
+        if not {"before", "after"} & payload.keys():
+            raise UsageError("the payload has neither before nor after: there is no row in it")
+        raw = raw.where("payload IS NOT NULL").select("payload.*", _FILE)
+    if "op" not in raw.columns or not {"before", "after"} & set(raw.columns):
+        return None
+    if not (_fields(raw.schema, "before") or _fields(raw.schema, "after")):
+        raise UsageError("neither before nor after has columns: give them as objects, not as text")
+    return raw
+
+
+def _of_envelope(raw: DataFrame) -> _Found:
+    """Rows out of envelopes: what is after, or, of what was deleted, what was before."""
+    from pyspark.sql import functions as F
+
+    before, after = _fields(raw.schema, "before"), _fields(raw.schema, "after")
+    # What follows a delete so that others may forget the key says nothing more.
+    raw = raw.where(" OR ".join(f"{name} IS NOT NULL" for name in ("op", "before", "after") if name in raw.columns))
+    gone = F.lower(F.trim(F.col("op"))).isin(*KINDS["delete"])
+    rows = []
+    for name in dict.fromkeys((*after, *before)):
+        was = F.col(f"before.`{name}`") if name in before else F.lit(None)
+        rows.append(F.when(gone, was).otherwise(F.col(f"after.`{name}`") if name in after else F.lit(None)).alias(name))
+    has_before, has_after = (F.col(name).isNotNull() if got else F.lit(False) for name, got in _sides(before, after))
+    no_row = F.when(gone & ~has_before, F.lit("a delete has nothing in before: its key is not known")).when(
+        ~gone & ~has_after, F.concat(F.lit("a change with op "), F.col("op"), F.lit(" has nothing in after"))
+    )
+    doubt = F.coalesce(_unknown(F.col("op"), "op"), no_row)
+    frame = raw.select(*rows, _kind(F.col("op"), doubt).alias(CHANGE_TYPE), _order(raw).alias(SEQUENCE))
+    return _Found(frame, raw, doubt)
+
+
+def _sides(before: dict[str, DataType], after: dict[str, DataType]) -> tuple[tuple[str, bool], tuple[str, bool]]:
+    return ("before", bool(before)), ("after", bool(after))
+
+
+def _order(raw: DataFrame) -> Column:
+    """What orders envelopes: the place in the log of the database, or the time, then the place in the files."""
+    from pyspark.sql import functions as F
+
+    source = _fields(raw.schema, "source")
+    named = next((order for field, order in ORDERS.items() if field in source), ())
+    parts = [F.col(f"source.`{name}`") for name in named if name in source]
+    if "scn" in named:
+        parts = [F.expr("try_cast(source.scn AS DECIMAL(38, 0))").alias("scn")]
+    if not parts:
+        times = [F.col("source.ts_ms")] if "ts_ms" in source else []
+        parts = [*times, *([F.col("ts_ms").alias("told_ms")] if "ts_ms" in raw.columns else [])]
+    return F.struct(*parts, F.col(_FILE))
+
+
+def _kind(said: Column, doubt: Column | None) -> Column:
+    """What a log says happened, in our words; an error in the query if that is not known."""
+    from pyspark.sql import functions as F
+
+    plain = F.lower(F.trim(said))
+    found = F.when(doubt.isNotNull(), F.raise_error(doubt)) if doubt is not None else F
+    for kind, words in KINDS.items():
+        found = found.when(plain.isin(*words), F.lit(kind))
+    return found  # type: ignore[return-value]
+
+
+def _unknown(said: Column, name: str) -> Column:
+    """What to say of a word that is not known; null if it is."""
+    from pyspark.sql import functions as F
+
+    words = [word for kinds in KINDS.values() for word in kinds]
+    told = F.coalesce(F.concat(F.lit("'"), F.substring(said.cast("string"), 1, 40), F.lit("'")), F.lit("null"))
+    known = F.lower(F.trim(said.cast("string"))).isin(*words)
+    wrong = F.concat(F.lit(f"{name} is one of {', '.join(words)}, not "), told)
+    return F.when(~F.coalesce(known, F.lit(False)), wrong)
+
+
+def _fields(schema: StructType, name: str) -> dict[str, DataType]:
+    """The fields of a column, by name; none if it is not there, or has none."""
+    from pyspark.sql.types import StructType
+
+    kind = next((field.dataType for field in schema.fields if field.name == name), None)
+    return {field.name: field.dataType for field in kind.fields} if isinstance(kind, StructType) else {}
+
+
+def _column(name: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col(f"`{name}`")

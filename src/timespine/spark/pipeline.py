@@ -1,0 +1,343 @@
+"""A change log becomes a collection, a table of sums follows it, and maintenance changes no answer.
+
+    python -m timespine.spark.pipeline [--rows 20000] [--keep FOLDER]
+    python -m timespine.spark.pipeline --log changes.csv --key id
+
+Everything runs on this machine, on the session that is active or a new one. The answers that are shown are
+checked. Exit codes: 0 all of them are right, 1 one is not (a bug), 2 the arguments or the log cannot be understood,
+3 Spark cannot run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from timespine.client.collection import Collection
+from timespine.client.opening import open as open_store
+from timespine.client.store import Store
+from timespine.config import Config
+from timespine.errors import SinceError, TimespineError, UsageError
+from timespine.spark.changelog import SEQUENCE, columns_of, in_batches, read_changes, stream_changes
+from timespine.spark.downstream import Sums, sums_of
+from timespine.spark.each_batch import foreach_batch
+from timespine.spark.generated import generated
+from timespine.spark.quiet import bar, quietly, waiting
+from timespine.spark.reading import release
+from timespine.spark.session import prepare, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RIGHT, WRONG, NOT_UNDERSTOOD, NO_SPARK = 0, 1, 2, 3
+
+CONFIG = Config(inline_part_bytes=1, rollup_seqnos=8)
+"""Nothing inline, so that there are files to look at."""
+
+BATCHES = 8
+"""Files that a log is cut into, if they do not get too large by that."""
+
+BATCH_ROWS_MAX = 20_000
+"""Changes in one of them, at most."""
+
+SETTINGS = {"spark.sql.shuffle.partitions": 4, "spark.sql.streaming.metricsEnabled": False}
+"""What suits a session for so little data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a collection is as of a time."""
+
+    rows: int
+    total: Any
+    print: str
+    """One number for all rows, whatever their order: different rows have another one."""
+
+
+def main(arguments: Sequence[str] | None = None, console: Console | None = None) -> int:
+    """The command."""
+    asked = _parsed(arguments)
+    console = console or Console(highlight=False, soft_wrap=False)
+    with _folder(asked.keep) as folder:
+        try:
+            with quietly(folder / "spark.log"), waiting(console, "Starting Spark"):
+                spark, is_ours = _session()
+        except UsageError as error:
+            console.print(str(error), markup=False)
+            return NO_SPARK
+        try:
+            return RIGHT if Pipeline(spark, console, folder, asked).run() else WRONG
+        except Exception as error:
+            console.print(told(error), markup=False)
+            return NOT_UNDERSTOOD
+        finally:
+            release(spark)
+            if is_ours:
+                spark.stop()
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    about, _, _ = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(prog="python -m timespine.spark.pipeline", description=about)
+    parser.add_argument("--log", metavar="PATH", help="a log of changes: CSV, JSON lines, Parquet or Debezium")
+    parser.add_argument("--key", metavar="NAMES", help="its key columns, with commas between them (default: id)")
+    parser.add_argument("--sequence", metavar="NAME", help="a column that orders its changes (default: as they stand)")
+    parser.add_argument("--rows", metavar="N", type=int, default=20_000, help="changes to generate without a log")
+    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="keep everything in this new folder")
+    return parser.parse_args(arguments)
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """Where everything is: a new folder that stays, or one that goes."""
+    if keep is not None:
+        if keep.exists() and any(keep.iterdir()):
+            print(f"{keep} is not empty: name a new folder to keep things in", file=sys.stderr)
+            raise SystemExit(NOT_UNDERSTOOD)
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.absolute()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="timespine-pipeline-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _session() -> tuple[SparkSession, bool]:
+    """A session, and whether it is to be stopped. One that somebody else made gets a sibling, so that theirs keeps
+    its settings, and the history that its DataFrames read."""
+    try:
+        from pyspark.errors import PySparkRuntimeError
+        from pyspark.sql import SparkSession
+    except ImportError:
+        return session(), True
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return prepare(running.newSession()), False
+    try:
+        return session("timespine pipeline", master="local[*]", conf=SETTINGS), True
+    except PySparkRuntimeError as error:
+        raise UsageError(f"Spark does not start: {told(error)}") from error
+
+
+class Pipeline:
+    """One store, one collection, one table of sums that follows it."""
+
+    def __init__(self, spark: SparkSession, console: Console, folder: Path, asked: argparse.Namespace) -> None:
+        self.spark = spark
+        self.console = console
+        self.folder = folder
+        self.asked = asked
+        self.is_right = True
+        self.began = time.monotonic()
+
+    def run(self) -> bool:
+        """All of it; whether every answer was right."""
+        self.say(f"Spark {self.spark.version} and a store in {self.folder / 'store'}.")
+        with open_store(self.folder / "store", maintenance=False, config=CONFIG) as store:
+            log = self.log()
+            orders = self.collected(store, log)
+            sums = self.followed(store, orders)
+            times = self.times(orders)
+            before = self.answers(orders, sums, times)
+            self.compare(orders, sums, times)
+            merged, after = self.maintained(store, orders, sums, times)
+            self.prove(times, before, merged, after)
+        self.say(f"\nAll of it took {time.monotonic() - self.began:.0f} s.")
+        return self.is_right
+
+    def log(self) -> Path:
+        """The log as files that a stream can take one by one."""
+        folder = self.folder / "log"
+        if self.asked.log is None:
+            rows = self.asked.rows
+            generated(folder, rows=rows, batches=max(1, min(BATCHES, rows)))
+            self.title(f"A log of {rows:,} changes of orders, made up from a seed")
+            return folder / "orders"
+        with waiting(self.console, "Reading the log"):
+            changes = read_changes(self.spark, self.asked.log, key=self.asked.key, sequence=self.asked.sequence)
+            rows = changes.count()
+            if not rows:
+                raise UsageError(f"there are no changes in {self.asked.log}")
+            size = min(BATCH_ROWS_MAX, max(1, -(-rows // BATCHES)))
+            files = in_batches(changes, folder, size)
+        self.title(f"The log {self.asked.log}: {rows:,} changes, dealt out in their order into {files} files")
+        return folder
+
+    def collected(self, store: Store, log: Path) -> Collection:
+        """The log goes into a collection, one file per batch, each exactly once."""
+        changes = stream_changes(self.spark, log, key=self.asked.key)
+        key, value = columns_of(changes, self.asked.key)
+        orders = store.create("orders", key=key, value=value, timeline="counter")
+        self.title("A stream of its files goes into the collection orders: upserts and deletes, in one commit per file")
+        files = len(list(log.glob("*.*")))
+        with bar(self.console, "Applying changes", files) as step:
+            self.stream(changes, foreach_batch(orders, "upsert", sink="log", sequence_by=SEQUENCE, done=step), "log")
+        commits = orders.history()
+        self.say(f"{orders.count():,} rows after {len(commits)} commits, with {sum(e.rows for e in commits):,} updates.")
+        self.forget_last_batch("log")
+        self.stream(changes, foreach_batch(orders, "upsert", sink="log", sequence_by=SEQUENCE), "log")
+        self.check(orders.history() == commits, "the last file is given again, as after a crash: it is in once")
+        return orders
+
+    def followed(self, store: Store, orders: Collection) -> Sums:
+        """A second query keeps sums, from nothing but what changed."""
+        sums = sums_of(store, orders)
+        self.title(f"A second query follows the changes of orders and keeps {sums.table.name}: {sums.about}")
+        feed = self.spark.readStream.format("timespine").option("readChangeFeed", "true").option("hold", "sums")
+        most = max(1, sum(entry.rows for entry in orders.history()) // BATCHES)
+        changes = feed.option("maxRowsPerTrigger", most).load(f"{store.location}/orders")
+        with bar(self.console, "Following", len(orders.history())) as step:
+            self.stream(changes, sums.follow(done=step), "sums")
+        self.say(f"{sums.table.count():,} rows after {len(sums.table.history())} commits.")
+        return sums
+
+    def times(self, orders: Collection) -> list[int]:
+        """Three times to look at, or as many as there are."""
+        newest = orders.upper.elements[0][0] - 1
+        return sorted({newest // 3, 2 * newest // 3, newest})
+
+    def answers(self, orders: Collection, sums: Sums, times: list[int], *, shown: bool = True) -> dict[int, Answer]:
+        """What the collection is as of some times, read by Spark."""
+        found = {}
+        with bar(self.console, "Reading as of", len(times)) as step:
+            for at in times:
+                with orders.snapshot(as_of=at) as snapshot:
+                    found[at] = answer(snapshot.to_spark(self.spark), sums)
+                step()
+        release(self.spark)
+        if shown:
+            self.title("The collection as of three times")
+            for at, each in found.items():
+                self.say(f"as of {at}: {each.rows:>9,} rows, {sums.measured} {each.total}")
+        return found
+
+    def compare(self, orders: Collection, sums: Sums, times: list[int]) -> None:
+        """The net change between two times, and the sums against all rows."""
+        first, last = times[0], times[-1]
+        with waiting(self.console, "Comparing"):
+            changes = orders.changes(after=first, until=last, images=True).to_spark(self.spark)
+            kinds = {row["_change_type"]: row["count"] for row in changes.groupBy("_change_type").count().collect()}
+            kept, rows = sums.kept(self.spark), sums.worked_out(self.spark)
+            differ = kept.exceptAll(rows).count() + rows.exceptAll(kept).count()
+        release(self.spark)
+        inserts, updates, deletes = (kinds.get(kind, 0) for kind in ("insert", "update_postimage", "delete"))
+        self.say(f"Net change after {first} until {last}: {inserts:,} new, {updates:,} changed, {deletes:,} gone.")
+        grown = orders.count(last) - orders.count(first)
+        self.check(inserts - deletes == grown, f"that is {grown:+,} rows, as the counts of both say")
+        self.check(not differ, f"{sums.table.name} is what the newest rows add up to, row by row")
+
+    def maintained(
+        self, store: Store, orders: Collection, sums: Sums, times: list[int]
+    ) -> tuple[dict[int, Answer], dict[int, Answer]]:
+        """Compaction, expiry and vacuum, with what they freed; the answers after the first and after all."""
+        self.title("Maintenance, while anybody may read and write")
+        batches, files, size = len(orders.inspect().batches), *self.files()
+        with waiting(self.console, "Merging"):
+            orders.compact(wait=True)
+        self.say(f"compaction: {batches} batches of orders become {len(orders.inspect().batches)}, nothing is lost")
+        merged = self.answers(orders, sums, times, shown=False)
+        with waiting(self.console, "Forgetting"):
+            reply = orders.expire(before=times[0])
+            orders.compact(wait=True)
+            done = [store.maintain(sweep=True) for _ in range(2)]
+        held = f", held back by {', '.join(reply.held_by)}" if reply.held_by else ""
+        self.say(f"expiry: history before {reply.asked} goes; it is exact from {reply.since} on{held}")
+        left = self.files()
+        gone = sum(each.collected + each.swept for each in done)
+        self.say(f"deleted: {gone} files; {files} of {size:,} bytes were there, {left[0]} of {left[1]:,} are")
+        found = store.vacuum(dry_run=False)
+        self.say(f"vacuum: {len(found.blobs)} files that nobody can reach, {found.bytes:,} bytes")
+        if times[0] > 0 and not reply.held_by:
+            self.check(_is_refused(orders, times[0] - 1), f"as of {times[0] - 1} there is an error, and never other rows")
+        return merged, self.answers(orders, sums, times, shown=False)
+
+    def prove(self, times: list[int], *answers: dict[int, Answer]) -> None:
+        """The same questions, the same answers."""
+        table = Table(title="The same answers before and after", title_justify="left", title_style="bold")
+        for name in ("as of", "rows", "before", "compacted", "expired", ""):
+            table.add_column(name, justify="right", no_wrap=True)
+        for at in times:
+            seen = [each[at] for each in answers]
+            is_same = len(set(seen)) == 1
+            self.is_right &= is_same
+            table.add_row(str(at), f"{seen[0].rows:,}", *(each.print for each in seen), "same" if is_same else "A BUG")
+        self.console.print()
+        self.console.print(table)
+
+    def stream(self, frame: DataFrame, write: Callable[[DataFrame, int], None], name: str) -> None:
+        """Run a query until it has taken all that there is."""
+        writer = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(self.checkpoint(name)))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    def checkpoint(self, name: str) -> Path:
+        """What Spark notes of a query."""
+        return self.folder / "checkpoints" / name
+
+    def forget_last_batch(self, name: str) -> None:
+        """As if Spark had died after the last commit and before it noted that."""
+        commits = self.checkpoint(name) / "commits"
+        last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+        for each in (commits / str(last), commits / f".{last}.crc"):
+            each.unlink(missing_ok=True)
+
+    def files(self) -> tuple[int, int]:
+        """Data files of the store, and their bytes."""
+        sizes = [path.stat().st_size for path in (self.folder / "store" / "blobs").rglob("*") if path.is_file()]
+        return len(sizes), sum(sizes)
+
+    def title(self, text: str) -> None:
+        seconds = f"\n{time.monotonic() - self.began:.1f} "
+        self.console.print(f"\n{seconds}{text}", style="bold", markup=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def check(self, holds: bool, what: str) -> None:
+        """Say whether something holds."""
+        self.is_right &= holds
+        self.say(f"{'ok' if holds else 'THIS IS A BUG'}: {what}")
+
+
+def answer(frame: DataFrame, sums: Sums) -> Answer:
+    """How many rows there are, what they add up to, and a fingerprint of all of them."""
+    from pyspark.sql import functions as F
+
+    prints = F.sum(F.xxhash64(*(F.col(f"`{name}`") for name in frame.columns)).cast("decimal(38, 0)"))
+    row = frame.agg(F.count("*").alias("rows"), sums.total(F.lit(1)).alias("total"), prints.alias("print")).head()
+    assert row is not None
+    return Answer(row["rows"], row["total"], f"{int(row['print'] or 0) & (1 << 64) - 1:016x}"[:12])
+
+
+def told(error: BaseException) -> str:
+    """An error in one sentence: what Spark wraps around ours is left out."""
+    text = str(error)
+    if isinstance(error, TimespineError):
+        return text
+    ours = re.search(r"(?:Error|\[USER_RAISED_EXCEPTION\]):? (.*?)(?: SQLSTATE|$)", text, re.MULTILINE)
+    return (ours[1] if ours else text.strip().splitlines()[0]).strip() if text.strip() else type(error).__name__
+
+
+def _is_refused(orders: Collection, at: int) -> bool:
+    try:
+        orders.snapshot(as_of=at).close()
+    except SinceError:
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
