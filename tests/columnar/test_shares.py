@@ -1,4 +1,4 @@
-"""A read by several threads gives the same rows in the same order as a read by one."""
+"""A read by several threads gives the same rows as a read by one."""
 
 from __future__ import annotations
 
