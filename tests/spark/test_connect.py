@@ -88,7 +88,7 @@ def writes(spark, store, small_rows):
             "history": [entry.operation for entry in items.history()],
             "says": says,
             "jobs": len(jobs),
-            "orphans": store.vacuum().blobs,
+            "orphans": [key for key in store.vacuum().blobs if key.startswith(items.id)],
         }
     finally:
         writing.SMALL_ROWS = before
@@ -113,11 +113,15 @@ def source(spark, store):
         return spark.read.format("timespine").options(**options).load(path)
 
     told = {"now": names(read().collect()), "before": names(read(asOf=0).collect())}
-    feed = read(readChangeFeed="true", startingVersion=1).select("id", "name", "_change_type", "_commit_version", "_diff")
+    feed = read(readChangeFeed="true", startingVersion=1).select(
+        "id", "name", "_change_type", "_commit_version", "_diff"
+    )
     told["feed"] = sorted(map(list, feed.collect()), key=str)
     frame = spark.createDataFrame([(3, "c"), (4, "d")], "id long, name string")
     frame.write.format("timespine").mode("append").save(path)
-    frame.selectExpr("id - 1 as id", "name").write.format("timespine").mode("append").option("mode", "upsert").save(path)
+    frame.selectExpr("id - 1 as id", "name").write.format("timespine").mode("append").option("mode", "upsert").save(
+        path
+    )
     told["written"] = names(items.snapshot().to_pylist())
     told["history"] = len(items.history())
     return told
@@ -132,28 +136,27 @@ def ran(query):
         return str(error)
 
 
-def followed(spark, store):
-    frame = spark.readStream.format("timespine").option("readChangeFeed", "true").load(f"{store.location}/followed")
+def followed(spark, store, name):
+    """The changes of a new collection, in which three commits have left four rows."""
+    items = create(store, name)
+    items.append([{"id": id, "name": "a"} for id in range(5)])
+    items.upsert([{"id": 1, "name": "b"}])
+    items.delete([{"id": 2}])
+    frame = spark.readStream.format("timespine").option("readChangeFeed", "true").load(f"{store.location}/{name}")
     return frame.select("id", "name", "_change_type")
 
 
 def sink(spark, store):
-    items = create(store, "followed")
     copy = create(store, "copy")
-    items.append([{"id": id, "name": "a"} for id in range(5)])
-    writer = followed(spark, store).writeStream.format("timespine").option("mode", "upsert")
+    writer = followed(spark, store, "copied").writeStream.format("timespine").option("mode", "upsert")
     writer = writer.option("path", f"{store.location}/copy").option("checkpointLocation", "checkpoint-sink")
-    wrong = [ran(writer)]
-    first = names(copy.snapshot().to_pylist())
-    items.upsert([{"id": 1, "name": "b"}])
-    items.delete([{"id": 2}])
-    wrong += [ran(writer)]
-    return {"wrong": wrong, "first": first, "then": names(copy.snapshot().to_pylist()), "history": len(copy.history())}
+    return {"wrong": ran(writer), "rows": names(copy.snapshot().to_pylist()), "history": len(copy.history())}
 
 
 def each_batch(spark, store):
-    import shutil
+    from pyspark import cloudpickle
 
+    from timespine.errors import UsageError
     from timespine.spark import foreach_batch
 
     def done(batch, committed):
@@ -161,23 +164,29 @@ def each_batch(spark, store):
             file.write(f"{batch} {committed.rows if committed else None}\n")
 
     each, folder = create(store, "each"), store.location
-    start = followed(spark, store).writeStream
+    start = followed(spark, store, "followed").writeStream
+    # First: a process that fails at its start tries for minutes to say goodbye to a server that is stopped meanwhile.
+    nameless = ran(start.foreachBatch(foreach_batch(each, "upsert")).option("checkpointLocation", "nameless"))
     write = foreach_batch(each, "upsert", sink="each", done=done)
-    writer = start.foreachBatch(write).option("checkpointLocation", "checkpoint-each")
-    wrong = [ran(writer)]
-    shutil.rmtree("checkpoint-each/commits")
-    wrong += [ran(writer)]
-    nameless = start.foreachBatch(foreach_batch(each, "upsert")).option("checkpointLocation", "checkpoint-nameless")
+    wrong = ran(start.foreachBatch(write).option("checkpointLocation", "checkpoint-each"))
+    travelling = cloudpickle.dumps(write)
+    cloudpickle.loads(travelling)(spark.createDataFrame([(0, "again")], "id long, name string"), 0)
     with open(f"{folder}/done") as file:
         lines = file.read().splitlines()
-    return {
+    told = {
         "wrong": wrong,
         "rows": names(each.snapshot().to_pylist()),
         "done": lines,
         "history": len(each.history()),
         "sinks": dict(each._access.state().sinks),
-        "nameless": ran(nameless),
+        "nameless": nameless,
     }
+    create(store, "each", replace=True)
+    try:
+        cloudpickle.loads(travelling)
+    except UsageError as error:
+        told["replaced"] = str(error)
+    return told
 
 
 def sql(spark, store):
@@ -223,36 +232,146 @@ def release(spark, store):
     return {**told, "since": items.snapshot().since.elements[0][0]}
 
 
-def told_of_all(parts):
-    """What each of some functions tells, or how it failed."""
-    import json
-    import sys
-    import time
+def told_of(parts, spark, store):
+    """What some functions tell one after the other, or how they failed."""
     import traceback
+
+    told = {}
+    for part in parts:
+        try:
+            told[part.__name__] = part(spark, store)
+        except Exception:
+            told[part.__name__] = {"failed": traceback.format_exc()[-3000:]}
+    return told
+
+
+def told_of_all(*threads):
+    """What the functions of several threads tell: most of the time goes to the start of one process after the other."""
+    import json
+    import os
+    from concurrent.futures import ThreadPoolExecutor
 
     import timespine as ts
     from timespine.spark.session import session
 
-    conf = {"spark.sql.shuffle.partitions": 2, "spark.log.level": "OFF"}
-    spark, told = session(conf=conf), {}
-    with ts.open("store", maintenance=False) as store:
-        store.location = os.path.abspath(store.location)
-        for part in parts:
-            began = time.monotonic()
-            try:
-                told[part.__name__] = part(spark, store)
-            except Exception:
-                told[part.__name__] = {"failed": traceback.format_exc()[-3000:]}
-            print(part.__name__, round(time.monotonic() - began, 2), file=sys.stderr)
+    spark = session(conf={"spark.sql.shuffle.partitions": 2, "spark.log.level": "OFF"})
+    with ts.open(os.path.abspath("store"), maintenance=False) as store, ThreadPoolExecutor() as pool:
+        asked = [pool.submit(told_of, parts, spark, store) for parts in threads]
+        told = {name: answer for each in asked for name, answer in each.result().items()}
     spark.stop()
     print(json.dumps(told))
 
 
-PARTS = (session, snapshots, by_driver, by_executors, source, sink, each_batch, sql, release)
-SCRIPT = "\n".join(
-    [
-        "import os",
-        *(inspect.getsource(each) for each in (create, names, writes, ran, followed, *PARTS, told_of_all)),
-        f"told_of_all([{', '.join(part.__name__ for part in PARTS)}])",
+def script():
+    """The text of the script."""
+    first = (session, sql, snapshots, by_driver, by_executors, release, sink)
+    second = (source, each_batch)
+    parts = (create, names, writes, ran, followed, *first, *second, told_of, told_of_all)
+    asked = [f"[{', '.join(part.__name__ for part in threads)}]" for threads in (first, second)]
+    return "\n".join([*map(inspect.getsource, parts), f"told_of_all({', '.join(asked)})"])
+
+
+_told = {}
+
+
+@pytest.fixture
+def told(told_by):
+    """What a function of the script told, by its name. The script is run once, also when it fails."""
+    if not _told:
+        _told["failed"] = "the script failed"
+        _told.update(told_by(script(), SPARK_TESTING="1", SPARK_REMOTE="local[2]", SPARK_LOCAL_IP="127.0.0.1"))
+        del _told["failed"]
+    assert "failed" not in _told, _told["failed"]
+
+    def of(name):
+        assert "failed" not in _told[name], _told[name]["failed"]
+        return _told[name]
+
+    return of
+
+
+def test_the_session_has_neither_a_context_nor_a_jvm(told):
+    found = told("session")
+    assert found["type"].startswith("pyspark.sql.connect")
+    assert len(found["refused"]) == 2
+
+
+def test_one_consolidated_run_is_read_by_spark_itself_and_gives_the_rows_of_the_slices(told):
+    assert told("snapshots")["files"] == [1, 0]
+    assert told("snapshots")["same"]
+
+
+def test_snapshots_are_merged_by_tasks_as_of_any_time(told):
+    assert told("snapshots")["merged"] == [[0, "a"], [1, "b"], [3, "a"], [5000, "c"]]
+    assert told("snapshots")["counts"] == [3000, 3001, 3000]
+
+
+def test_changes_are_net_and_images_are_paired(told):
+    assert told("snapshots")["changes"] == [[1, "a", -1], [1, "b", 1], [2, "a", -1], [5000, "c", 1]]
+    assert told("snapshots")["images"] == [
+        [1, "update_postimage"],
+        [1, "update_preimage"],
+        [2, "delete"],
+        [5000, "insert"],
     ]
-)
+
+
+@pytest.mark.parametrize(("part", "jobs"), [("by_driver", 0), ("by_executors", 4)])
+def test_append_upsert_and_delete_in_one_commit_each(told, part, jobs):
+    found = told(part)
+    assert found["rows"] == [300, 200, 50]
+    assert found["ids"] == list(range(50, 300))
+    assert found["names"] == [[False, "a"], [True, "b"]]
+    assert found["history"] == ["append", "upsert", "delete"]
+    assert found["jobs"] == jobs
+    assert found["orphans"] == []
+
+
+@pytest.mark.parametrize("part", ["by_driver", "by_executors"])
+def test_rows_that_do_not_fit_are_one_clear_error(told, part):
+    assert told(part)["says"] == "column id of the key has nulls: leave these rows out, or fill them"
+
+
+def test_the_source_reads_as_of_a_time_and_gives_the_change_feed(told):
+    found = told("source")
+    assert found["now"] == [[1, "a"], [2, "b"]]
+    assert found["before"] == [[1, "a"], [2, "a"]]
+    assert found["feed"] == [[2, "a", "update_preimage", 1, -1], [2, "b", "update_postimage", 1, 1]]
+
+
+def test_frames_are_written_by_the_source_in_one_commit_each(told):
+    assert told("source")["written"] == [[1, "a"], [2, "c"], [3, "d"], [4, "d"]]
+    assert told("source")["history"] == 4
+
+
+def test_a_feed_through_the_sink_makes_a_copy_in_one_commit(told):
+    assert told("sink") == {"wrong": None, "rows": [[0, "a"], [1, "b"], [3, "a"], [4, "a"]], "history": 1}
+
+
+def test_foreach_batch_opens_the_store_beside_the_server_and_writes_once_what_comes_twice(told):
+    found = told("each_batch")
+    assert found["wrong"] is None
+    assert found["rows"] == [[0, "a"], [1, "b"], [3, "a"], [4, "a"]]
+    assert found["done"] == ["0 4", "0 None"]
+    assert found["history"] == 1
+    assert found["sinks"] == {"each": 0}
+
+
+def test_foreach_batch_without_a_name_is_an_error_at_the_start(told):
+    assert "name the sink, foreach_batch(collection, sink='...')" in told("each_batch")["nameless"]
+
+
+def test_foreach_batch_does_not_write_to_another_collection_of_the_same_name(told):
+    assert told("each_batch")["replaced"] == "each is another collection by now: open it again"
+
+
+def test_views_functions_and_changes_in_sql(told):
+    found = told("sql")
+    assert found["views"]
+    assert found["counts"] == [12, 10, 12, 16]
+    assert found["changes"] == [[8, -1], [8, 1], [9, -1], [9, 1], [10, 1], [11, 1]]
+    assert "7 is not complete yet" in found["says"]
+
+
+def test_a_session_holds_what_its_frames_read_until_it_is_released(told):
+    assert told("release") == {"held": 1000, "released": [1, 0], "since": 1}
