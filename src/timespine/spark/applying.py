@@ -23,6 +23,9 @@ from timespine.columnar.schema import Schema
 from timespine.errors import UsageError, shown
 from timespine.spark.building import refuse_null_keys
 
+APPEND, UPSERT, DELETE = "append", "upsert", "delete"
+"""How rows of a stream are written: added, by key, or as keys of what goes."""
+
 COMES = ("insert", "update_postimage", "upsert", "update")
 GOES = ("delete",)
 PASSED_OVER = ("update_preimage",)

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from timespine.client.changes import CHANGE_TYPE
 from timespine.client.collection import Collection
 from timespine.client.writing import Committed
 from timespine.errors import AlreadyIn, UsageError, shown
 from timespine.spark import changing, writing
-from timespine.spark.applying import apply
+from timespine.spark.applying import APPEND, DELETE, UPSERT, apply
 from timespine.spark.opened import collection_of
 from timespine.spark.options import Target
 from timespine.spark.place import place_of
@@ -19,10 +20,6 @@ from timespine.spark.types import check_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-APPEND, UPSERT, DELETE = "append", "upsert", "delete"
-
-CHANGE_COLUMN = "_change_type"
 
 
 def foreach_batch(
@@ -102,9 +99,9 @@ def _written(
         return writing.append_few(access, few, together=together) if few.num_rows else None
     if mode == DELETE:
         return changing.delete(access, frame, together)
-    if CHANGE_COLUMN not in frame.columns and sequence is None:
+    if CHANGE_TYPE not in frame.columns and sequence is None:
         return changing.upsert(access, frame, together)
-    extra = tuple(name for name in (CHANGE_COLUMN, sequence) if name is not None)
+    extra = tuple(name for name in (CHANGE_TYPE, sequence) if name is not None)
     check_frame(frame.schema, schema, extra)
     few = writing.taken(frame, schema)
     if few is None:

@@ -19,10 +19,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from timespine.client.access import Access
+from timespine.client.changes import CHANGE_TYPE
 from timespine.client.writing import Committed, Together
 from timespine.columnar.schema import Schema
 from timespine.errors import AlreadyIn, UsageError, shown
-from timespine.spark.applying import apply
+from timespine.spark.applying import APPEND, DELETE, UPSERT, apply
 from timespine.spark.building import Building, append_rows, sent
 from timespine.spark.job import Sent, delete_sent, gathered
 from timespine.spark.opened import collection_of
@@ -32,12 +33,8 @@ from timespine.spark.sinks import Sink, query_in
 from timespine.spark.types import brought_back, check_frame
 from timespine.spark.writing import When, commit_runs, when
 
-APPEND, UPSERT, DELETE = "append", "upsert", "delete"
-
 MESSAGE_BYTES_MAX = 64 << 20
 """Rows of one task that travel to whoever commits, at most."""
-
-CHANGE_COLUMN = "_change_type"
 
 
 @dataclass
@@ -96,7 +93,7 @@ class _Writing:
         table = pa.concat_tables(tables)
         if self._mode == DELETE:
             kinds = pa.repeat(pa.scalar("delete"), table.num_rows)
-            table = table.select(list(self._building.schema.key_names)).append_column(CHANGE_COLUMN, kinds)
+            table = table.select(list(self._building.schema.key_names)).append_column(CHANGE_TYPE, kinds)
         return apply(access, table, self._options.text("sequenceBy"), together)
 
     def abort(self, messages: list[Any], *_: object) -> None:
@@ -145,7 +142,7 @@ def writing_of(options: Options, schema: StructType, *, overwrite: bool) -> tupl
     if mode not in (APPEND, UPSERT, DELETE):
         raise UsageError(f"option mode is append, upsert or delete, not {shown(mode)}")
     sequence = options.text("sequenceBy")
-    extra = known.system_names if mode == APPEND else tuple(filter(None, (CHANGE_COLUMN, sequence)))
+    extra = known.system_names if mode == APPEND else tuple(filter(None, (CHANGE_TYPE, sequence)))
     given = schema if mode != DELETE else StructType([each for each in schema.fields if each.name in known.key_names])
     check_frame(given, known, extra)
     moment = when(access, schema.names if mode == APPEND else (), options.number("time"))
