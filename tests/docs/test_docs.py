@@ -2,12 +2,12 @@
 
 import contextlib
 import importlib
-import io
 import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from pages import BLOCK, run_blocks
 
 from timespine.config import Config
 from timespine.core.codec import StateImage, decode_diff
@@ -21,7 +21,9 @@ PACKAGE = ROOT / "src" / "timespine"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ON_SPARK = [ROOT / "docs" / "spark.md"]
+"""Pages whose examples run in tests/spark/test_guide.py, where there is a session."""
+
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:src|tests|bench|docs|model|core|location|client|testing)/[\w./-]+)`")
 PLANTED = (ROOT / "tests" / "simulation" / "planted.py").read_text()
@@ -51,21 +53,11 @@ def resolved(dotted):
     raise AssertionError(f"{dotted} is not there")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ON_SPARK], ids=lambda page: page.name)
 def test_every_python_block_runs(page, tmp_path, monkeypatch):
     """In order, in a folder of its own; what a block prints is the text block that follows it."""
     monkeypatch.chdir(tmp_path)
-    blocks = BLOCK.findall(page.read_text())
-    names = {"__name__": "example"}
-    for index, (language, code) in enumerate(blocks):
-        if language != "python":
-            continue
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            # optimize=0: the assertions of an example count under `python -O` too.
-            exec(compile(code, f"{page.name}, block {index + 1}", "exec", optimize=0), names)
-        if printed.getvalue():
-            assert blocks[index + 1] == ("text", printed.getvalue())
+    run_blocks(page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)

@@ -11,7 +11,6 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 import timespine as ts
 
-
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a module of tests
 
 

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
+import timespine.spark
 from timespine.errors import UsageError
-from timespine.spark import session as module
 from timespine.spark.session import prepare, session
 
+module = sys.modules["timespine.spark.session"]
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 PATHS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 ZONE = "spark.sql.session.timeZone"
@@ -26,6 +27,10 @@ def python_of_workers(spark):
             yield pa.RecordBatch.from_pydict({"python": [sys.executable] * batch.num_rows})
 
     return {row.python for row in spark.range(10).mapInArrow(names, "python string").collect()}
+
+
+def test_the_package_gives_the_function_whoever_imported_the_module_of_that_name():
+    assert timespine.spark.session is session
 
 
 def test_without_pyspark_it_says_what_to_install(monkeypatch):

@@ -21,6 +21,7 @@ their order, and whoever applies them keeps it (test_changelog.py).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from timespine.client.changes import CHANGE_TYPE
-from timespine.errors import UsageError, shown
+from timespine.errors import TimespineError, UsageError, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -223,6 +224,7 @@ def _format_of(name: str) -> str | None:
 
 def _schema(spark: SparkSession, log: _Log) -> StructType:
     """The columns of a log, from all of it: whole numbers are 64 bits wide, whatever is there so far."""
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
@@ -231,8 +233,8 @@ def _schema(spark: SparkSession, log: _Log) -> StructType:
         reader = reader.option("inferSchema", "true")
     try:
         fields = reader.load(log.path).schema.fields
-    except PySparkException as error:
-        raise _unreadable(log.path, log.format, error) from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise UsageError(f"{shown(log.path)} cannot be read as {log.format}: {reason_of(error)}") from error
     if not fields:
         raise UsageError(f"{shown(log.path)} has no columns")
     if log.format != "csv":
@@ -241,9 +243,14 @@ def _schema(spark: SparkSession, log: _Log) -> StructType:
     return StructType([StructField(field.name, wide.get(field.name, field.dataType)) for field in fields])
 
 
-def _unreadable(path: str, format: str, error: Exception) -> UsageError:
-    reason = str(error).strip().splitlines()[0]
-    return UsageError(f"{shown(path)} cannot be read as {format}: {reason}")
+def reason_of(error: BaseException) -> str:
+    """What Spark says went wrong, in one line: what it wraps around that is left out."""
+    text = str(error).strip()
+    for wanted in (r"\w+Error: ", r"\[USER_RAISED_EXCEPTION\] ", r"\[MALFORMED\w+(?:\.\w+)*\] ", r"\[[A-Z_.]+\] "):
+        found = re.search(rf"{wanted}(.+?)(?: SQLSTATE.*)?$", text, re.MULTILINE)
+        if found is not None and not isinstance(error, TimespineError):
+            return found[1].strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _changes(raw: DataFrame, key: tuple[str, ...] | None, sequence: str | None) -> DataFrame:
@@ -276,7 +283,7 @@ class _Found:
         try:
             wrong = self.raw.select(self.doubt.alias("wrong")).where("wrong IS NOT NULL").head()
         except PySparkException as error:
-            raise _unreadable("the log", "what it seems to be", error) from error
+            raise UsageError(f"the log cannot be read: {reason_of(error)}") from error
         if wrong is not None:
             raise UsageError(str(wrong["wrong"]))
 

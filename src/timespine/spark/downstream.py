@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from timespine.client.changes import CHANGE_TYPE
 from timespine.client.collection import Collection
 from timespine.client.store import Store
 from timespine.columnar.schema import DIFF
-from timespine.spark.each_batch import CHANGE_COLUMN, foreach_batch
+from timespine.spark.each_batch import foreach_batch
+from timespine.spark.reading import release
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -87,7 +89,13 @@ class Sums:
     def follow(self, done: Callable[..., Any] | None = None) -> Callable[[DataFrame, int], None]:
         """What to give to `foreachBatch` of a stream of changes."""
         write = foreach_batch(self.table, "upsert", sink="sums", done=done)
-        return lambda changes, batch: write(self.added(changes), batch)
+
+        def add(changes: DataFrame, batch: int) -> None:
+            write(self.added(changes), batch)
+            # The session of a batch is one of its own, and nobody else would let go of what was read for it.
+            release(changes.sparkSession)
+
+        return add
 
     def added(self, changes: DataFrame) -> DataFrame:
         """The groups that changes touch, as they are then: a group of no rows goes.
@@ -103,7 +111,7 @@ class Sums:
         both = self.summed(changes, F.col(DIFF)).join(known, self.key, "left")
         new = [(F.col(name) + F.coalesce(f"old_{name}", F.lit(0))).cast(self.kind(name)).alias(name) for name in names]
         kind = F.when(F.col(COUNT) == 0, F.lit("delete")).otherwise(F.lit("upsert"))
-        return both.select(self.key, *new).withColumn(CHANGE_COLUMN, kind)
+        return both.select(self.key, *new).withColumn(CHANGE_TYPE, kind)
 
     def kind(self, name: str) -> str:
         """The type of a column of the table, as Spark names it."""
@@ -112,7 +120,8 @@ class Sums:
     def kept(self, spark: SparkSession) -> DataFrame:
         """The table."""
         with self.table.snapshot() as now:
-            return now.to_spark(spark)
+            frame: DataFrame = now.to_spark(spark)
+            return frame
 
     def worked_out(self, spark: SparkSession) -> DataFrame:
         """What the table should be, from all rows."""
@@ -122,7 +131,7 @@ class Sums:
             return self.summed(now.to_spark(spark), F.lit(1))
 
 
-def sums_of(store: Store, rows: Collection, sink: str = "sums") -> Sums:
+def sums_of(store: Store, rows: Collection) -> Sums:
     """A new table of sums for a collection: by its first text, of its first number, the key left aside."""
     types = {name: kind for name, kind in rows.schema.types.items() if name not in rows.schema.key_names}
     by = next((name for name, kind in types.items() if pa.types.is_string(kind)), None)
@@ -136,4 +145,4 @@ def sums_of(store: Store, rows: Collection, sink: str = "sums") -> Sums:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))

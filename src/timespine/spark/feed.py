@@ -94,7 +94,26 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         newest = _newest(state)
         if self._target is not None:
             newest = min(newest, self._target)
-        return start if newest <= after else {**start, "after": _limited(state, after, newest, limit)}
+        if newest <= after:
+            self._rest(after)
+            return start
+        return {**start, "after": _limited(state, after, newest, limit)}
+
+    def _rest(self, after: int) -> None:
+        """There is nothing to read, and all before is read: hold nothing but the critical hold.
+
+        SUBTLE: Spark tells that the last batch is done when it has the next one, and kills this process when the
+        query ends: leases that were kept until then would stay for the rest of their term (test_streams.py).
+        """
+        self._let_go(after)
+        idle = self._collection._access.shared.leases.idle(self._collection.id)
+        if idle:
+            self._collection._access.committer.commit(*((self._collection.id, command) for command in idle))
+
+    def _let_go(self, until: int) -> None:
+        """Batches up to a time are done."""
+        for time in [time for time in self._under_way if time <= until]:
+            self._under_way.pop(time).close()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = _newest(self._collection._access.state())
@@ -126,16 +145,11 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offset) -> None:
         """A batch is done: what it read is let go, and history before its end."""
         until = _after(end)
-        for time in [time for time in self._under_way if time <= until]:
-            self._under_way.pop(time).close()
+        self._let_go(until)
         if until > NOTHING:
             # A batch that had nothing to read did not take the hold.
             self._take_hold(end, until)
             _hold(self._collection._access, end).advance(until)
-        if self._target is not None and until >= self._target:
-            # The query ends here, and Spark ends this process without a word: nobody would give them back, and
-            # history would be held for the rest of their term.
-            _give_back(self._collection._access)
 
     def stop(self) -> None:
         """The query ends; its hold stays, for the next one that goes on from its checkpoint."""
@@ -162,13 +176,6 @@ def _after(offset: Offset) -> int:
 
 def _hold(access: Access, offset: Offset) -> CriticalHold:
     return CriticalHold(access, str(offset.get("hold")), str(offset.get("token")), Frontier.minimum(1))
-
-
-def _give_back(access: Access) -> None:
-    """Give back the leases of this process that nobody uses."""
-    idle = access.shared.leases.idle(access.id)
-    if idle:
-        access.committer.commit(*((access.id, command) for command in idle))
 
 
 def _newest(state: State) -> int:

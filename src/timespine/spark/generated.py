@@ -95,7 +95,11 @@ def _possible(frame: pl.DataFrame) -> pl.DataFrame:
     stretch = (op != before).fill_null(True).cum_sum().over("key")
     # Of deletes in a row every other one would find nothing.
     again = (op == "d") & (pl.int_range(pl.len()).over("key", "stretch") % 2 == 1)
-    frame = frame.sort("key", "at").with_columns(stretch=stretch).with_columns(op=pl.when(again).then(pl.lit("c")).otherwise(op))
+    frame = (
+        frame.sort("key", "at")
+        .with_columns(stretch=stretch)
+        .with_columns(op=pl.when(again).then(pl.lit("c")).otherwise(op))
+    )
     missed = (op == "u") & (before.over("key") == "d")
     return frame.with_columns(op=pl.when(missed).then(pl.lit("c")).otherwise(op)).sort("at").drop("stretch")
 

@@ -11,7 +11,6 @@ checked. Exit codes: 0 all of them are right, 1 one is not (a bug), 2 the argume
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import sys
 import tempfile
@@ -29,14 +28,14 @@ from timespine.client.collection import Collection
 from timespine.client.opening import open as open_store
 from timespine.client.store import Store
 from timespine.config import Config
-from timespine.errors import SinceError, TimespineError, UsageError
-from timespine.spark.changelog import SEQUENCE, columns_of, in_batches, read_changes, stream_changes
+from timespine.errors import SinceError, UsageError
+from timespine.spark.changelog import SEQUENCE, columns_of, in_batches, read_changes, reason_of, stream_changes
 from timespine.spark.downstream import Sums, sums_of
 from timespine.spark.each_batch import foreach_batch
 from timespine.spark.generated import generated
 from timespine.spark.quiet import bar, quietly, waiting
 from timespine.spark.reading import release
-from timespine.spark.session import prepare, session
+from timespine.spark.session import Setting, prepare, session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +51,11 @@ BATCHES = 8
 BATCH_ROWS_MAX = 20_000
 """Changes in one of them, at most."""
 
-SETTINGS = {"spark.sql.shuffle.partitions": 4, "spark.sql.streaming.metricsEnabled": False}
+SETTINGS: dict[str, Setting] = {
+    "spark.sql.shuffle.partitions": 2,
+    # A JVM that compiles little: it lives for seconds.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 """What suits a session for so little data."""
 
 
@@ -77,10 +80,12 @@ def main(arguments: Sequence[str] | None = None, console: Console | None = None)
         except UsageError as error:
             console.print(str(error), markup=False)
             return NO_SPARK
+        from pyspark.errors import PySparkException
+
         try:
             return RIGHT if Pipeline(spark, console, folder, asked).run() else WRONG
-        except Exception as error:
-            console.print(told(error), markup=False)
+        except (UsageError, PySparkException) as error:
+            console.print(reason_of(error), markup=False)
             return NOT_UNDERSTOOD
         finally:
             release(spark)
@@ -130,7 +135,7 @@ def _session() -> tuple[SparkSession, bool]:
     try:
         return session("timespine pipeline", master="local[*]", conf=SETTINGS), True
     except PySparkRuntimeError as error:
-        raise UsageError(f"Spark does not start: {told(error)}") from error
+        raise UsageError(f"Spark does not start: {reason_of(error)}") from error
 
 
 class Pipeline:
@@ -187,7 +192,9 @@ class Pipeline:
         with bar(self.console, "Applying changes", files) as step:
             self.stream(changes, foreach_batch(orders, "upsert", sink="log", sequence_by=SEQUENCE, done=step), "log")
         commits = orders.history()
-        self.say(f"{orders.count():,} rows after {len(commits)} commits, with {sum(e.rows for e in commits):,} updates.")
+        self.say(
+            f"{orders.count():,} rows after {len(commits)} commits, with {sum(e.rows for e in commits):,} updates."
+        )
         self.forget_last_batch("log")
         self.stream(changes, foreach_batch(orders, "upsert", sink="log", sequence_by=SEQUENCE), "log")
         self.check(orders.history() == commits, "the last file is given again, as after a crash: it is in once")
@@ -245,24 +252,29 @@ class Pipeline:
     ) -> tuple[dict[int, Answer], dict[int, Answer]]:
         """Compaction, expiry and vacuum, with what they freed; the answers after the first and after all."""
         self.title("Maintenance, while anybody may read and write")
-        batches, files, size = len(orders.inspect().batches), *self.files()
+        files = self.files()
+        batches = orders.inspect().batches
         with waiting(self.console, "Merging"):
             orders.compact(wait=True)
-        self.say(f"compaction: {batches} batches of orders become {len(orders.inspect().batches)}, nothing is lost")
+        whole = orders.inspect().batches
+        self.say(f"compaction: {_told_of(batches)} of orders become {_told_of(whole)}")
         merged = self.answers(orders, sums, times, shown=False)
         with waiting(self.console, "Forgetting"):
             reply = orders.expire(before=times[0])
             orders.compact(wait=True)
             done = [store.maintain(sweep=True) for _ in range(2)]
         held = f", held back by {', '.join(reply.held_by)}" if reply.held_by else ""
-        self.say(f"expiry: history before {reply.asked} goes; it is exact from {reply.since} on{held}")
-        left = self.files()
+        forgotten = sum(each.rows for each in whole) - sum(each.rows for each in orders.inspect().batches)
+        self.say(f"expiry: history is exact from {reply.since} on{held}; {forgotten:,} updates are forgotten")
         gone = sum(each.collected + each.swept for each in done)
-        self.say(f"deleted: {gone} files; {files} of {size:,} bytes were there, {left[0]} of {left[1]:,} are")
         found = store.vacuum(dry_run=False)
-        self.say(f"vacuum: {len(found.blobs)} files that nobody can reach, {found.bytes:,} bytes")
+        self.say(f"garbage collection: {gone} files are deleted; vacuum finds {len(found.blobs)} more that have leaked")
+        before, after = (f"{count} files of {size:,} bytes" for count, size in (files, self.files()))
+        self.say(f"the store had {before} and has {after}")
         if times[0] > 0 and not reply.held_by:
-            self.check(_is_refused(orders, times[0] - 1), f"as of {times[0] - 1} there is an error, and never other rows")
+            self.check(
+                _is_refused(orders, times[0] - 1), f"as of {times[0] - 1} there is an error, and never other rows"
+            )
         return merged, self.answers(orders, sums, times, shown=False)
 
     def prove(self, times: list[int], *answers: dict[int, Answer]) -> None:
@@ -300,8 +312,7 @@ class Pipeline:
         return len(sizes), sum(sizes)
 
     def title(self, text: str) -> None:
-        seconds = f"\n{time.monotonic() - self.began:.1f} "
-        self.console.print(f"\n{seconds}{text}", style="bold", markup=False, soft_wrap=True)
+        self.console.print(f"\n{text}", style="bold", markup=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
@@ -322,13 +333,10 @@ def answer(frame: DataFrame, sums: Sums) -> Answer:
     return Answer(row["rows"], row["total"], f"{int(row['print'] or 0) & (1 << 64) - 1:016x}"[:12])
 
 
-def told(error: BaseException) -> str:
-    """An error in one sentence: what Spark wraps around ours is left out."""
-    text = str(error)
-    if isinstance(error, TimespineError):
-        return text
-    ours = re.search(r"(?:Error|\[USER_RAISED_EXCEPTION\]):? (.*?)(?: SQLSTATE|$)", text, re.MULTILINE)
-    return (ours[1] if ours else text.strip().splitlines()[0]).strip() if text.strip() else type(error).__name__
+def _told_of(batches: Sequence[Any]) -> str:
+    """Batches of a collection in numbers."""
+    rows, size = (sum(getattr(each, name) for each in batches) for name in ("rows", "size"))
+    return f"{len(batches)} {'batch' if len(batches) == 1 else 'batches'} ({rows:,} updates, {size:,} bytes)"
 
 
 def _is_refused(orders: Collection, at: int) -> bool:

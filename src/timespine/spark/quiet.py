@@ -34,7 +34,13 @@ def quietly(file: Path) -> Iterator[None]:
 @contextmanager
 def bar(console: Console, what: str, total: int) -> Iterator[Callable[..., Any]]:
     """A bar while the block runs; each call of what it gives is a step."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda *_: progress.advance(task)
