@@ -3,6 +3,8 @@
 import ast
 import importlib
 import pkgutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,14 @@ EXPORTED = {
 @pytest.mark.parametrize("name", sorted(EXPORTED))
 def test_exported_names_are_pinned(name):
     assert sorted(importlib.import_module(name).__all__) == sorted(EXPORTED[name])
+
+
+def test_spark_is_there_when_it_is_asked_for_and_not_loaded_before():
+    told = "import sys, timespine; before = 'timespine.spark' in sys.modules; print(before, timespine.spark.__name__)"
+    ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["False", "timespine.spark"]
+    with pytest.raises(AttributeError, match="nothing"):
+        timespine.nothing  # noqa: B018
 
 
 def test_every_error_is_in_the_tree_that_the_docstring_draws():

@@ -66,5 +66,5 @@ def open(  # as users know it
         audit=audit,
         clock=clock,
         free_bytes=lambda: shutil.disk_usage(root).free,
-        location=str(root),
+        location=os.path.abspath(root),
     )

@@ -78,14 +78,14 @@ def main(arguments: Sequence[str] | None = None, console: Console | None = None)
             with quietly(folder / "spark.log"), waiting(console, "Starting Spark"):
                 spark, is_ours = _session()
         except UsageError as error:
-            console.print(str(error), markup=False)
+            console.print(str(error), markup=False, soft_wrap=True)
             return NO_SPARK
         from pyspark.errors import PySparkException
 
         try:
             return RIGHT if Pipeline(spark, console, folder, asked).run() else WRONG
         except (UsageError, PySparkException) as error:
-            console.print(reason_of(error), markup=False)
+            console.print(reason_of(error), markup=False, soft_wrap=True)
             return NOT_UNDERSTOOD
         finally:
             release(spark)
