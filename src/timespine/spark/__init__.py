@@ -49,6 +49,13 @@ def drop_sink(collection: Collection, name: str) -> int:
     return drop_sink(collection._access, name)
 
 
+def drop_reads(collection: Collection) -> int:
+    """End what `spark.read` and `register` hold of a collection, before its term; how many leases that were."""
+    from timespine.spark.asked import drop_reads
+
+    return drop_reads(collection._access)
+
+
 def drop_hold(collection: Collection, name: str) -> bool:
     """End the hold of a stream that will not go on; whether there was one."""
     from timespine.spark.feed import drop_hold
@@ -56,4 +63,14 @@ def drop_hold(collection: Collection, name: str) -> bool:
     return drop_hold(collection._access, name)
 
 
-__all__ = ["drop_hold", "drop_sink", "foreach_batch", "merging_on", "prepare", "register", "release", "session"]
+__all__ = [
+    "drop_hold",
+    "drop_reads",
+    "drop_sink",
+    "foreach_batch",
+    "merging_on",
+    "prepare",
+    "register",
+    "release",
+    "session",
+]

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from timespine.client.access import Access
 from timespine.client.changes import Changes
 from timespine.client.collection import Collection
 from timespine.client.driver import fresh_id
 from timespine.client.moments import to_ms
 from timespine.client.rows import Rows, Updates
-from timespine.core.transitions import RegisterReader
+from timespine.core.transitions import ExpireReader, RegisterReader
 from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
 from timespine.spark.options import Options
@@ -23,6 +24,10 @@ from timespine.spark.types import carried_schema
 
 LEASE = "1 hour"
 """How long a read by `spark.read` may take, if nobody says otherwise."""
+
+
+READER = "rs"
+"""How the ids of these leases begin: no other reader's does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +55,22 @@ def plan(collection: Collection, options: Options) -> Planned:
         since = first.since if isinstance(first, Updates) else Frontier((after if after is not None else time,))
         assert since is not None
         # SUBTLE: first the lease, then what to read: what is planned before may be gone when the lease is there.
-        access.committer.commit((access.id, RegisterReader(fresh_id("r"), since, term_ms)))
+        lease(access, since, term_ms)
     with rows_of(collection, options, time) as rows:
         return planned(rows, options.number("partitions"))
+
+
+def lease(access: Access, since: Frontier, term_ms: int) -> None:
+    """A lease of a fixed term, which nobody looks after: where a read is planned nobody hears when it is done."""
+    access.committer.commit((access.id, RegisterReader(fresh_id(READER), since, term_ms)))
+
+
+def drop_reads(access: Access) -> int:
+    """End all such leases; how many there were."""
+    readers = [each for each in access.state().readers if each.startswith(READER)]
+    if readers:
+        access.committer.commit(*((access.id, ExpireReader(each)) for each in readers))
+    return len(readers)
 
 
 def planned(rows: Rows, partitions: int | None = None, *, is_feed: bool = True) -> Planned:

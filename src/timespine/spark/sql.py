@@ -18,12 +18,11 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.collection import Collection
-from timespine.client.driver import fresh_id
 from timespine.client.store import Store
 from timespine.columnar.schema import DIFF
 from timespine.columnar.slice import Slice, read
-from timespine.core.transitions import RegisterReader
 from timespine.errors import UsageError
+from timespine.spark.asked import lease
 from timespine.spark.place import Place, place_of
 from timespine.spark.tasks import SINCE, UPPER
 
@@ -97,7 +96,7 @@ def _known(collection: Collection) -> Known | None:
     """The collection as it is now, under a lease of a fixed term; None if nothing of it is complete."""
     access = collection._access
     state = access.state()
-    access.committer.commit((access.id, RegisterReader(fresh_id("r"), state.since, LEASE_MS)))
+    lease(access, state.since, LEASE_MS)
     with collection.snapshot() as rows:
         slices = rows.slices(1)
         if not slices or rows.since is None or rows.upper is None:
