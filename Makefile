@@ -87,6 +87,7 @@ soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and t
 	$(RUN) -m timespine.testing.simulate --real --histories 20000 --ops 60 --seed 3000000 --jobs $(JOBS)
 	MACHINE_EXAMPLES=2000 $(RUN) -m pytest tests/client/test_machine.py
 	$(RUN) tests/simulation/planted.py
+	for round in 1 2 3 4; do $(RUN) -m pytest tests/spark/test_cluster.py || exit 1; done
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'

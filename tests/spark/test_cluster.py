@@ -100,12 +100,12 @@ def counted(rows):
 
 
 def on_a_cluster():
-    """Two executors in processes of their own, and three kills."""
+    """Two executors in processes of their own, and four kills."""
     import json
     import os
 
     import timespine as ts
-    from timespine.spark import building, changing, reading, tasks, writing
+    from timespine.spark import building, changing, merging, reading, tasks, writing
     from timespine.spark.session import session
 
     conf = {
@@ -146,6 +146,11 @@ def on_a_cluster():
         changing.changed = dies_before_it_answers(building.changed, os.path.abspath("upsert"))
         done = items.upsert(frame(spark, 2000, 5000, "b"))
         look("upsert", items.snapshot().to_pylist(), done.rows)
+        merging.TASK_ROWS = 500
+        merging.over_ranges = dies_before_it_answers(merging.over_ranges, os.path.abspath("compact"))
+        with merging.merging_on(store, spark, least_rows=1):
+            items.compact(wait=True)
+        look("compact", items.snapshot().to_pylist(), len(items.snapshot()._plan.runs))
     spark.stop()
     print(json.dumps(told))
 
@@ -278,23 +283,19 @@ UPSERTED = {"rows": 5000, "keys": 5000, "a": 2000, "b": 3000}
 def test_executors_that_die_cost_time_and_nothing_else(told_by):
     parts = (frame, name, kill_executor_once, dies_before_it_answers, dies_half_way, swept, counted)
     told = told_by(script(on_a_cluster, *parts), **LOCAL)
-    assert len({part.pop("killed") for part in told.values()}) == 3
-    for written in ("append", "upsert"):
+    assert len({part.pop("killed") for part in told.values()}) == 4
+    for written in ("append", "upsert", "compact"):
         found, deleted, *rest = told[written].pop("swept")
         assert found == deleted >= 1  # of the attempt that died, and of others that Spark gave up because of it
         assert rest == [True, 0]
     assert told["read"].pop("swept") == [0, 0, True, 0]
     whole = {"counted": WHOLE, "afterwards": WHOLE, "history": ["append"], "under way": 0}
+    changed = {"counted": UPSERTED, "afterwards": UPSERTED, "history": ["append", "upsert"], "under way": 0}
     assert told == {
         "append": {"found": 3000, **whole},
         "read": {"found": 3000, **whole},
-        "upsert": {
-            "found": 4000,
-            "counted": UPSERTED,
-            "afterwards": UPSERTED,
-            "history": ["append", "upsert"],
-            "under way": 0,
-        },
+        "upsert": {"found": 4000, **changed},
+        "compact": {"found": 1, **changed},
     }
 
 

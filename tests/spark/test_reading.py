@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -124,6 +126,26 @@ def test_filters_of_one_query_leave_nothing_out_of_the_next(store, spark):
     for condition, count in (("id >= 490", 10), ("name is null", 167), ("id in (3, 4, 999)", 2), ("true", 500)):
         assert loaded.filter(condition).count() == count
     assert loaded.count() == 500
+
+
+def test_times_of_the_wall_clock_are_named_as_people_write_them(store, spark):
+    items = store.create("items", key={"id": "int64"})
+    items.append([{"id": 1}], at=datetime.datetime(2026, 1, 31, 12, 0, tzinfo=datetime.UTC))
+    items.append([{"id": 2}], at=datetime.datetime(2026, 2, 1, tzinfo=datetime.UTC))
+    reader = spark.read.format("timespine")
+    path = f"{store.location}/items"
+    assert reader.option("timestampAsOf", "2026-01-31 18:00:00").load(path).count() == 1
+    assert (
+        spark.read.format("timespine")
+        .option("versionAsOf", items.history()[1].upper.elements[0][0] - 1)
+        .load(path)
+        .count()
+        == 2
+    )
+    feed = spark.read.format("timespine").option("startingTimestamp", "2026-01-31 13:00:00").load(path)
+    (row,) = feed.toArrow().to_pylist()
+    assert (row["id"], row["_change_type"]) == (2, "insert")
+    assert row["_commit_timestamp"] == datetime.datetime(2026, 2, 1, tzinfo=datetime.UTC)
 
 
 def test_nothing_and_little_and_how_many_partitions(store, spark):

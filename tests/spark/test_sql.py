@@ -62,7 +62,7 @@ def test_history_that_is_gone_is_an_error_and_never_an_empty_answer(tmp_path, sp
         for id in range(3):
             orders.append([{"id": id}])
         orders.expire(before=2)
-        register(store, spark)
+        assert register(store) == ["orders"]
         assert spark.sql("SELECT * FROM orders_asof(2)").count() == 3
         for text in ("orders_asof(0)", "timespine_changes('orders', 1, 2)"):
             with pytest.raises(PySparkException, match="cannot be read any more"):

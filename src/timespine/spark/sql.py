@@ -24,6 +24,7 @@ from timespine.columnar.slice import Slice, read
 from timespine.errors import UsageError
 from timespine.spark.asked import lease
 from timespine.spark.place import Place, place_of
+from timespine.spark.session import session
 from timespine.spark.tasks import SINCE, UPPER
 
 if TYPE_CHECKING:
@@ -46,14 +47,17 @@ class Known:
     upper: int
 
 
-def register(store: Store, spark: SparkSession) -> list[str]:
+def register(store: Store, spark: SparkSession | None = None) -> list[str]:
     """Make views and functions for every collection of a store; the names of the views.
 
-    Views and `_asof` functions are as new as the query; `timespine_changes` knows what there was when it was
-    registered, for an hour: register again for more.
+    In the session that is given, or in the one that runs.
+
+    They show what there was when they were registered (a view: when it was first asked), for an hour; register again
+    for more.
     """
     from pyspark.sql.functions import arrow_udtf
 
+    spark = spark if spark is not None else session()
     made: list[str] = []
     known: dict[str, Known] = {}
     for name in store.names():
