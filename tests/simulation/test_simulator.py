@@ -21,7 +21,9 @@ def test_histories_without_faults_have_no_violations():
         assert run_history(seed, 40, Faults(0, 0, 0, 0, 0)).violations == []
 
 
-@pytest.mark.parametrize("seed", [4004, 17108], ids=["moved before the taker heard of it", "not the granted one"])
+@pytest.mark.parametrize(
+    "seed", [4004, 17108, 19746], ids=["moved before the taker heard of it", "not the granted one", "two at once"]
+)
 def test_holds_that_move_while_they_are_granted_are_no_violation(seed):
     assert run_history(seed, 60).violations == []
 

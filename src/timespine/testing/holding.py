@@ -43,7 +43,8 @@ class Holding:
         """From the asking on the hold may hold from later on, whatever comes of the call."""
         hold, token = known = self.known[name]
         self.asked[hold] = self.asked[hold].join(since)
-        was_granted = name in self.granted
+        # Two processes may take a hold at once: then the one that was granted is not the one that is known.
+        was_granted = name in self.granted and self.granted[name][0] == hold
         if was_granted:
             self.granted[name] = (hold, self.granted[name][1].join(since))
         moved = yield from commit(session, name, CompareAndDowngrade(hold, token, token, since))
