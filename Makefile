@@ -51,8 +51,8 @@ lint: $(VENV)/.dev            ## ruff and mypy --strict
 	$(VENV)/bin/mypy
 
 unit: $(VENV)/.dev            ## unit and property tests; core and model must be covered to the last branch
-	$(RUN) $(PYTEST) tests/core tests/model tests/testing tests/simulation --cov=src/timespine/core --cov=src/timespine/model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
-	$(RUN) $(PYTEST) tests --ignore=tests/core --ignore=tests/model --ignore=tests/testing --ignore=tests/simulation --ignore=tests/spark
+	$(RUN) $(PYTEST) tests/core tests/model tests/testing --cov=src/timespine/core --cov=src/timespine/model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+	$(RUN) $(PYTEST) tests --ignore=tests/core --ignore=tests/model --ignore=tests/testing --ignore=tests/spark
 	$(RUN) -m timespine.testing.datadriven tests/scripts/*.txt
 
 unit-O: $(VENV)/.dev            ## tests that reach everywhere, without assertions in our code
