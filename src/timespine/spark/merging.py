@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 LEAST_ROWS = 4_000_000
 """Updates from which on merges are handed over. With two cores on one machine a warm job takes as long as the process
-does at 6M (3.5 s against 2.8 s, `python -m bench.spark compact`), and a cold one twice that; more cores move it down."""
+does at 6M (3.5 s against 2.8 s, `python -m bench.spark compact`), and a cold one twice that. More cores need less."""
 
 TASK_ROWS = 1 << 20
 """Updates that one task merges, about."""
