@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import timespine as ts
 from timespine.errors import UsageError
 from timespine.spark import drop_hold, drop_sink, foreach_batch
 from timespine.spark.options import Options
+from timespine.spark.sink import StreamSink, writing_of
 from timespine.spark.sinks import Sink, query_in
 
 WAIT_S = 120
@@ -118,6 +121,30 @@ def test_appended_rows_come_once_though_the_batch_came_twice(orders, store, spar
     # What the batch that was passed over had put is gone, or will be with its writer.
     store.maintain(sweep=True)
     assert log.count() == 299
+
+
+def test_rows_of_a_batch_never_change_what_was_read_before_it_was_committed(orders, store):
+    """Others may have committed while its tasks wrote, or another batch of the same sink."""
+    orders.append([{"id": 0, "name": "first"}])
+    options = Options({"path": f"{store.location}/orders", "sinkId": "sink"})
+    schema = StructType([StructField("id", LongType()), StructField("name", StringType())])
+    sink = StreamSink(*writing_of(options, schema, overwrite=False))
+    for batch in range(3):
+        rows = pa.record_batch({"id": [10 + batch], "name": [f"batch {batch}"]})
+        message = sink.write(iter([rows]))
+        orders.append([{"id": 20 + batch, "name": "other"}])
+        before = [rows_as_of(orders, time) for time in range(orders.upper.elements[0][0])]
+        sink.commit([message], batch)
+        assert orders.changes(after=len(before) - 1).to_pylist() == [
+            {"id": 10 + batch, "name": f"batch {batch}", "_diff": 1}
+        ]
+        orders.compact(wait=True)
+        assert [rows_as_of(orders, time) for time in range(len(before))] == before
+        assert 10 + batch in rows_as_of(orders, len(before))
+
+
+def rows_as_of(collection, time):
+    return {row["id"]: row["name"] for row in collection.snapshot(time).to_pylist()}
 
 
 def test_a_fresh_checkpoint_under_a_sink_in_use_is_an_error(orders, copy, store, spark, tmp_path):

@@ -10,7 +10,7 @@ upserted by `collection.upsert(df)` or in `foreachBatch`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -82,11 +82,9 @@ class _Writing:
         if self._mode == APPEND:
             if not runs:
                 return None
-            moment = when(access, ()) if self._when.is_free else self._when
-            schema = self._building.schema
-            # Rows stand at the time that was free when their tasks began; it may be taken by now.
-            moment = replace(moment, at=self._when.at) if moment.at is None else moment
-            return commit_runs(access, schema, runs, rows, moment, "append", together)
+            # SUBTLE: by the time that the tasks wrote. If it is taken by now the rows are moved to a later one; said to
+            # stand elsewhere, they would change what was read already (test_streams.py).
+            return commit_runs(access, self._building.schema, runs, rows, self._when, "append", together)
         tables = [_unpacked(message.rows) for message in messages if message.rows is not None]
         if not tables:
             return None
