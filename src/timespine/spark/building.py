@@ -17,7 +17,7 @@ from timespine.client.driver import fresh_id
 from timespine.columnar.builder import BatchBuilder
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform, updates
-from timespine.columnar.schema import Schema
+from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.slice import Slice, read
 from timespine.columnar.transmit import encode_batch
 from timespine.core.hollow import Order
@@ -164,7 +164,7 @@ def _difference(changing: Changing, table: pa.Table) -> Difference:
 def _present(changing: Changing, keys: KeySet) -> pa.Table:
     """The rows that are there with these keys, with their counts."""
     building = changing.building
-    names = [*building.schema.names, "_diff"]
+    names = [*building.schema.names, DIFF]
     empty = building.schema.update_arrow.empty_table().select(names)
     if changing.present is None:
         return empty

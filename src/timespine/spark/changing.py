@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from timespine.client import changing
 from timespine.client.access import Access
 from timespine.client.changing import ATTEMPTS, Present, commit_exactly, present
@@ -24,11 +26,8 @@ if TYPE_CHECKING:
 
 def upsert(access: Access, frame: DataFrame, together: Together = ()) -> Committed:
     """Rows take the place of those with the same key, or are added."""
-    _, schema = access.schema(access.state())
-    check_frame(frame.schema, schema)
-    few = taken(frame, schema)
+    schema, few = _looked_at(access, frame)
     if few is not None:
-        refuse_null_keys(few, schema)
         return changing.upsert(access, few, together)
     if not schema.key:
         raise UsageError("an upsert of many rows is by key, and this collection has no key columns: append instead")
@@ -37,14 +36,21 @@ def upsert(access: Access, frame: DataFrame, together: Together = ()) -> Committ
 
 def delete(access: Access, frame: DataFrame, together: Together = ()) -> Committed:
     """All rows with one of these keys go."""
+    schema, few = _looked_at(access, frame)
+    if few is not None:
+        return changing.delete_keys(access, few, together)
+    keys = frame.select(*schema.key_names).distinct()
+    return _change(access, keys, "delete", together, deletes=True)
+
+
+def _looked_at(access: Access, frame: DataFrame) -> tuple[Schema, pa.Table | None]:
+    """The schema that the rows must fit, and all of them, if they are few."""
     _, schema = access.schema(access.state())
     check_frame(frame.schema, schema)
     few = taken(frame, schema)
     if few is not None:
         refuse_null_keys(few, schema)
-        return changing.delete_keys(access, few, together)
-    keys = frame.select(*schema.key_names).distinct()
-    return _change(access, keys, "delete", together, deletes=True)
+    return schema, few
 
 
 def _change(access: Access, frame: DataFrame, operation: str, together: Together, *, deletes: bool) -> Committed:

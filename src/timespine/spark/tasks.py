@@ -42,7 +42,7 @@ UPDATES = "updates"
 SINCE, UPPER = "_since", "_upper"
 
 INSERT, DELETE = "insert", "delete"
-PRE, POST = "update_preimage", "update_postimage"
+PRE = "update_preimage"
 
 
 @dataclass(frozen=True, slots=True)

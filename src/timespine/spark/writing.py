@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SMALL_ROWS = 50_000
-"""So many rows are written by the driver: a job of the executors costs more than they do (docs/benchmarks.md)."""
-
-TASK_ROWS = 1 << 20
-"""Rows that one task sorts and writes, about."""
+"""So many rows are written by the driver: a job of the executors costs more than they do."""
 
 
 def append(
