@@ -5,6 +5,7 @@
     |  `- DiffOverflow                    the count of a row does not fit 64 bits
     |- AskElsewhere                     ask again, for something else
     |  |- UpperMismatch                   another writer was first: here is the true upper
+    |  |  `- WrittenMeanwhile               another writer wrote ahead of the seal what this would have sealed
     |  |- SinceError                      history before `since` is gone: read at or after it
     |  |- NotSealed                       the time is not complete yet: wait, or read earlier
     |  |- SchemaConflict                  somebody else changed the schema first
@@ -78,6 +79,14 @@ class UpperMismatch(AskElsewhere):
         """The upper the caller thought the collection had."""
         self.actual = actual
         """The upper it has."""
+
+
+class WrittenMeanwhile(UpperMismatch):
+    """What was worked out from the rows of a time is not right any more: updates before it were written since."""
+
+    def __init__(self, expected: object, actual: object) -> None:
+        super().__init__(expected, actual)
+        self.args = ("updates were written meanwhile that this append would have sealed: look again, and append again",)
 
 
 class SinceError(AskElsewhere):

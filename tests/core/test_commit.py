@@ -10,10 +10,20 @@ from stage import CONFIG, Fault, Stage, accepted, at, configured, refused, up
 
 from timespine.config import Config
 from timespine.core import transitions
+from timespine.core.codec import encode_state
 from timespine.core.effects import CompareAndSet, GetBlob, Now, PutBlob, Scan, Sleep
 from timespine.core.group import Group, Refused, Transaction
 from timespine.core.protocols.collect import collect_garbage
-from timespine.core.protocols.commit import commit, commit_group, commit_transactions, enter, raise_refusal, resolve
+from timespine.core.protocols.commit import (
+    Moved,
+    commit,
+    commit_group,
+    commit_transactions,
+    enter,
+    raise_refusal,
+    resolve,
+    unborn,
+)
 from timespine.core.protocols.fetch import create, refresh
 from timespine.core.protocols.maintain import expire_leases, roll_up
 from timespine.core.protocols.session import Session, pause_ms
@@ -759,3 +769,78 @@ def test_hold_registered_by_a_lost_reply_is_granted_once() -> None:
 def test_a_batch_of_a_sink_that_is_in_is_an_error_of_its_own() -> None:
     with pytest.raises(AlreadyIn, match="number 7"):
         raise_refusal(Refused(AlreadyCommitted(7), ()))
+
+
+# Collections that are born with a group.
+
+
+NAMES = encode_state(new_state("names"))
+"""The entry of another log that appears with it."""
+
+
+def born(session: Session, *, head: int | None = None) -> Any:
+    """Create a collection `n` together with an entry of another log, and an append to `c`."""
+    session.states["n"] = unborn(session, "n", 1, 0)
+    commands = (("n", AddSchema(None, b"s")), ("n", Seal(at(5))), ("c", Seal(at(3))))
+    return commit_transactions(session, Transaction(commands), beside=(("names", head, NAMES),))
+
+
+def test_collection_is_born_together_with_its_name_and_what_else_was_committed() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.run(born(session))
+    assert len(stage.of(CompareAndSet)) == 1
+    other = stage.session()
+    state = stage.run(refresh(other, "n"))
+    assert state is not None
+    assert (state.seqno, state.upper, state.schemas) == (0, at(5), (b"s",))
+    assert stage.head().upper == at(3)
+    assert stage.run(commit(session, "n", Seal(at(6)))) == (at(6),), "and the session is registered with it"
+    assert stage.run(refresh(other, "n")) == session.state("n")
+
+
+def test_nothing_is_born_beside_a_head_that_has_moved() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.run(born(session))
+    before = stage.head()
+    with pytest.raises(Moved):
+        stage.run(born(session))
+    assert stage.head() == before
+
+
+def test_nothing_is_born_if_the_transaction_is_refused() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.run(commit(session, "c", Seal(at(4))))
+    (reply,) = stage.run(born(session))
+    assert isinstance(reply, Refused)
+    assert stage.run(refresh(stage.session(), "n")) is None
+
+
+@pytest.mark.parametrize("fault", [Fault.NOT_DONE, Fault.DONE])
+def test_birth_whose_reply_was_lost_happens_once(fault: Fault) -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.fail(CompareAndSet, fault)
+    stage.run(born(session))
+    state = stage.run(refresh(session, "n"))
+    assert state is not None
+    assert (state.seqno, state.upper) == (0, at(5))
+    assert stage.head().upper == at(3)
+
+
+def test_collection_that_was_to_be_born_tells_that_its_group_is_not_in() -> None:
+    stage = Stage()
+    session = stage.session()
+
+    def somebody_else() -> Any:
+        yield CompareAndSet((("names", None, NAMES),))
+
+    stage.fail(CompareAndSet, Fault.NOT_DONE)
+    stage.before(CompareAndSet, lambda: stage.run(somebody_else()), nth=2)
+    with pytest.raises(Moved):
+        stage.run(born(session))
+    assert session.frozen is None
+    assert stage.run(refresh(stage.session(), "n")) is None
+    assert stage.head().upper == at(0)

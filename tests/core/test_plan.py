@@ -228,9 +228,15 @@ def test_changes_of_partially_ordered_times_agree_with_the_oracle() -> None:
         plan_changes(scene.state, (0, 1), (1, 0))
 
 
-def test_unsealed_parts_of_drained_batches_are_left_out_below_the_range(scene: Scene) -> None:
-    assert [part.key for part in plan_unsealed(scene.state, at(6), CLOSED)] == ["c/w1/p7"]
-    assert [part.key for part in plan_unsealed(scene.state, at(0), at(6))] == ["c/w1/p5"]
+def test_unsealed_batches_are_left_out_that_are_sealed_or_outside_of_the_range(scene: Scene) -> None:
+    def keys(lower: Frontier, upper: Frontier) -> list[str]:
+        return [part.key for run in plan_unsealed(scene.state, lower, upper) for part in run.parts]
+
+    assert keys(at(6), CLOSED) == ["c/w1/p7"]
+    assert keys(at(0), at(6)) == ["c/w1/p5"]
+    scene.do(Seal(at(6)))
+    assert keys(at(0), at(6)) == []
+    assert keys(at(0), at(8)) == ["c/w1/p7"]
 
 
 def test_inline_part_holds_what_it_was_made_from() -> None:

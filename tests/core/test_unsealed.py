@@ -18,6 +18,7 @@ from timespine.core.plan import plan_unsealed
 from timespine.core.state import HistoryEntry
 from timespine.core.transitions import (
     ApplyMerge,
+    CompareAndAppend,
     Drain,
     Evict,
     ExpireWriter,
@@ -28,7 +29,7 @@ from timespine.core.transitions import (
     Trim,
     Write,
 )
-from timespine.errors import ClosedError, Fenced, InlineBudgetExceeded, NotSealed, UsageError
+from timespine.errors import ClosedError, Fenced, InlineBudgetExceeded, NotSealed, UsageError, WrittenMeanwhile
 from timespine.model import CLOSED, Frontier
 
 
@@ -513,8 +514,35 @@ def ranged() -> Scene:
     ],
 )
 def test_unsealed_updates_are_found_by_range(ranged: Scene, lower: Frontier, upper: Frontier, expected: str) -> None:
-    parts = plan_unsealed(ranged.state, lower, upper)
-    assert "".join(str(row) for part in parts for row, _, _ in ranged.visible(part)) == expected
+    assert unsealed_rows(ranged, lower, upper) == expected
+
+
+def unsealed_rows(scene: Scene, lower: Frontier, upper: Frontier) -> str:
+    """The rows of unsealed updates in a range, one after the other."""
+    runs = plan_unsealed(scene.state, lower, upper)
+    return "".join(str(row) for run in runs for part in run.parts for row, _, _ in scene.visible(part))
+
+
+def test_unsealed_updates_are_the_same_before_and_after_each_step_of_a_drain(ranged: Scene) -> None:
+    ranged.do(Seal(at(4)))
+    assert unsealed_rows(ranged, at(0), CLOSED) == "b"
+    for step in (Drain(), Evict(), Trim(0)):
+        ranged.attempt(step)
+        assert unsealed_rows(ranged, at(0), CLOSED) == "b"
+        assert unsealed_rows(ranged, at(0), at(4)) == ""
+
+
+def test_an_append_that_has_seen_all_writes_that_it_seals_is_taken(ranged: Scene) -> None:
+    assert ranged.do(CompareAndAppend((), at(0), at(6), written=ranged.state.unsealed_next)) == at(6)
+
+
+def test_an_append_that_would_seal_a_write_it_has_not_seen_is_refused(ranged: Scene) -> None:
+    seen = ranged.state.unsealed_next
+    ranged.write(up("c", 5))
+    committed, refusal = ranged.attempt(CompareAndAppend((), at(0), at(6), written=seen))
+    assert not committed
+    assert isinstance(refusal, WrittenMeanwhile)
+    assert ranged.do(CompareAndAppend((), at(0), at(5), written=seen)) == at(5)
 
 
 def test_unsealed_range_that_ends_before_it_begins_is_a_usage_error(ranged: Scene) -> None:

@@ -124,6 +124,18 @@ class Forest(msgspec.Struct, frozen=True, gc=False, eq=False):
             else:
                 stack.extend(_halves(tree))
 
+    def reaching(self, lower: Frontier, until: Time) -> Iterator[UnsealedBatch]:
+        """The batches that may have a time at or after `lower` and at or before `until`, in order."""
+        stack = list(reversed(self.trees))
+        while stack:
+            tree = stack.pop()
+            if not times.less_equal(tree.min, until) or not lower.less_equal(tree.max):
+                continue
+            if tree.batch is None:
+                stack.extend(_halves(tree))
+            elif tree.batch.lower.less_equal(until):
+                yield tree.batch
+
     def changes(self, new: Forest) -> tuple[list[UnsealedBatch], list[UnsealedBatch]]:
         """The batches that may be only here, and those that may be only in a later forest.
 

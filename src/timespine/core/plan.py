@@ -75,17 +75,19 @@ def plan_changes(state: State, after: Time, until: Time) -> Plan | SinceError | 
     return Plan(state.seqno, state.since, after, until, _runs(state, after, until), state.upper)
 
 
-def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Part, ...]:
-    """The unsealed parts with updates in [lower, upper), truncated to it."""
+def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Run, ...]:
+    """The unsealed updates in [lower, upper): runs that may hold some, truncated to it.
+
+    An update below the collection's upper is not unsealed any more, whether it is in the trace by now or not.
+    """
     check_arity_of(lower, state.arity, "lower")
     check_arity_of(upper, state.arity, "upper")
     if not lower <= upper:
         raise UsageError(f"unsealed updates from {lower} to {upper}: the second must not be before the first")
+    first = lower.join(state.upper)
     return tuple(
-        truncated(part, lower, upper)
-        for batch in state.unsealed
-        if not batch.is_wholly_below(lower) and batch.has_times_below(upper)
-        for part in batch.parts
+        Run(tuple(truncated(part, first, upper) for part in batch.parts), Order.UNORDERED, batch.schema)
+        for batch in state.unsealed.between(first, upper)
     )
 
 
@@ -113,10 +115,9 @@ def _runs(state: State, after: Time | None, until: Time) -> tuple[Run, ...]:
         if batch.desc.lower.less_equal(until) and not _is_before(batch, after):
             runs.extend(batch.runs)
     drained = state.trace.upper
-    for unsealed in state.unsealed:
-        if unsealed.lower.less_equal(until) and not unsealed.is_wholly_below(drained):
-            parts = tuple(truncated(part, drained, None) for part in unsealed.parts)
-            runs.append(Run(parts, Order.UNORDERED, unsealed.schema))
+    for unsealed in state.unsealed.reaching(drained, until):
+        parts = tuple(truncated(part, drained, None) for part in unsealed.parts)
+        runs.append(Run(parts, Order.UNORDERED, unsealed.schema))
     return tuple(runs)
 
 

@@ -192,6 +192,10 @@ class State(msgspec.Struct, frozen=True, gc=False):
             yield rollup.key
 
 
+UNBORN = -1
+"""The sequence number of a collection before its first entry: its creation is number 0."""
+
+
 def new_state(collection: str, arity: int = 1) -> State:
     """The state of a collection at its creation, as sequence number 0."""
     check_segment(collection, "collection id")

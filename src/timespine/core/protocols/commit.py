@@ -12,17 +12,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from timespine.core.codec import encode_diff
+import msgspec
+
+from timespine.core.codec import encode_diff, encode_state
 from timespine.core.diff import diff
 from timespine.core.effects import CompareAndSet, Now, Protocol, Sleep
 from timespine.core.group import CommittedBefore, Group, Judged, Refused, Transaction, judge
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Frozen, Session, determinately_retried, pause_ms
-from timespine.core.state import State
-from timespine.core.transitions import AlreadyCommitted, Command, RegisterCommitter, RegisterWriter
+from timespine.core.state import UNBORN, Commit, State, new_state
+from timespine.core.transitions import AlreadyCommitted, Command, RegisterCommitter, RegisterWriter, apply
 from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, TimespineError, Unavailable, UsageError
 
 Replies = tuple[tuple[Any, ...] | Refused, ...]
+
+Beside = tuple[tuple[str, int | None, bytes], ...]
+"""Entries of other logs that must appear together with a group: (key, the head they follow, bytes)."""
+
+
+class Moved(Determinate):
+    """What was to appear beside a group follows a head that is not the newest any more. Nothing was committed."""
 
 
 def enter(session: Session, collection: str) -> Protocol[State]:
@@ -55,15 +64,33 @@ def commit(session: Session, collection: str, *commands: Command) -> Protocol[tu
     return replies[0]
 
 
-def commit_transactions(session: Session, *transactions: Transaction) -> Protocol[Replies]:
+def commit_transactions(session: Session, *transactions: Transaction, beside: Beside = ()) -> Protocol[Replies]:
     """Commit transactions as the session's next group; their replies in order."""
     yield from resolve(session)
     session.group += 1
-    return (yield from commit_group(session, Group(transactions, session.committer, session.group, session.writer)))
+    group = Group(transactions, session.committer, session.group, session.writer)
+    return (yield from commit_group(session, group, beside))
 
 
-def commit_group(session: Session, group: Group) -> Protocol[Replies]:
-    """Judge and compare-and-set until the group is in, or has nothing to put in."""
+def unborn(session: Session, collection: str, arity: int, now_ms: int) -> State:
+    """The state of a collection that is not there yet, to be born with the next group, which names it.
+
+    The session is registered with it already: nobody else can be.
+    """
+    state = msgspec.structs.replace(new_state(collection, arity), seqno=UNBORN)
+    term = session.config.writer_lease_ms
+    for command in (RegisterCommitter(session.committer, term), RegisterWriter(session.writer, term)):
+        outcome = apply(state, command, now_ms)
+        assert isinstance(outcome, Commit)  # nobody had these ids before
+        state = outcome.state
+    return state
+
+
+def commit_group(session: Session, group: Group, beside: Beside = ()) -> Protocol[Replies]:
+    """Judge and compare-and-set until the group is in, or has nothing to put in.
+
+    What is to appear beside it does so if the group changes anything. Moved, if that is stale by now.
+    """
     states = yield from _known_states(session, group)
     for _ in range(session.config.commit_attempts):
         judged = judge(states, group, (yield Now()))
@@ -77,7 +104,7 @@ def commit_group(session: Session, group: Group) -> Protocol[Replies]:
         if any(newest[name] is not states[name] for name in unchecked):
             states = newest
             continue
-        if not judged.changed or (yield from _store(session, group, judged, states)):
+        if not judged.changed or (yield from _store(session, group, judged, states, beside)):
             return judged.replies
         states = yield from _refreshed(session, states, states)
     raise Determinate(f"lost {session.config.commit_attempts} compare-and-sets in a row: try again later")
@@ -111,12 +138,9 @@ def resolve(session: Session) -> Protocol[bool | None]:
     )
 
 
-def _store(session: Session, group: Group, judged: Judged, states: dict[str, State]) -> Protocol[bool]:
-    """Compare-and-set all diffs at once; whether they are in."""
-    writes = tuple(
-        (collection, states[collection].seqno, encode_diff(diff(states[collection], state)))
-        for collection, state in judged.changed.items()
-    )
+def _store(session: Session, group: Group, judged: Judged, states: dict[str, State], beside: Beside) -> Protocol[bool]:
+    """Compare-and-set all diffs at once, and what appears beside them; whether they are in."""
+    writes = (*beside, *(_entry(states[name], state) for name, state in judged.changed.items()))
     try:
         mismatch = yield from determinately_retried(session, CompareAndSet(writes))
     except Indeterminate:
@@ -125,10 +149,19 @@ def _store(session: Session, group: Group, judged: Judged, states: dict[str, Sta
         return bool((yield from resolve(session)))
     if mismatch is not None:
         session.count("lost")
+        if any(key in mismatch for key, _, _ in beside):
+            raise Moved("somebody else was first: look again, and try again")
         return False
     session.count("commits")
     _learn(session, judged)
     return True
+
+
+def _entry(old: State, new: State) -> tuple[str, int | None, bytes]:
+    """What a commit stores of one collection: a diff, or all of it if it was not there."""
+    if old.seqno == UNBORN:
+        return old.collection, None, encode_state(new)
+    return old.collection, old.seqno, encode_diff(diff(old, new))
 
 
 def _is_recorded(session: Session, frozen: Frozen) -> Protocol[bool]:
@@ -138,7 +171,8 @@ def _is_recorded(session: Session, frozen: Frozen) -> Protocol[bool]:
     for collection in frozen.judged.changed:
         state = yield from refresh(session, collection)
         if state is not None and committer in state.committers:
-            known.append(state.committers[committer].group >= number)
+            # One that was to be born with the group and is not there says that it is not in.
+            known.append(state.seqno != UNBORN and state.committers[committer].group >= number)
     if committer is None:
         return False  # only commands that may be repeated come without a committer: judge them again
     if not known:

@@ -6,7 +6,7 @@ from timespine.core.codec import Kind, decode_diff, decode_state, encode_state, 
 from timespine.core.diff import StateDiff, apply_diff
 from timespine.core.effects import CompareAndSet, GetBlob, Protocol, Scan
 from timespine.core.protocols.session import Session, retried
-from timespine.core.state import Rollup, State, new_state
+from timespine.core.state import UNBORN, Rollup, State, new_state
 from timespine.errors import CorruptionError, Unavailable, UsageError
 
 Entries = list[tuple[int, bytes]]
@@ -32,7 +32,7 @@ def refresh(session: Session, collection: str) -> Protocol[State | None]:
         entries: Entries = yield from retried(session, Scan(collection, known.seqno + 1))
         if not entries:
             return known
-        if entries[0][0] == known.seqno + 1:
+        if entries[0][0] == known.seqno + 1 and known.seqno != UNBORN:
             state = _replay(known, entries)
             session.learn(state)
             return state

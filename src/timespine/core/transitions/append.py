@@ -15,7 +15,14 @@ from timespine.core.shape import check_hollow
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
 from timespine.core.transitions.push import drained_runs, pushed, remember, truncated
 from timespine.core.transitions.writers import refuse_unknown_schemas, refuse_unregistered
-from timespine.errors import ClosedError, InlineBudgetExceeded, TimespineError, UpperMismatch, UsageError
+from timespine.errors import (
+    ClosedError,
+    InlineBudgetExceeded,
+    TimespineError,
+    UpperMismatch,
+    UsageError,
+    WrittenMeanwhile,
+)
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import INT64_MAX, check_time
@@ -29,6 +36,8 @@ class CompareAndAppend(msgspec.Struct, frozen=True, array_like=True):
     new_upper: Frontier
     operation: str = "append"
     inline_total_bytes: int = DEFAULT.inline_total_bytes
+    written: int | None = None
+    """The number of the next write, as the caller has seen it: refused if a later one has updates that this seals."""
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True):
@@ -172,6 +181,8 @@ def _refuse(state: State, command: CompareAndAppend) -> TimespineError | None:
         if any(batch.len or batch.runs for batch in command.batches):
             return UsageError(f"updates need some time to be in: [{expected}, {new_upper}) is empty")
         return ClosedError(f"collection {state.collection} is closed") if expected.is_closed else None
+    if command.written is not None and _is_written_since(state, command.written, new_upper):
+        return WrittenMeanwhile(expected, state.upper)
     rewritten = any(part.rewrite is not None for batch in command.batches for part in batch.parts)
     for batch in command.batches:
         wrong = _refuse_batch(state, batch, expected, new_upper)
@@ -183,6 +194,11 @@ def _refuse(state: State, command: CompareAndAppend) -> TimespineError | None:
     if inline and state.inline_bytes + inline > command.inline_total_bytes:
         return InlineBudgetExceeded(inline, state.inline_bytes, command.inline_total_bytes)
     return None
+
+
+def _is_written_since(state: State, number: int, upper: Frontier) -> bool:
+    """Whether a write from a number on has updates below a frontier."""
+    return any(batch.seqno >= number for batch in state.unsealed.between(state.upper, upper))
 
 
 def _refuse_batch(state: State, batch: HollowBatch, lower: Frontier, upper: Frontier) -> TimespineError | None:
