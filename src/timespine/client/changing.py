@@ -23,7 +23,8 @@ from timespine.client.access import Access
 from timespine.client.given import names_of, refuse_missing, with_keys
 from timespine.client.leases import Held
 from timespine.client.rows import Rows, Shape
-from timespine.client.writing import Committed, Together, after, commit_first, free_time, once, stored
+from timespine.client.storing import stored
+from timespine.client.writing import Committed, Together, after, commit_first, free_time, once
 from timespine.columnar.cast import cast_column
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.intake import check_names, to_arrow
@@ -35,7 +36,7 @@ from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted
 from timespine.columnar.where import Predicate, as_predicate
 from timespine.core.hollow import HollowBatch, Run
-from timespine.core.plan import Plan, plan_snapshot
+from timespine.core.plan import Plan, plan_ahead, plan_snapshot
 from timespine.core.transitions import CompareAndAppend
 from timespine.errors import DiffOverflow, UpperMismatch, UsageError
 from timespine.model.description import Description
@@ -59,6 +60,8 @@ class Present:
     """The id of the schema."""
     schema: Schema
     plan: Plan | None
+    time: int
+    """The next free time: what is worked out from these rows will stand there."""
 
     @property
     def upper(self) -> Frontier:
@@ -110,13 +113,15 @@ def _change_once(access: Access, compute: Compute, operation: str, together: Tog
             if together:
                 commit_first(access, together[0], together[1:])
             return Committed(None, now.upper, 0)
-        time = free_time(access, now.held.state)
-        return _append_exactly(access, now, timed(delta, now.schema, time), time, operation, together)
+        return _append_exactly(access, now, timed(delta, now.schema, now.time), operation, together)
 
 
 @contextlib.contextmanager
-def present(access: Access) -> Iterator[Present]:
-    """The collection as of now, held while it is looked at."""
+def present(access: Access, at: int | None = None) -> Iterator[Present]:
+    """The collection as of now, held while it is looked at. What is worked out stands at `at`, or the next free time.
+
+    Updates that were written ahead of the seal, and that a change would seal, count already.
+    """
     held = access.shared.leases.hold(access.id, None)
     try:
         state = held.state
@@ -126,31 +131,39 @@ def present(access: Access) -> Iterator[Present]:
             raise access.closed()
         upper = state.upper.elements[0][0]
         id, schema = access.schema(state)
+        time = free_time(access, state) if at is None else at
+        if time < upper:
+            raise UpperMismatch(Frontier.at(time), state.upper)
         plan = plan_snapshot(state, (upper - 1,)) if upper > 0 else None
+        if any(state.unsealed.reaching(state.upper, (time,))):
+            plan = plan_ahead(state, (time,))
         if plan is not None and not isinstance(plan, Plan):
             raise plan
-        yield Present(access, held, id, schema, plan)
+        yield Present(access, held, id, schema, plan, time)
     finally:
         held.close()
 
 
-def _append_exactly(
-    access: Access, now: Present, table: pa.Table, time: int, operation: str, together: Together
-) -> Committed:
+def _append_exactly(access: Access, now: Present, table: pa.Table, operation: str, together: Together) -> Committed:
     def commit(runs: tuple[Run, ...]) -> Committed:
-        return commit_exactly(access, now, runs, table.num_rows, time, operation, together)
+        return commit_exactly(access, now, runs, table.num_rows, operation, together)
 
     return stored(access, now.id, now.schema, table, commit)
 
 
 def commit_exactly(
-    access: Access, now: Present, runs: tuple[Run, ...], rows: int, time: int, operation: str, together: Together = ()
+    access: Access, now: Present, runs: tuple[Run, ...], rows: int, operation: str, together: Together = ()
 ) -> Committed:
     """Commit runs of a difference, if nobody else was first since it was worked out."""
-    new_upper = after(time)
+    return Committed(now.time, commit_first(access, exactly(now, runs, rows, operation), together), rows)
+
+
+def exactly(now: Present, runs: tuple[Run, ...], rows: int, operation: str) -> CompareAndAppend:
+    """The command that appends a difference, if the rows that it was worked out from are still those of its time."""
+    new_upper = after(now.time)
     batch = HollowBatch(Description(now.upper, new_upper, Frontier.minimum(1)), rows, runs)
-    command = CompareAndAppend((batch,), now.upper, new_upper, operation, access.config.inline_total_bytes)
-    return Committed(time, commit_first(access, command, together), rows)
+    limit = now.access.config.inline_total_bytes
+    return CompareAndAppend((batch,), now.upper, new_upper, operation, limit, now.held.state.unsealed_next)
 
 
 def delta_of(difference: Difference, schema: Schema) -> pa.Table:
@@ -212,7 +225,7 @@ def _is_column(value: object) -> bool:
     return hasattr(value, "__len__") and not isinstance(value, str | bytes | bytearray | memoryview | Mapping)
 
 
-def upsert(access: Access, rows: Any, together: Together = ()) -> Committed:
+def upserting(rows: Any) -> Compute:
     """Rows take the place of those with the same key, or are added. Without key columns: those that are not there."""
     rows = once(rows)
 
@@ -223,10 +236,15 @@ def upsert(access: Access, rows: Any, together: Together = ()) -> Committed:
         keys = _distinct_keys(new, present.schema)
         return Difference(present.rows(keys=keys), new)
 
-    return change(access, compute, "upsert", together)
+    return compute
 
 
-def delete_keys(access: Access, keys: Any, together: Together = ()) -> Committed:
+def upsert(access: Access, rows: Any, together: Together = ()) -> Committed:
+    """See `upserting`."""
+    return change(access, upserting(rows), "upsert", together)
+
+
+def deleting_keys(keys: Any) -> Compute:
     """All rows with one of these keys go."""
     keys = once(keys)
 
@@ -234,17 +252,29 @@ def delete_keys(access: Access, keys: Any, together: Together = ()) -> Committed
         found = KeySet(keys_of(keys, present.schema))
         return Difference(present.rows(keys=found), present.schema.arrow.empty_table())
 
-    return change(access, compute, "delete", together)
+    return compute
 
 
-def delete_where(access: Access, where: Any) -> Committed:
+def delete_keys(access: Access, keys: Any, together: Together = ()) -> Committed:
+    """See `deleting_keys`."""
+    return change(access, deleting_keys(keys), "delete", together)
+
+
+def deleting_where(where: Any) -> Compute:
     """All rows for which a condition holds go."""
     predicate = as_predicate(where)
 
     def compute(present: Present) -> Difference:
         return Difference(present.rows(where=predicate), present.schema.arrow.empty_table())
 
-    return change(access, compute, "delete")
+    return compute
+
+
+def deleting(keys: Any, where: Any) -> Compute:
+    """Rows with these keys, or for which a condition holds, go."""
+    if (keys is None) == (where is None):
+        raise UsageError("delete either keys, or where a condition holds: delete({'id': 1}) or delete(where='id = 1')")
+    return deleting_keys(keys) if where is None else deleting_where(where)
 
 
 def update_where(access: Access, where: Any, set: Mapping[str, Any]) -> Committed:

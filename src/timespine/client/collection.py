@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from timespine.client import changing, holds, writing
+from timespine.client import changing, holds, unsealed, writing
 from timespine.client.access import Access
 from timespine.client.changes import Changes
 from timespine.client.handing import handed, is_spark_frame
@@ -19,6 +19,7 @@ from timespine.client.merge_into import Merge
 from timespine.client.moments import Moment, to_ms, to_user
 from timespine.client.rows import Rows, Shape, Snapshot, Updates
 from timespine.client.subscription import Subscription
+from timespine.client.unsealed import REFUSE, Written
 from timespine.client.writer import Writer
 from timespine.client.writing import Committed
 from timespine.columnar.keyset import KeySet
@@ -28,7 +29,7 @@ from timespine.columnar.wanted import Wanted
 from timespine.columnar.where import as_predicate
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import HistoryEntry, State
-from timespine.core.transitions import AddSchema, AdvanceUpper, Expired, Retain, RollUpAll
+from timespine.core.transitions import AddSchema, AdvanceUpper, Command, Expired, Retain, RollUpAll
 from timespine.errors import AskElsewhere, NotSealed, SchemaConflict, SinceError, UsageError, shown
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
@@ -86,6 +87,22 @@ class Collection:
             return committed
         return writing.append(self._access, rows, at, upper, expected_upper)
 
+    def write(self, rows: Any, *, at: Moment | None = None, times: str | None = None, late: str = REFUSE) -> Written:
+        """Make updates durable ahead of the seal: at any times that are not complete yet, in any order, by anybody.
+
+        Their times are in `_time`, or in a column that `times` names, or `at`. They become part of the collection
+        when somebody seals those times. What is `late` is refused, or dropped, or moved to the earliest time that
+        is still open: "refuse", "drop", "move".
+        """
+        return unsealed.write(self._access, rows, at, times, late)
+
+    def seal(self, upper: Moment) -> Frontier:
+        """Say that nothing more comes before a time: what was written before it is part of the collection now.
+
+        The same time again is fine; an earlier one is an error. Many collections at once: `store.seal`.
+        """
+        return unsealed.seal(self._access, upper)
+
     def upsert(self, rows: Any) -> Committed:
         """Rows take the place of those with the same key, or are added.
 
@@ -102,14 +119,10 @@ class Collection:
         Keys may be given as whole rows: values are passed over, and rows go whatever theirs are. Only without key
         columns a row is known by all of its columns, and all of them are needed.
         """
-        if (keys is None) == (where is None):
-            raise UsageError(
-                "delete either keys, or where a condition holds: delete({'id': 1}) or delete(where='id = 1')"
-            )
-        if is_spark_frame(keys):
+        if is_spark_frame(keys) and where is None:
             committed: Committed = handed("changing").delete(self._access, keys)
             return committed
-        return changing.delete_keys(self._access, keys) if where is None else changing.delete_where(self._access, where)
+        return changing.change(self._access, changing.deleting(keys, where), "delete")
 
     def update(self, *, where: Any = None, set: Mapping[str, Any]) -> Committed:
         """Rows for which a condition holds get other values; all rows without one."""
@@ -198,10 +211,23 @@ class Collection:
             raise
         return Changes(self._access, held, plan, wanted, Shape("column"), images=images)
 
+    def unsealed(
+        self,
+        lower: Moment | None = None,
+        upper: Moment | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+    ) -> Updates:
+        """Every update that was written at a time from `lower` to before `upper`, and that is not sealed yet."""
+        state = self._access.state()
+        window = Window(since=state.since)
+        return unsealed.unsealed(self._access, lower, upper, self._wanted(state, columns, where, window, timed=True))
+
     def updates(
         self, *, until: Moment | None = None, columns: Sequence[str] | None = None, where: Any = None
     ) -> Updates:
-        """Every (row, time, diff), times advanced to since, not accumulated."""
+        """Every (row, time, diff), times advanced to since, not accumulated. Only what is complete."""
         state = self._access.state()
         time = self._access.time_of(until) if until is not None else None
         if time is None and not self._last_complete(state):
@@ -276,23 +302,16 @@ class Collection:
             return holds.take_critical(self._access, critical, time, token)
         return holds.take_hold(self._access, time, to_ms(ttl) if ttl is not None else None)
 
-    def expire(self, before: Moment) -> Expired:
+    def expire(self, before: Moment, *, ahead: bool = False) -> Expired:
         """Let history before a time go: reads before it fail from now on, unless somebody holds it.
 
-        The newest complete time stays readable, whatever is asked. Of several coordinates there is no newest time:
-        there it is refused to let go of all that is complete.
+        The newest complete time stays readable, whatever is asked, unless `ahead` says that times which are not
+        complete yet need no history either: then nothing can be read until they are. Of several coordinates there is
+        no newest time: there it is refused to let go of all that is complete, unless `ahead`.
         """
-        state = self._access.state()
-        asked = self._access.time_of(before)
-        moved = asked
-        if state.arity == 1 and state.upper.elements:
-            moved = (max(min(asked[0], state.upper.elements[0][0] - 1), 0),)
-        reached = state.retention.join(Frontier((moved,)))
-        if state.arity != 1 and state.upper <= reached != state.retention:
-            raise UsageError(f"nothing could be read any more: the collection is complete up to {state.upper}")
-        given_back = [(self.id, command) for command in self._access.shared.leases.idle(self.id)]
-        *_, reply = self._access.committer.commit(*given_back, (self.id, Retain(Frontier((moved,)))))
-        return Expired(Frontier((asked,)), reply.since, reply.held_by)
+        *commands, retain = expiring(self._access, before, ahead=ahead)
+        *_, reply = self._access.committer.commit(*((self.id, each) for each in (*commands, retain)))
+        return Expired(Frontier((self._access.time_of(before),)), reply.since, reply.held_by)
 
     def retain(self, duration: str | float | datetime.timedelta | None) -> None:
         """Keep history for so long, as a standing policy that maintenance carries out; None: for ever.
@@ -422,6 +441,18 @@ class Collection:
             return (INT64_MAX,)
         upper = state.upper.elements[0][0]
         return (upper - 1,) if upper > 0 else None
+
+
+def expiring(access: Access, before: Moment, *, ahead: bool) -> list[Command]:
+    """The commands that let history before a time go: leases that nobody uses are given back on the way."""
+    state = access.state()
+    moved = access.time_of(before)
+    if not ahead and state.arity == 1 and state.upper.elements:
+        moved = (max(min(moved[0], state.upper.elements[0][0] - 1), 0),)
+    reached = state.retention.join(Frontier((moved,)))
+    if not ahead and state.arity != 1 and state.upper <= reached != state.retention:
+        raise UsageError(f"nothing could be read any more: the collection is complete up to {state.upper}")
+    return [*access.shared.leases.idle(access.id), Retain(Frontier((moved,)))]
 
 
 def seconds_of(timeout: float | None) -> float:

@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 
 from timespine.client.access import Access
 from timespine.client.given import with_keys
+from timespine.client.storing import count_appended, surely_not
 from timespine.client.writer import Writer
-from timespine.client.writing import Committed, after, count_appended, surely_not
+from timespine.client.writing import Committed, after
 from timespine.columnar.rows import updates
 from timespine.columnar.schema import TIME
 from timespine.core.hollow import HollowBatch

@@ -30,14 +30,16 @@ from timespine.client.catalog import (
     retained_by_all,
     taken_over,
 )
-from timespine.client.collection import Collection
+from timespine.client.collection import WAIT_S, Collection
 from timespine.client.committer import Committer
+from timespine.client.cut import Cut, cut
 from timespine.client.driver import Driver, fresh_id
 from timespine.client.leases import Leases
 from timespine.client.loading import load, source_of
 from timespine.client.maintenance import Maintenance, Report
 from timespine.client.metrics import of_process
-from timespine.client.moments import to_ms, to_time
+from timespine.client.moments import Moment, to_ms, to_time
+from timespine.client.transaction import Transaction, listed
 from timespine.client.vacuum import Vacuumed, vacuum
 from timespine.columnar.cache import PartCache
 from timespine.columnar.engine import Engine
@@ -249,6 +251,30 @@ class Store:
                     self._catalog.change(partial(dropped, collection.id))
             raise
         return self.collection(name) if replace else collection
+
+    # Many collections at once.
+
+    def transaction(self) -> Transaction:
+        """Rows and seals for any number of collections, all of them or none: leave its `with` to commit."""
+        self._committer.check_writable()
+        return Transaction(self.collection, self._committer)
+
+    def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Moment) -> None:
+        """Say of some collections, all or none, that nothing more comes before a time."""
+        with self.transaction() as transaction:
+            transaction.seal(collections, upper)
+
+    def snapshot(
+        self,
+        collections: Sequence[str | Collection],
+        as_of: Moment | None = None,
+        *,
+        multiplicity: str = "rows",
+        timeout: float | None = WAIT_S,
+    ) -> Cut:
+        """Several collections as of one time; the largest that is complete in all of them, if none is named."""
+        found = [self.collection(each) if isinstance(each, str) else each for each in listed(collections)]
+        return cut(found, as_of, timeout, multiplicity=multiplicity)
 
     # Maintenance.
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
 from timespine.client.moments import Moment
-from timespine.client.writing import count_appended, surely_not
+from timespine.client.storing import count_appended, surely_not
 from timespine.columnar.builder import BatchBuilder, flush_to_blob, is_inline_of
 from timespine.columnar.runs import delete_batch, written_by
 from timespine.columnar.transmit import decode_batch, encode_batch, rewrite

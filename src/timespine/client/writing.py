@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -11,42 +10,24 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.access import Access
-from timespine.client.driver import fresh_id
 from timespine.client.given import names_of, with_diffs, with_keys
 from timespine.client.inspecting import plain
 from timespine.client.moments import Moment, to_user
+from timespine.client.storing import anywhere, stored
 from timespine.columnar.consolidate import consolidate
-from timespine.columnar.inline import encode_inline
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.rows import updates
-from timespine.columnar.run_writer import RunWriter, inline_part
-from timespine.columnar.runs import count, delete_batch, delete_keys, spill, written_by
 from timespine.columnar.schema import Schema
-from timespine.columnar.upload import Target, Uploads
-from timespine.core.hollow import HollowBatch, Order, Run
+from timespine.core.hollow import HollowBatch, Run
 from timespine.core.state import State
 from timespine.core.transitions import AppendNext, Command, CompareAndAppend
-from timespine.errors import (
-    AskElsewhere,
-    Determinate,
-    Fenced,
-    InlineBudgetExceeded,
-    TimespineError,
-    UpperMismatch,
-    UsageError,
-)
-from timespine.ids import parse_blob_key
+from timespine.errors import UpperMismatch, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
-R = TypeVar("R")
-
 Together = tuple[Command, ...]
 """Commands that are committed with an append, all or nothing."""
-
-STORE_ATTEMPTS = 3
-"""How often rows are put again: once because the state has no room, once because the writer was expired, once more."""
 
 MINIMAL_MAX = 64
 """Minimal times of one append that are told apart, of times with several coordinates."""
@@ -79,14 +60,14 @@ def append(
     given = access.time_of(at) if at is not None else None
     free = given is None and schema.arity == 1 and names_of(rows).isdisjoint(schema.time_names)
     if not free:
-        return _append_at(access, _updates(access, rows, given), upper, expected_upper, operation, together)
+        return _append_at(access, made_of(access, rows, given), upper, expected_upper, operation, together)
     if expected_upper is not None:
         given = (max(access.next_time(), *access.time_of(expected_upper)),)
-        return _append_at(access, _updates(access, rows, given), upper, expected_upper, operation, together)
+        return _append_at(access, made_of(access, rows, given), upper, expected_upper, operation, together)
     if upper is not None:
         return _append_below(access, rows, upper, operation, together)
     tentative = free_time(access, state)
-    made = _updates(access, rows, (tentative,))
+    made = made_of(access, rows, (tentative,))
 
     def commit(runs: tuple[Run, ...]) -> Committed:
         return commit_next(access, runs, made.table.num_rows, tentative, operation, together)
@@ -131,7 +112,7 @@ class Made(NamedTuple):
         return to_user(self.latest) if self.latest is not None and self.lower.elements == (self.latest,) else None
 
 
-def _updates(access: Access, rows: Any, at: Time | None) -> Made:
+def made_of(access: Access, rows: Any, at: Time | None) -> Made:
     """Rows as updates in order. If they do not fit the schema that is known, a newer one is looked for."""
     known = access.known()
     id, schema = access.schema(known)
@@ -143,7 +124,7 @@ def _updates(access: Access, rows: Any, at: Time | None) -> Made:
             raise
         id, schema = access.schema(state)
         table = _table(rows, schema, at)
-    lower, latest = (Frontier((at,)), at) if at is not None else _extent(table, schema)
+    lower, latest = (Frontier((at,)), at) if at is not None else extent(table, schema)
     return Made(id, schema, consolidate(table, (*schema.order_names, *schema.time_names)), lower, latest)
 
 
@@ -158,7 +139,7 @@ def _append_below(access: Access, rows: Any, upper: Moment, operation: str, toge
         if reached.is_closed:
             raise access.closed()
         (first,) = reached.elements
-        made = _updates(access, rows, (max(access.next_time(), *first),))
+        made = made_of(access, rows, (max(access.next_time(), *first),))
         try:
             return _append_at(access, made, upper, first, operation, together)
         except UpperMismatch:
@@ -262,119 +243,7 @@ def after(time: int) -> Frontier:
     return Frontier.at(time + 1)
 
 
-def stored(access: Access, id: int, schema: Schema, table: pa.Table, commit: Callable[[tuple[Run, ...]], R]) -> R:
-    """Make rows durable and commit what points at them; whatever is refused is deleted again."""
-    inline = True
-    for _ in range(STORE_ATTEMPTS):
-        try:
-            return _stored(access, id, schema, table, commit, inline=inline)
-        except InlineBudgetExceeded:
-            inline = False
-        except Fenced as fenced:
-            # This process slept past its lease, and what it put may be swept: put it again under a new writer.
-            if fenced.in_doubt:
-                raise
-    return _stored(access, id, schema, table, commit, inline=False)
-
-
-def _stored(
-    access: Access,
-    id: int,
-    schema: Schema,
-    table: pa.Table,
-    commit: Callable[[tuple[Run, ...]], R],
-    *,
-    inline: bool,
-) -> R:
-    runs, batch = make_runs(access, id, schema, table, inline=inline)
-    try:
-        done = commit(runs)
-    except TimespineError as error:
-        if batch is not None and surely_not(error):
-            delete_unused(access, batch)
-        raise
-    count_appended(access, runs, table.num_rows)
-    return done
-
-
-def surely_not(error: TimespineError) -> bool:
-    """Whether a commit that raised this did not happen, and never will.
-
-    SUBTLE: what may have been committed must not be deleted (test_writing.py).
-    """
-    return isinstance(error, UsageError | AskElsewhere | Determinate) or (
-        isinstance(error, Fenced) and not error.in_doubt
-    )
-
-
-def delete_unused(access: Access, batch: HollowBatch) -> None:
-    """Delete what this process put for a batch that was refused, whatever its writer was called then."""
-    shared = access.shared
-    for writer in {parse_blob_key(part.key).writer for part in batch.parts if part.key}:
-        delete_batch(batch, shared.blob, owned=written_by(access.id, writer), counters=shared.counters)
-
-
-def count_appended(access: Access, runs: tuple[Run, ...], rows: int) -> None:
-    """Count what was committed."""
-    counters = access.shared.counters_of(access.id)
-    count(counters, "append bytes", sum(part.size for run in runs for part in run.parts))
-    count(counters, "append rows", rows)
-
-
-def make_runs(
-    access: Access, id: int, schema: Schema, table: pa.Table, *, inline: bool = True
-) -> tuple[tuple[Run, ...], HollowBatch | None]:
-    """Rows in order as a run: inline if it is tiny, else as parts; and the blobs to delete if it comes to nothing."""
-    if table.num_rows == 0:
-        return (), None
-    config = access.config
-    if inline and table.nbytes <= 16 * config.inline_part_bytes:
-        data = encode_inline(table)
-        # Full by what is known already: the commit would only say so.
-        fits = access.known().inline_bytes + len(data) <= config.inline_total_bytes
-        if fits and len(data) <= config.inline_part_bytes:
-            return (Run((inline_part(table, data),), Order.SORTED, id),), None
-    writer = access.committer.writer(access.id)
-    shared = access.shared
-    target = Target(access.id, writer, schema, id, shared.blob, config)
-    uploads = Uploads(
-        config.outstanding_parts,
-        shared.pool if table.nbytes > config.part_bytes else None,
-        shared.counters,
-        target.clock,
-    )
-    run = RunWriter(target, uploads, fresh_id)
-    lists: list[str] = []
-
-    def put(key: str, data: bytes) -> None:
-        lists.append(key)
-        target.put(key, data)
-
-    try:
-        run.add([table])
-        listed = spill(
-            run.finish(),
-            lambda: target.key(fresh_id("h")),
-            put,
-            limit=config.run_parts,
-            may_spill=written_by(access.id, writer),
-        )
-    except BaseException:
-        # Nothing refers to it yet. Also what failed: it may have happened.
-        if left := delete_keys([*run.abort(), *lists], shared.blob, None):
-            count(shared.counters, "left to the sweep", left)
-        raise
-    runs = (Run(listed, Order.SORTED, id),)
-    return runs, HollowBatch(anywhere(schema.arity), table.num_rows, runs)
-
-
-def anywhere(arity: int) -> Description:
-    """A description for a batch whose place is decided when it is committed."""
-    minimum = Frontier.minimum(arity)
-    return Description(minimum, Frontier(), minimum)
-
-
-def _extent(table: pa.Table, schema: Schema) -> tuple[Frontier, Time | None]:
+def extent(table: pa.Table, schema: Schema) -> tuple[Frontier, Time | None]:
     """The minimal times of a table, and a time at or after all of them."""
     if table.num_rows == 0:
         return Frontier(), None

@@ -65,6 +65,13 @@ def plan_snapshot(state: State, as_of: Time) -> Plan | SinceError | NotSealed:
     return Plan(state.seqno, state.since, None, as_of, _runs(state, None, as_of), state.upper)
 
 
+def plan_ahead(state: State, until: Time) -> Plan | SinceError:
+    """Plan a read of what is there by now as of a time that need not be complete yet."""
+    if not state.since.less_equal(check_time(until, state.arity)):
+        return SinceError(until, state.since)
+    return Plan(state.seqno, state.since, None, until, _runs(state, None, until), state.upper)
+
+
 def plan_changes(state: State, after: Time, until: Time) -> Plan | SinceError | NotSealed:
     """Plan a read of the net changes in (after, until]."""
     if not times.less_equal(check_time(after, state.arity), check_time(until, state.arity)):

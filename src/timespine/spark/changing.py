@@ -9,7 +9,8 @@ import pyarrow as pa
 from timespine.client import changing
 from timespine.client.access import Access
 from timespine.client.changing import ATTEMPTS, Present, commit_exactly, present
-from timespine.client.writing import Committed, Together, commit_first, count_appended, free_time
+from timespine.client.storing import count_appended
+from timespine.client.writing import Committed, Together, commit_first
 from timespine.columnar.schema import Schema
 from timespine.columnar.slice import cut
 from timespine.columnar.visible import Window
@@ -67,15 +68,14 @@ def _change(access: Access, frame: DataFrame, operation: str, together: Together
 
 def _change_once(access: Access, frame: DataFrame, operation: str, together: Together, *, deletes: bool) -> Committed:
     with present(access) as now:
-        time = free_time(access, now.held.state)
-        with Job(access, now.id, now.schema, (time,)) as job:
+        with Job(access, now.id, now.schema, (now.time,)) as job:
             task = changed(Changing(job.building, _slice_of(now), deletes))
             runs, rows = job.runs(built(frame, _by_key(now.schema), task))
             ends = (*together, *job.end())
             if not runs:
                 commit_first(access, ends[0], ends[1:])
                 return Committed(None, now.upper, 0)
-            done = commit_exactly(access, now, runs, rows, time, operation, ends)
+            done = commit_exactly(access, now, runs, rows, operation, ends)
         count_appended(access, runs, rows)
         return done
 

@@ -10,7 +10,8 @@ import msgspec
 
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
-from timespine.client.writing import Together, delete_unused, surely_not
+from timespine.client.storing import delete_unused, surely_not
+from timespine.client.writing import Together
 from timespine.columnar.builder import chained
 from timespine.columnar.parts import meta_of
 from timespine.columnar.runs import delete_keys, spill, written_by

@@ -11,7 +11,8 @@ import pyarrow as pa
 from timespine.client import writing
 from timespine.client.access import Access
 from timespine.client.moments import Moment, to_user
-from timespine.client.writing import Committed, Together, check_not_before, count_appended
+from timespine.client.storing import count_appended
+from timespine.client.writing import Committed, Together, check_not_before
 from timespine.columnar.parts import meta_of
 from timespine.columnar.schema import Schema
 from timespine.columnar.types import is_nested

@@ -1,0 +1,251 @@
+"""What a transaction is made of: each step knows its rows, its commands, and where it leaves the upper.
+
+A step is begun with the time of the transaction, which makes its rows; it is placed
+with the upper that the steps before it leave, which makes its commands. It may be
+placed again at a later time without being begun again: rows are rewritten then, which
+is metadata only. What depends on rows that were read is begun again instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from timespine.client.access import Access
+from timespine.client.changing import Compute, Present, delta_of, exactly, present, timed
+from timespine.client.given import names_of
+from timespine.client.inspecting import plain
+from timespine.client.moments import Moment
+from timespine.client.storing import Loose, Runs
+from timespine.client.unsealed import NOTHING, Written, ahead_of, fit, said, write_of
+from timespine.client.writing import Committed, Made, after, made_of, upper_of
+from timespine.columnar.consolidate import consolidate
+from timespine.core.hollow import HollowBatch, Run
+from timespine.core.transitions import Command, CompareAndAppend, Expired
+from timespine.errors import UsageError
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier
+
+
+@dataclass(slots=True)
+class Step:
+    """Something that a transaction does to one collection."""
+
+    access: Access
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it stands at the time of the transaction."""
+        return False
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it was worked out from rows that must still be the newest ones."""
+        return False
+
+    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+        """Work out its rows, to be made durable; None if there are none."""
+        return None
+
+    def reached(self, upper: Frontier, at: int | None) -> Frontier:
+        """Where it leaves the upper."""
+        return upper
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        """What to commit, once its rows are durable and the upper is where the steps before it leave it."""
+        raise NotImplementedError
+
+    def reply(self, replies: list[Any], at: int | None) -> Any:
+        """What to tell the caller."""
+        return replies[-1] if replies else None
+
+
+@dataclass(slots=True)
+class Appending(Step):
+    """Rows at times of their own."""
+
+    rows: Any
+    at: Moment | None
+    upper: Moment | None
+    made: Made | None = None
+
+    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+        access = self.access
+        self.made = made = made_of(access, self.rows, access.time_of(self.at) if self.at is not None else None)
+        return Loose(access, made.id, made.schema, made.table) if made.table.num_rows else None
+
+    def reached(self, upper: Frontier, at: int | None) -> Frontier:
+        made = self.made
+        return upper if made is None else upper_of(self.access, self.upper, made.latest, made.schema)
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        made = self.made
+        assert made is not None  # it was begun
+        if not upper <= made.lower:
+            raise UsageError(f"rows at {plain(made.lower)} come too late: {self.access.name} is complete up to {upper}")
+        return [_append(self.access, runs, made.table.num_rows, upper, self.reached(upper, at))]
+
+    def reply(self, replies: list[Any], at: int | None) -> Committed:
+        assert self.made is not None
+        return Committed(self.made.time, replies[-1], self.made.table.num_rows)
+
+
+@dataclass(slots=True)
+class AppendingFree(Step):
+    """Rows without times: all of them at the time of the transaction."""
+
+    given: list[Any] = field(default_factory=list)
+    written: int = 0
+    """The time that they were written with."""
+    rows: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        return True
+
+    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+        assert at is not None
+        all_made = [made_of(self.access, rows, (at,)) for rows in self.given]
+        id, schema, *_ = all_made[-1]
+        table = all_made[0].table
+        if len(all_made) > 1:
+            if any(made.id != id for made in all_made):
+                return self.begin(at, stack)  # the schema was changed in between
+            whole = pa.concat_tables(made.table for made in all_made)
+            table = consolidate(whole, (*schema.order_names, *schema.time_names))
+        self.written, self.rows = at, table.num_rows
+        return Loose(self.access, id, schema, table) if table.num_rows else None
+
+    def reached(self, upper: Frontier, at: int | None) -> Frontier:
+        return after(at) if at is not None else upper
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        assert at is not None
+        return [_append(self.access, moved(runs, self.written, at), self.rows, upper, after(at))]
+
+    def reply(self, replies: list[Any], at: int | None) -> Committed:
+        return Committed(at, replies[-1], self.rows)
+
+
+@dataclass(slots=True)
+class Built(AppendingFree):
+    """Runs that are durable already, all at one time, to stand at that of the transaction."""
+
+    runs: Runs = ()
+
+    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+        return None
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        return AppendingFree.commands(self, self.runs, upper, at)
+
+
+@dataclass(slots=True)
+class Changing(Step):
+    """A difference to the rows that are there, at the time of the transaction."""
+
+    compute: Compute
+    operation: str
+    now: Present | None = None
+    rows: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        return True
+
+    @property
+    def is_read(self) -> bool:
+        return True
+
+    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+        self.now = now = stack.enter_context(present(self.access, at))
+        table = timed(delta_of(self.compute(now), now.schema), now.schema, now.time)
+        self.rows = table.num_rows
+        return Loose(self.access, now.id, now.schema, table) if table.num_rows else None
+
+    def reached(self, upper: Frontier, at: int | None) -> Frontier:
+        return after(at) if at is not None and (self.now is None or self.rows) else upper
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        assert self.now is not None
+        return [exactly(self.now, runs, self.rows, self.operation)] if self.rows else []
+
+    def reply(self, replies: list[Any], at: int | None) -> Committed:
+        assert self.now is not None
+        return Committed(at, replies[-1], self.rows) if replies else Committed(None, self.now.upper, 0)
+
+
+@dataclass(slots=True)
+class Writing(Step):
+    """Rows ahead of the seal."""
+
+    rows: Any
+    at: Moment | None
+    times: str | None
+    late: str
+    made: Made | None = None
+    too_late: int = 0
+
+    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+        given = ahead_of(self.access, self.rows, self.at, self.times, self.late)
+        self.made, self.too_late = fit(self.access, given, self.late)
+        made = self.made
+        return Loose(self.access, made.id, made.schema, made.table) if made.table.num_rows else None
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        assert self.made is not None
+        return [write_of(self.access, self.made, runs)] if runs else []
+
+    def reply(self, replies: list[Any], at: int | None) -> Written:
+        assert self.made is not None
+        if not replies:
+            return msgspec.structs.replace(NOTHING, late=self.too_late)
+        return said(self.made, replies[-1], self.too_late)
+
+
+@dataclass(slots=True)
+class Telling(Step):
+    """Commands that need no rows, and how far they seal the collection."""
+
+    told: Callable[[], list[Command]]
+    sealed: Frontier | None = None
+    expired: Frontier | None = None
+    """What was asked to expire, if it was."""
+
+    def reached(self, upper: Frontier, at: int | None) -> Frontier:
+        return upper if self.sealed is None else upper.join(self.sealed)
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        return self.told()
+
+    def reply(self, replies: list[Any], at: int | None) -> Any:
+        reply = replies[-1]
+        return Expired(self.expired, reply.since, reply.held_by) if self.expired is not None else reply
+
+
+def is_free(access: Access, rows: Any, at: Moment | None) -> bool:
+    """Whether rows say nothing about their times, and nobody else does."""
+    _, schema = access.schema(access.known())
+    return at is None and schema.arity == 1 and names_of(rows).isdisjoint(schema.time_names)
+
+
+def moved(runs: Runs, written: int, at: int) -> Runs:
+    """Runs whose rows were all written with one time, standing at a later one: nothing is read or written."""
+    if written == at:
+        return runs
+    to = Frontier.at(at)
+    return tuple(
+        Run(tuple(msgspec.structs.replace(part, rewrite=to) for part in run.parts), run.order, run.schema)
+        for run in runs
+    )
+
+
+def _append(access: Access, runs: Runs, rows: int, upper: Frontier, new_upper: Frontier) -> CompareAndAppend:
+    desc = Description(upper, new_upper, Frontier.minimum(access.known().arity))
+    batches = (HollowBatch(desc, rows, runs),) if runs else ()
+    return CompareAndAppend(batches, upper, new_upper, "append", access.config.inline_total_bytes)

@@ -1,0 +1,156 @@
+"""Making rows durable, and committing what points at them; whatever is refused is deleted again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from timespine.client.access import Access
+from timespine.client.driver import fresh_id
+from timespine.columnar.inline import encode_inline
+from timespine.columnar.run_writer import RunWriter, inline_part
+from timespine.columnar.runs import count, delete_batch, delete_keys, spill, written_by
+from timespine.columnar.schema import Schema
+from timespine.columnar.upload import Target, Uploads
+from timespine.core.hollow import HollowBatch, Order, Run
+from timespine.errors import AskElsewhere, Determinate, Fenced, InlineBudgetExceeded, TimespineError, UsageError
+from timespine.ids import parse_blob_key
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier
+
+R = TypeVar("R")
+
+STORE_ATTEMPTS = 3
+"""How often rows are put again: once because the state has no room, once because the writer was expired, once more."""
+
+
+class Loose(NamedTuple):
+    """Updates in order that belong to a collection, and are not durable yet."""
+
+    access: Access
+    id: int
+    """The schema that they are written with."""
+    schema: Schema
+    table: pa.Table
+
+
+Runs = tuple[Run, ...]
+
+
+def stored(access: Access, id: int, schema: Schema, table: pa.Table, commit: Callable[[Runs], R]) -> R:
+    """Make rows durable and commit what points at them."""
+    return stored_together([Loose(access, id, schema, table)], lambda runs: commit(runs[0]))
+
+
+def stored_together(given: Sequence[Loose], commit: Callable[[list[Runs]], R]) -> R:
+    """Make rows of several collections durable, and commit what points at all of them."""
+    inline = True
+    for _ in range(STORE_ATTEMPTS):
+        try:
+            return _stored(given, commit, inline=inline)
+        except InlineBudgetExceeded:
+            inline = False
+        except Fenced as fenced:
+            # This process slept past its lease, and what it put may be swept: put it again under a new writer.
+            if fenced.in_doubt:
+                raise
+    return _stored(given, commit, inline=False)
+
+
+def _stored(given: Sequence[Loose], commit: Callable[[list[Runs]], R], *, inline: bool) -> R:
+    made: list[Runs] = []
+    put: list[tuple[Access, HollowBatch]] = []
+    try:
+        for each in given:
+            runs, batch = make_runs(*each, inline=inline)
+            made.append(runs)
+            if batch is not None:
+                put.append((each.access, batch))
+        done = commit(made)
+    except TimespineError as error:
+        if surely_not(error) or len(made) < len(given):
+            for access, batch in put:
+                delete_unused(access, batch)
+        raise
+    for each, runs in zip(given, made, strict=True):
+        count_appended(each.access, runs, each.table.num_rows)
+    return done
+
+
+def surely_not(error: TimespineError) -> bool:
+    """Whether a commit that raised this did not happen, and never will.
+
+    SUBTLE: what may have been committed must not be deleted (test_writing.py).
+    """
+    return isinstance(error, UsageError | AskElsewhere | Determinate) or (
+        isinstance(error, Fenced) and not error.in_doubt
+    )
+
+
+def delete_unused(access: Access, batch: HollowBatch) -> None:
+    """Delete what this process put for a batch that was refused, whatever its writer was called then."""
+    shared = access.shared
+    for writer in {parse_blob_key(part.key).writer for part in batch.parts if part.key}:
+        delete_batch(batch, shared.blob, owned=written_by(access.id, writer), counters=shared.counters)
+
+
+def count_appended(access: Access, runs: tuple[Run, ...], rows: int) -> None:
+    """Count what was committed."""
+    counters = access.shared.counters_of(access.id)
+    count(counters, "append bytes", sum(part.size for run in runs for part in run.parts))
+    count(counters, "append rows", rows)
+
+
+def make_runs(
+    access: Access, id: int, schema: Schema, table: pa.Table, *, inline: bool = True
+) -> tuple[Runs, HollowBatch | None]:
+    """Rows in order as a run: inline if it is tiny, else as parts; and the blobs to delete if it comes to nothing."""
+    if table.num_rows == 0:
+        return (), None
+    config = access.config
+    if inline and table.nbytes <= 16 * config.inline_part_bytes:
+        data = encode_inline(table)
+        # Full by what is known already: the commit would only say so.
+        fits = access.known().inline_bytes + len(data) <= config.inline_total_bytes
+        if fits and len(data) <= config.inline_part_bytes:
+            return (Run((inline_part(table, data),), Order.SORTED, id),), None
+    writer = access.committer.writer(access.id)
+    shared = access.shared
+    target = Target(access.id, writer, schema, id, shared.blob, config)
+    uploads = Uploads(
+        config.outstanding_parts,
+        shared.pool if table.nbytes > config.part_bytes else None,
+        shared.counters,
+        target.clock,
+    )
+    run = RunWriter(target, uploads, fresh_id)
+    lists: list[str] = []
+
+    def put(key: str, data: bytes) -> None:
+        lists.append(key)
+        target.put(key, data)
+
+    try:
+        run.add([table])
+        listed = spill(
+            run.finish(),
+            lambda: target.key(fresh_id("h")),
+            put,
+            limit=config.run_parts,
+            may_spill=written_by(access.id, writer),
+        )
+    except BaseException:
+        # Nothing refers to it yet. Also what failed: it may have happened.
+        if left := delete_keys([*run.abort(), *lists], shared.blob, None):
+            count(shared.counters, "left to the sweep", left)
+        raise
+    runs = (Run(listed, Order.SORTED, id),)
+    return runs, HollowBatch(anywhere(schema.arity), table.num_rows, runs)
+
+
+def anywhere(arity: int) -> Description:
+    """A description for a batch whose place is decided when it is committed."""
+    minimum = Frontier.minimum(arity)
+    return Description(minimum, Frontier(), minimum)

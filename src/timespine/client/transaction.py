@@ -1,0 +1,303 @@
+"""A transaction: rows and seals for any number of collections, all of them or none.
+
+    with store.transaction() as tx:
+        tx.append("orders", orders)
+        tx.append("items", items)
+        tx.write("payments", late, times="paid_at")
+        tx.seal("payments", 10)
+
+Nothing happens before the block ends; if it raises, nothing ever does. What is
+appended without a time of its own stands at one time, the same in all collections
+of a time line, so that a snapshot of several as of that time has all of it.
+
+Everything is validated together and stored by one compare-and-set over the logs
+of all collections. If others were first, the transaction is placed again, at a
+later time. Only what the caller relies on is not tried again: `expect`, and what
+`snapshot` has read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from timespine.client import changing
+from timespine.client.access import Access
+from timespine.client.changing import ATTEMPTS, Compute
+from timespine.client.collection import Collection, expiring
+from timespine.client.committer import Committer
+from timespine.client.moments import Moment
+from timespine.client.rows import Snapshot
+from timespine.client.steps import Appending, AppendingFree, Changing, Step, Telling, Writing, is_free
+from timespine.client.storing import Runs, stored_together
+from timespine.client.unsealed import REFUSE
+from timespine.client.writing import once
+from timespine.core.transitions import Command, Seal
+from timespine.errors import UpperMismatch, UsageError, shown
+from timespine.model.frontier import Frontier
+
+
+class Transaction:
+    """What is to happen together. Leave its `with` to commit it; raise to give it up."""
+
+    def __init__(self, find: Callable[[str], Collection], committer: Committer) -> None:
+        self._find = find
+        self._committer = committer
+        self._steps: list[Step] = []
+        self._reads: dict[str, tuple[Access, Frontier]] = {}
+        self._times: dict[str, int] = {}
+        self._is_over = False
+        self.replies: list[Any] = []
+        """What each step came to, in order, once it is committed."""
+
+    @property
+    def time(self) -> int | None:
+        """The time at which rows without one stand, once it is committed; None if there are none.
+
+        If collections of both time lines have such rows, it is that of the wall clock.
+        """
+        return self._times.get("clock", self._times.get("counter")) if self.replies else None
+
+    # What is to happen.
+
+    def append(
+        self, collection: str | Collection, rows: Any, *, at: Moment | None = None, upper: Moment | None = None
+    ) -> None:
+        """Add updates, as `collection.append` does; without times of their own, at that of the transaction."""
+        access = self._access(collection)
+        rows = once(rows)
+        if not is_free(access, rows, at):
+            self.add(Appending(access, rows, at, upper))
+            return
+        if upper is not None:
+            raise UsageError("rows that take the time of the transaction complete no other: use tx.seal for that")
+        known = next((step for step in self._steps if step.access is access and type(step) is AppendingFree), None)
+        if known is not None:
+            known.given.append(rows)
+        else:
+            self.add(AppendingFree(access, [rows]))
+
+    def upsert(self, collection: str | Collection, rows: Any) -> None:
+        """Rows take the place of those with the same key, or are added."""
+        self.change(collection, changing.upserting(rows), "upsert")
+
+    def delete(self, collection: str | Collection, keys: Any = None, *, where: Any = None) -> None:
+        """Rows with these keys, or for which a condition holds, go."""
+        self.change(collection, changing.deleting(keys, where), "delete")
+
+    def write(
+        self,
+        collection: str | Collection,
+        rows: Any,
+        *,
+        at: Moment | None = None,
+        times: str | None = None,
+        late: str = REFUSE,
+    ) -> None:
+        """Make updates durable ahead of the seal, as `collection.write` does."""
+        self.add(Writing(self._access(collection), once(rows), at, times, late))
+
+    def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Moment) -> None:
+        """Say of some collections that nothing more comes before a time."""
+        for collection in listed(collections):
+            access = self._access(collection)
+            self._tell_seal(access, Frontier((access.time_of(upper),)))
+
+    def expire(self, collection: str | Collection, before: Moment, *, ahead: bool = False) -> None:
+        """Let history before a time go, as `collection.expire` does."""
+        access = self._access(collection)
+        asked = Frontier((access.time_of(before),))
+        self.add(Telling(access, lambda: expiring(access, before, ahead=ahead), expired=asked))
+
+    def expect(self, collection: str | Collection, upper: Moment | Frontier) -> None:
+        """Commit only if the upper of a collection is this one: UpperMismatch otherwise, and nothing is written."""
+        access = self._access(collection)
+        expected = upper if isinstance(upper, Frontier) else Frontier((access.time_of(upper),))
+        known = self._reads.setdefault(access.id, (access, expected))
+        if known[1] != expected:
+            raise UpperMismatch(known[1], expected)
+
+    def snapshot(self, collection: str | Collection, **options: Any) -> Snapshot:
+        """The newest rows of a collection, and a promise: if they change before the commit, there is none."""
+        if options.get("as_of") is not None:
+            raise UsageError("a transaction relies on the newest rows: read others before it")
+        access = self._access(collection)
+        rows = self._find(access.name).snapshot(**options)
+        self.expect(collection, rows.upper if rows.upper is not None else Frontier.minimum(access.known().arity))
+        return rows
+
+    # For those who build upon it.
+
+    def add(self, step: Step) -> None:
+        """One step more."""
+        self._check_open()
+        self._committer.check_writable()
+        self._steps.append(step)
+
+    def change(self, collection: str | Collection, compute: Compute, operation: str) -> None:
+        """A difference that is worked out from the rows that are there."""
+        access = self._access(collection)
+        if any(step.access is access for step in self._steps):
+            raise UsageError(
+                f"what is in {access.name} is looked at as it was before the transaction, which has something for it "
+                "already: give all rows to one upsert or delete, and let it come first"
+            )
+        self.add(Changing(access, compute, operation))
+
+    def also(self, collection: str | Collection, command: Command) -> None:
+        """A command of the core that is committed with the rest."""
+        self.add(Telling(self._access(collection), lambda: [command]))
+
+    # How it ends.
+
+    def commit(self) -> None:
+        """Commit all of it, or raise and leave everything as it is."""
+        self._check_open()
+        self._is_over = True
+        if not self._steps:
+            return
+        self._times = _start(self._steps)
+        changed = [step.access for step in self._steps if step.is_read]
+        with contextlib.ExitStack() as stack:
+            for access in sorted(changed, key=lambda access: access.id):  # in one order: nobody waits in a circle
+                stack.enter_context(access.changing)
+            for _ in range(ATTEMPTS):
+                try:
+                    self.replies = self._once()
+                    return
+                except UpperMismatch:
+                    self._check_reads()
+                    self._committer.session.count("transactions started again")
+        raise UpperMismatch("any", "another one every time")
+
+    def give_up(self) -> None:
+        """Nothing of it happens."""
+        self._is_over = True
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None and not self._is_over:
+            self.commit()
+        self.give_up()
+
+    # Inside.
+
+    def _access(self, collection: str | Collection) -> Access:
+        self._check_open()
+        if isinstance(collection, Collection):
+            return collection._access
+        if not isinstance(collection, str):
+            raise UsageError(f"a transaction is about collections, by name or as they are, not {shown(collection)}")
+        return self._find(collection)._access
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise UsageError("this transaction is over: begin another one")
+
+    def _tell_seal(self, access: Access, upper: Frontier) -> None:
+        self.add(Telling(access, lambda: [Seal(upper)], sealed=upper))
+
+    def _check_reads(self) -> None:
+        """UpperMismatch if something that the caller relies on has moved."""
+        for access, expected in self._reads.values():
+            reached = access.state().upper
+            if reached != expected:
+                raise UpperMismatch(expected, reached)
+
+    def _once(self) -> list[Any]:
+        """Work out all rows, make them durable, and commit; the replies."""
+        self._check_reads()
+        steps = self._steps
+        with contextlib.ExitStack() as stack:
+            self._times = _placed(steps, self._times)
+            begun = [step.begin(_time_of(step, self._times), stack) for step in steps]
+            loose = [each for each in begun if each is not None]
+
+            def commit(stored: list[Runs]) -> list[Any]:
+                left = iter(stored)
+                return self._placed_and_committed([next(left) if each is not None else () for each in begun])
+
+            return stored_together(loose, commit)
+
+    def _placed_and_committed(self, runs: list[Runs]) -> list[Any]:
+        """Commit what is durable by now. Without reads, losing to others only means another place."""
+        is_read = any(step.is_read for step in self._steps)
+        while True:
+            begun = self._times
+            self._times = _placed(self._steps, begun)
+            if is_read and self._times != begun:
+                # SUBTLE: rows that were worked out stand at the time that they were worked out for, and all stand at
+                # one (test_transaction.py).
+                raise UpperMismatch(begun, self._times)
+            try:
+                return self._committed(runs)
+            except UpperMismatch:
+                self._check_reads()
+                if is_read:
+                    raise
+                self._committer.session.count("transactions placed again")
+
+    def _committed(self, runs: list[Runs]) -> list[Any]:
+        uppers = _uppers(self._steps)
+        commands: list[list[Command]] = []
+        for step, made in zip(self._steps, runs, strict=True):
+            at = _time_of(step, self._times)
+            upper = uppers[step.access.id]
+            commands.append(step.commands(made, upper, at))
+            uppers[step.access.id] = step.reached(upper, at)
+        reads = tuple((access.id, expected) for access, expected in self._reads.values())
+        pairs = [(step.access.id, each) for step, told in zip(self._steps, commands, strict=True) for each in told]
+        left = iter(self._committer.commit(*pairs, reads=reads))
+        replies = [[next(left) for _ in told] for told in commands]
+        return [
+            step.reply(reply, _time_of(step, self._times)) for step, reply in zip(self._steps, replies, strict=True)
+        ]
+
+
+def listed(collections: Any) -> list[str | Collection]:
+    """One collection, or a list of them, as a list."""
+    if isinstance(collections, str | Collection):
+        return [collections]
+    if not isinstance(collections, Sequence):
+        raise UsageError(f"name one collection, or a list of them, not {shown(collections)}")
+    return list(collections)
+
+
+def _uppers(steps: list[Step]) -> dict[str, Frontier]:
+    """The uppers of all collections, as far as they are known."""
+    uppers = {step.access.id: step.access.known().upper for step in steps}
+    for step in steps:
+        if step.is_free and uppers[step.access.id].is_closed:
+            raise step.access.closed()
+    return uppers
+
+
+def _start(steps: list[Step]) -> dict[str, int]:
+    """The earliest time of each time line that a transaction may stand at."""
+    return {step.access.entry.timeline: step.access.next_time() for step in steps if step.is_free}
+
+
+def _placed(steps: list[Step], times: dict[str, int]) -> dict[str, int]:
+    """The times of the transaction, moved until they are free in every collection where something stands at them."""
+    times = dict(times)
+    while True:
+        before = dict(times)
+        uppers = _uppers(steps)
+        for step in steps:
+            line, id = step.access.entry.timeline, step.access.id
+            if step.is_free:
+                upper = uppers[id]
+                if upper.is_closed:
+                    raise step.access.closed()
+                times[line] = max(times[line], upper.elements[0][0])
+            uppers[id] = step.reached(uppers[id], _time_of(step, times))
+        if times == before:
+            return times
+
+
+def _time_of(step: Step, times: dict[str, int]) -> int | None:
+    return times[step.access.entry.timeline] if step.is_free else None

@@ -1,0 +1,206 @@
+"""Writing ahead of the seal: updates at any times that are not complete yet, in any order, by anybody.
+
+They are durable at once, and part of the collection when their time is sealed. What is
+too late, because its time is sealed already, is refused as a whole, or by rule:
+
+    refuse    an error, and nothing is written
+    drop      rows that are too late are left out, and counted
+    move      they count from the earliest time that is still open
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from timespine.client.access import Access
+from timespine.client.given import names_of
+from timespine.client.inspecting import plain
+from timespine.client.moments import Moment, to_user
+from timespine.client.rows import Shape, Updates
+from timespine.client.storing import Runs, stored
+from timespine.client.writing import Made, Together, commit_first, extent, made_of, once
+from timespine.columnar.consolidate import consolidate
+from timespine.columnar.intake import to_arrow
+from timespine.columnar.schema import Schema, time_names
+from timespine.columnar.wanted import Wanted
+from timespine.core.plan import Plan, plan_unsealed
+from timespine.core.transitions import Seal, Write
+from timespine.errors import UsageError, shown
+from timespine.model.frontier import CLOSED, Frontier
+from timespine.model.time import INT64_MAX, Time
+
+REFUSE, DROP, MOVE = "refuse", "drop", "move"
+LATE = (REFUSE, DROP, MOVE)
+"""What becomes of rows whose time is sealed already."""
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What a write came to."""
+
+    number: int | None
+    """Its number among the writes of the collection; None if there was nothing to write."""
+    rows: int
+    """Updates that were stored: equal ones count once."""
+    first: int | Time | None
+    """The earliest time of them; None if there are none, or several that are earliest."""
+    last: int | Time | None
+    """A time at or after all of them."""
+    late: int = 0
+    """Rows that were too late, and were dropped or moved by rule."""
+
+
+NOTHING = Written(None, 0, None, None)
+
+
+def write(
+    access: Access,
+    rows: Any,
+    at: Moment | None = None,
+    times: str | None = None,
+    late: str = REFUSE,
+    together: Together = (),
+) -> Written:
+    """Make rows durable at times that are not sealed yet: their own, those of a column, or `at`."""
+    made = ahead_of(access, rows, at, times, late)
+    while True:
+        fitted, too_late = fit(access, made, late)
+        if fitted.table.num_rows == 0:
+            if together:
+                commit_first(access, together[0], together[1:])
+            return msgspec.structs.replace(NOTHING, late=too_late)
+        try:
+            return _written(access, fitted, too_late, together)
+        except UsageError:
+            # Sealed meanwhile, perhaps: then some more are too late.
+            if late == REFUSE or access.state().upper <= fitted.lower:
+                raise
+
+
+def ahead_of(access: Access, rows: Any, at: Moment | None, times: str | None, late: str) -> Made:
+    """Rows as updates in order, at the times that they are to be written with."""
+    if late not in LATE:
+        raise UsageError(f"late is one of {', '.join(LATE)}, not {shown(late)}")
+    rows = once(rows)
+    _, schema = access.schema(access.known())
+    if times is not None:
+        if at is not None:
+            raise UsageError("give either `at` or the column that has the times")
+        rows = with_times(to_arrow(rows, _with_column(rows, schema, times)), schema, times)
+    elif at is None and names_of(rows).isdisjoint(schema.time_names):
+        raise UsageError(
+            f"say at which times rows are written: at=..., times='column', or in {', '.join(schema.time_names)}"
+        )
+    return made_of(access, rows, access.time_of(at) if at is not None else None)
+
+
+def fit(access: Access, made: Made, late: str) -> tuple[Made, int]:
+    """Updates without those that are too late by now, or with those moved; and how many that were."""
+    upper = access.known().upper
+    if upper.is_closed:
+        raise access.closed()
+    if upper <= made.lower:
+        return made, 0
+    if late == REFUSE:
+        raise UsageError(
+            f"rows at {plain(made.lower)} come too late: {access.name} is complete up to {upper}; "
+            "write them with late='move' or late='drop', or at a later time"
+        )
+    if made.schema.arity != 1:
+        raise UsageError("of times with several coordinates none is the next: write what is too late at other times")
+    (first,) = upper.elements[0]
+    (name,) = made.schema.time_names
+    too_late = pc.less(made.table.column(name), first)
+    count = int(pc.sum(too_late).as_py() or 0)
+    if late == DROP:
+        table = made.table.filter(pc.invert(too_late))
+    else:
+        moved = pc.max_element_wise(made.table.column(name), pa.scalar(first, pa.int64()))
+        place = made.table.column_names.index(name)
+        table = made.table.set_column(place, made.table.schema.field(place), moved)
+        table = consolidate(table, (*made.schema.order_names, name))
+    lower, latest = extent(table, made.schema)
+    return Made(made.id, made.schema, table, lower, latest), count
+
+
+def _written(access: Access, made: Made, late: int, together: Together) -> Written:
+    def commit(runs: Runs) -> Written:
+        return said(made, commit_first(access, write_of(access, made, runs), together), late)
+
+    return stored(access, made.id, made.schema, made.table, commit)
+
+
+def said(made: Made, number: int, late: int) -> Written:
+    """What to tell whoever wrote."""
+    first = to_user(made.lower.elements[0]) if len(made.lower.elements) == 1 else None
+    return Written(number, made.table.num_rows, first, to_user(made.latest) if made.latest else None, late)
+
+
+def write_of(access: Access, made: Made, runs: Runs) -> Write:
+    """The command that makes runs of these updates part of the collection, once their times are sealed."""
+    assert made.latest is not None
+    parts = tuple(part for run in runs for part in run.parts)
+    return Write(made.lower, made.latest, parts, made.id, access.config.inline_total_bytes)
+
+
+def seal(access: Access, upper: Moment) -> Frontier:
+    """Say that nothing more comes before a time. The same again is fine; back is an error."""
+    (reached,) = access.committer.commit((access.id, Seal(Frontier((access.time_of(upper),)))))
+    return Frontier(reached.elements)
+
+
+def unsealed(access: Access, lower: Moment | None, upper: Moment | None, wanted: Wanted) -> Updates:
+    """The updates that are durable at times from `lower` to before `upper`, and not sealed yet."""
+    held = access.shared.leases.hold(access.id, None)
+    try:
+        state = held.state
+        first = Frontier((access.time_of(lower),)) if lower is not None else Frontier.minimum(state.arity)
+        last = Frontier((access.time_of(upper),)) if upper is not None else CLOSED
+        runs = plan_unsealed(state, first, last)
+        plan = Plan(state.seqno, state.since, None, (INT64_MAX,) * state.arity, runs, state.upper)
+        return Updates(access, held, plan, wanted, Shape("column"))
+    except BaseException:
+        held.close()
+        raise
+
+
+# Times in a column.
+
+
+def _with_column(rows: Any, schema: Schema, name: str) -> Schema | None:
+    """The schema to read rows with: none, if they have a column more than it."""
+    return schema if name in schema.names and names_of(rows) <= {*schema.names, *schema.system_names} else None
+
+
+def with_times(table: pa.Table, schema: Schema, name: str) -> pa.Table:
+    """Rows with their times from a column of theirs: integers, or points of the wall clock as milliseconds."""
+    if schema.arity != 1:
+        raise UsageError("times of several coordinates cannot come from one column: give them in the columns of time")
+    if name not in table.column_names:
+        raise UsageError(f"there is no column {shown(name)} to take times from")
+    (time,) = time_names(1)
+    if time in table.column_names:
+        raise UsageError(f"the rows have times of their own in {time}: leave out times={shown(name)}")
+    times = milliseconds(table.column(name), name)
+    if name not in schema.names:
+        table = table.drop_columns([name])
+    return table.append_column(time, times)
+
+
+def milliseconds(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """A column of times as integers."""
+    if column.null_count:
+        raise UsageError(f"column {shown(name)} has {column.null_count} nulls: every row needs a time")
+    if pa.types.is_integer(column.type):
+        return column
+    if pa.types.is_timestamp(column.type):
+        if column.type.tz is None:
+            raise UsageError(f"column {shown(name)} has no zone, so its times could be anywhere: give it one")
+        # Whole milliseconds, downwards.
+        return pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
+    if pa.types.is_date(column.type):
+        return column.cast(pa.timestamp("ms")).cast(pa.int64())
+    raise UsageError(f"column {shown(name)} holds {column.type}: times are integers, dates, or timestamps with a zone")
