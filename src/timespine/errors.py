@@ -49,6 +49,9 @@ def _time(time: object) -> object:
 class TimespineError(Exception):
     """The root: catch this to catch everything that Timespine raises on purpose."""
 
+    seqnos: tuple[tuple[str, int], ...] = ()
+    """Of a command that was refused: by collection, the number of the state that it was judged by."""
+
     def __reduce__(self) -> tuple[object, ...]:
         # By default an exception is made again from its message, which is not what ours are made of: a pool of
         # processes could not hand them on.

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from timespine.client.access import Access
+from timespine.client.rewriting import worth_rewriting
 from timespine.core.effects import Protocol
 from timespine.core.layers import MergeRequest
 from timespine.core.protocols import collect, maintain
@@ -111,6 +112,8 @@ class _Upkeep:
     tidied: float = float("-inf")
     """When they were last looked for."""
     skipped: dict[tuple[int, int], float] = field(default_factory=dict)
+    rewrite_after: float = float("-inf")
+    """An unsealed batch that could not be rewritten is left alone until then."""
 
 
 class Maintenance:
@@ -357,6 +360,13 @@ class Maintenance:
             return True
         if _is_untidy(state):
             self._run(access.id, lambda session: maintain.tidy_unsealed(session, access.id))
+            state = access.state()
+        worth = worth_rewriting(state)
+        if worth is not None and self._monotonic() >= upkeep.rewrite_after:
+            done = self._run(access.id, lambda session: maintain.rewrite_unsealed(session, access.id, worth))
+            upkeep.rewrite_after = self._monotonic() + (0.0 if done else EXPIRE_S)
+            upkeep.litter = True
+            return bool(done)
         if idle and self._progress(access, state):
             return True
         if idle and upkeep.litter and self._monotonic() - upkeep.tidied >= EXPIRE_S:
@@ -493,7 +503,9 @@ def _is_untidy(state: State) -> bool:
     """Whether there are unsealed batches that could be in the trace, or are."""
     if not len(state.unsealed):
         return False
-    return state.trace.upper != state.upper or any(batch.is_wholly_below(state.trace.upper) for batch in state.unsealed)
+    if state.trace.upper != state.upper:
+        return True
+    return any(True for _ in state.unsealed.between(Frontier.minimum(state.arity), state.trace.upper))
 
 
 def _size(request: MergeRequest) -> int:

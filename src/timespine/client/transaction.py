@@ -73,11 +73,15 @@ class Transaction:
             return
         if upper is not None:
             raise UsageError("rows that take the time of the transaction complete no other: use tx.seal for that")
-        known = next((step for step in self._steps if step.access is access and type(step) is AppendingFree), None)
-        if known is not None:
+        known = next((step for step in self._steps if step.access is access and step.is_free), None)
+        if known is None:
+            self.add(AppendingFree(access, [rows]))
+        elif type(known) is AppendingFree:
             known.given.append(rows)
         else:
-            self.add(AppendingFree(access, [rows]))
+            raise UsageError(
+                f"{access.name} is changed at the time of this transaction already: give it all rows at once"
+            )
 
     def upsert(self, collection: str | Collection, rows: Any) -> None:
         """Rows take the place of those with the same key, or are added."""

@@ -54,8 +54,12 @@ def enter(session: Session, collection: str) -> Protocol[State]:
 def raise_refusal(refused: Refused) -> NoReturn:
     """Raise what a caller that cannot go on was refused for."""
     if isinstance(refused.reason, AlreadyCommitted):
-        raise AlreadyIn(f"this batch was committed before: the last one that was has number {refused.reason.last}")
-    raise refused.reason if isinstance(refused.reason, TimespineError) else UsageError(str(refused.reason))
+        last = refused.reason.last
+        error: TimespineError = AlreadyIn(f"this batch was committed before: the last one that was has number {last}")
+    else:
+        error = refused.reason if isinstance(refused.reason, TimespineError) else UsageError(str(refused.reason))
+    error.seqnos = refused.seqnos
+    raise error
 
 
 def commit(session: Session, collection: str, *commands: Command) -> Protocol[tuple[Any, ...] | Refused]:

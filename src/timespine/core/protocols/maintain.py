@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from timespine.config import Config
+from timespine.core import rope as ropes
 from timespine.core.codec import encode_state
 from timespine.core.effects import FreshId, MergeRuns, Now, Output, Protocol, PutBlob
 from timespine.core.group import Refused
+from timespine.core.hollow import HollowBatch, Order, Run
 from timespine.core.layers import MergeRequest
 from timespine.core.merging import Applied
 from timespine.core.protocols.collect import delete_with_children
@@ -24,9 +26,16 @@ from timespine.core.transitions import (
     ExpireWriter,
     Finalize,
     RegisterWriter,
+    Trim,
 )
 from timespine.core.transitions.merges import is_at_work
+from timespine.core.transitions.push import truncated
 from timespine.errors import TimespineError, Unavailable
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier
+
+TRIMS_MAX = 64
+"""Unsealed batches that one commit narrows, at most: an entry of the log has a bound."""
 
 
 def merge_once(session: Session, collection: str, id: tuple[int, int] | None = None) -> Protocol[Applied | None]:
@@ -72,13 +81,20 @@ def _merge_as(session: Session, collection: str, request: MergeRequest, writer: 
         applied: Applied = replies[0]
         return applied
     session.count("merges dropped")
-    # SUBTLE: only what this merge wrote: parts passed through by reference belong to others.
+    yield from _deleted(session, output, writer)
+    return None if isinstance(replies, Refused) else replies[0]
+
+
+def _deleted(session: Session, output: HollowBatch, writer: str) -> Protocol[None]:
+    """Delete what a writer wrote in vain.
+
+    SUBTLE: only what it wrote: parts passed through by reference belong to others.
+    """
     own = {part.key: part.hollow for part in output.parts if part.key and part.key.split("/")[1] == writer}
     try:
         yield from delete_with_children(session, own, {})
     except Unavailable:
         session.count("left to the sweep", len(own))
-    return None if isinstance(replies, Refused) else replies[0]
 
 
 def _unclaimed(state: State, id: tuple[int, int] | None, now_ms: int) -> MergeRequest | None:
@@ -127,9 +143,48 @@ def expire_leases(session: Session, collection: str) -> Protocol[int]:
 
 
 def tidy_unsealed(session: Session, collection: str) -> Protocol[None]:
-    """Drain what is sealed, then evict what is drained. Either may be done, or redone, by anybody."""
+    """Drain what is sealed, evict what is drained, narrow what partly is. Each may be done, or redone, by anybody."""
     yield from commit(session, collection, Drain())
     yield from commit(session, collection, Evict())
+    state = session.state(collection)
+    begun = [batch for batch in state.unsealed if batch.has_times_below(state.trace.upper)]
+    if begun:
+        yield from commit(session, collection, *(Trim(batch.seqno) for batch in begun[:TRIMS_MAX]))
+
+
+def rewrite_unsealed(session: Session, collection: str, seqno: int) -> Protocol[bool]:
+    """Write what of an unsealed batch is not in the trace anew, without the rest; whether it was taken.
+
+    As with a merge, it is done as a writer of its own.
+    """
+    state = yield from refresh(session, collection)
+    batch = next((each for each in state.unsealed if each.seqno == seqno), None) if state is not None else None
+    if state is None or batch is None or batch.is_wholly_below(state.trace.upper):
+        return False
+    upper = state.trace.upper
+    writer: str = yield FreshId("m")
+    yield from commit(session, collection, RegisterWriter(writer, session.config.writer_lease_ms))
+    run = Run(tuple(truncated(part, upper, None) for part in batch.parts), Order.UNORDERED, batch.schema)
+    # No time is advanced: what is not sealed is exact.
+    whole = HollowBatch(Description(upper, Frontier(), Frontier.minimum(state.arity)), batch.rows, (run,))
+    request = MergeRequest(whole.desc, ropes.leaf(0, 1, whole))
+    try:
+        output: Output = yield MergeRuns(collection, request, writer)
+    except TimespineError:
+        output = None
+    if output is None:
+        yield from commit(session, collection, ExpireWriter(writer))
+        return False
+    schema = output.runs[0].schema if output.runs else None
+    trim = Trim(seqno, tuple(output.parts), upper, schema, session.config.inline_total_bytes)
+    replies = yield from commit(session, collection, trim, ExpireWriter(writer))
+    if not isinstance(replies, Refused) and replies[0]:
+        session.count("unsealed batches rewritten")
+        return True
+    if isinstance(replies, Refused):
+        yield from commit(session, collection, ExpireWriter(writer))
+    yield from _deleted(session, output, writer)
+    return False
 
 
 def finalize(session: Session, collection: str) -> Protocol[bool]:

@@ -67,6 +67,9 @@ class Trim(msgspec.Struct, frozen=True, array_like=True):
     """The same updates without those below the trace's upper, rewritten; None to narrow the bounds only."""
     against: Frontier | None = None
     """The trace's upper that the rewritten parts were made against."""
+    schema: int | None = None
+    """The schema that they were written with; None: that of the batch."""
+    inline_total_bytes: int = DEFAULT.inline_total_bytes
 
 
 def write(state: State, command: Write, now_ms: int) -> Commit[int] | NoOp[int | TimespineError]:
@@ -148,9 +151,9 @@ def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool |
         if command.against is None or not command.against <= upper:
             return NoOp(UsageError(f"parts trimmed against {command.against}, the trace is at {upper}"))
         check_parts(command.parts, state.arity)
-        unregistered = refuse_unregistered(state, command.parts)
-        if unregistered is not None:
-            return NoOp(unregistered)
+        refused = refuse_unregistered(state, command.parts) or refuse_unknown_schemas(state, (command.schema,))
+        if refused is not None:
+            return NoOp(refused)
         parts = command.parts
     # SUBTLE: the parts themselves must hide what is drained. Bounds of the batch alone would let
     # the next drain take the batch for untouched, and drain those updates twice
@@ -160,8 +163,11 @@ def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool |
     rows = sum(part.rows for part in parts)
     if rows > batch.rows:
         return NoOp(UsageError(f"{rows} updates cannot come from trimming {batch.rows}"))
-    trimmed = UnsealedBatch(batch.seqno, batch.lower.join(upper), batch.max, rows, parts, batch.schema)
     inline = inline_bytes(parts) - inline_bytes(batch.parts)
+    if inline > 0 and state.inline_bytes + inline > command.inline_total_bytes:
+        return NoOp(InlineBudgetExceeded(inline, state.inline_bytes, command.inline_total_bytes))
+    schema = batch.schema if command.schema is None else command.schema
+    trimmed = UnsealedBatch(batch.seqno, batch.lower.join(upper), batch.max, rows, parts, schema)
     changed = Forest.of(trimmed if each is batch else each for each in state.unsealed)
     return Commit(_with_unsealed(state, changed, inline), True)
 

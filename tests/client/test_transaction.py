@@ -1,0 +1,610 @@
+"""Transactions: any number of collections, all or nothing, at one time, whoever else is at work."""
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from places import BLOBS, QUICK, Gate, Place, Script, counted, in_threads, together
+
+from timespine.config import Config
+from timespine.core.transitions import CommitSink
+from timespine.errors import (
+    AlreadyIn,
+    ClosedError,
+    Indeterminate,
+    NotSealed,
+    SinceError,
+    Unavailable,
+    UpperMismatch,
+    UsageError,
+)
+from timespine.location.unreliable import Fault
+from timespine.model.frontier import Frontier
+
+BOTH = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
+
+
+@pytest.fixture
+def place():
+    with Place() as made:
+        yield made
+
+
+def create(store, name="orders", **options):
+    options = {"key": {"k": "int64"}, "value": {"v": "string"}, "timeline": "counter", **options}
+    return store.create(name, **options)
+
+
+def pair(store, **options):
+    return create(store, "orders", **options), create(store, "items", **options)
+
+
+def row(k, v="a", **more):
+    return {"k": k, "v": v, **more}
+
+
+def rows(collection, as_of=None):
+    return counted(collection.snapshot(as_of, multiplicity="column").to_pylist(), "k", "v")
+
+
+def keys_of(script_or_gate):
+    return [len(keys) for keys in script_or_gate.sets]
+
+
+# All or nothing.
+
+
+@BOTH
+def test_many_collections_are_changed_by_one_compare_and_set_at_one_time(place, config):
+    gate = Gate(place.consensus)
+    store = place.open(consensus=gate, config=config)
+    orders, items = pair(store)
+    items.append([row(1)], at=6)
+    orders.append([row(0)])
+    gate.sets.clear()
+    with store.transaction() as tx:
+        tx.append("orders", [row(1)])
+        tx.append(items, [row(2), row(3)])
+        tx.append("orders", [row(2)])
+        assert tx.time is None
+    assert keys_of(gate) == [2]
+    assert tx.time == 7
+    assert [(reply.time, reply.rows) for reply in tx.replies] == [(7, 2), (7, 2)]
+    assert orders.upper == items.upper == Frontier.at(8)
+    assert rows(orders, 6) == {(0, "a"): 1}
+    with store.snapshot(["orders", "items"], as_of=7) as cut:
+        assert {name: len(each.to_pylist()) for name, each in cut.items()} == {"orders": 3, "items": 3}
+
+
+def test_everything_that_changes_a_collection_can_be_part_of_it(place):
+    store = place.open()
+    orders, items = pair(store)
+    payments, prices = create(store, "payments"), create(store, "prices")
+    prices.append([row(1, "old"), row(2, "old"), row(3, "old")], at=0)
+    orders.append([row(0)], at=4)
+    with store.transaction() as tx:
+        tx.append("orders", [row(1, _time=8)], upper=12)
+        tx.write("payments", [row(1, _time=3), row(2, _time=30)])
+        tx.write("items", [{"k": 5, "v": "a", "when": 9}], times="when")
+        tx.seal(["payments", "items"], 10)
+        tx.upsert("prices", [row(1, "new")])
+        tx.expire("orders", before=3)
+    assert rows(orders) == {(0, "a"): 1, (1, "a"): 1}
+    assert (orders.upper, orders.since) == (Frontier.at(12), Frontier.at(3))
+    assert rows(payments) == {(1, "a"): 1}
+    assert rows(items, 9) == {(5, "a"): 1}
+    assert rows(prices) == {(1, "new"): 1, (2, "old"): 1, (3, "old"): 1}
+    assert [type(reply).__name__ for reply in tx.replies] == [
+        "Committed",
+        "Written",
+        "Written",
+        "Frontier",
+        "Frontier",
+        "Committed",
+        "Expired",
+    ]
+    with store.transaction() as tx:
+        tx.delete("prices", {"k": 2})
+        tx.delete("orders", where="k = 0")
+    assert rows(prices) == {(1, "new"): 1, (3, "old"): 1}
+    assert rows(orders) == {(1, "a"): 1}
+    assert tx.replies[0].time == tx.replies[1].time == 12
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda tx: tx.seal("items", 1),
+        lambda tx: tx.append("items", [row(9)], at=1),
+        lambda tx: tx.write("items", [row(9, _time=1)]),
+        lambda tx: tx.append("items", [{"k": 9, "nobody": 1}]),
+        lambda tx: tx.upsert("prices", [row(1), row(1)]),
+        lambda tx: tx.expect("items", 77),
+    ],
+    ids=["seal back", "too late", "write too late", "another schema", "a key twice", "an upper that moved"],
+)
+def test_what_is_refused_takes_all_of_it_back(place, config, spoil):
+    store = place.open(config=config)
+    orders, items = pair(store)
+    create(store, "prices")
+    orders.append([row(0)], at=4)
+    items.append([row(0)], at=4)
+    before = (orders._access.state(), items._access.state(), set(place.blobs()))
+    with pytest.raises((UsageError, UpperMismatch)), store.transaction() as tx:
+        tx.append("orders", [row(1)])
+        spoil(tx)
+        tx.append("orders", [row(2)])
+    assert (orders.upper, items.upper) == (before[0].upper, before[1].upper)
+    assert rows(orders) == rows(items) == {(0, "a"): 1}
+    assert set(place.blobs()) == before[2], "nothing stays behind"
+    assert tx.time is None
+
+
+def test_nothing_happens_before_the_block_ends_or_if_it_raises(place):
+    store = place.open()
+    orders, items = pair(store)
+    with pytest.raises(ZeroDivisionError), store.transaction() as tx:
+        tx.append("orders", [row(1)])
+        assert orders.upper == Frontier.at(0)
+        raise ZeroDivisionError
+    assert orders.upper == items.upper == Frontier.at(0)
+    with pytest.raises(UsageError, match="over"):
+        tx.append("orders", [row(1)])
+    with pytest.raises(UsageError, match="over"):
+        tx.commit()
+
+
+def test_a_transaction_may_be_committed_or_given_up_by_hand(place):
+    store = place.open()
+    orders = create(store)
+    with store.transaction() as tx:
+        tx.append("orders", [row(1)])
+        tx.commit()
+    assert rows(orders) == {(1, "a"): 1}
+    with store.transaction() as tx:
+        tx.append("orders", [row(2)])
+        tx.give_up()
+    assert rows(orders) == {(1, "a"): 1}
+    with store.transaction():
+        pass
+
+
+@pytest.mark.parametrize("fault", [Fault.INDETERMINATE_NOT, Fault.INDETERMINATE_DONE], ids=["not done", "done"])
+def test_a_transaction_whose_reply_was_lost_happens_once(place, fault):
+    script = Script()
+    store = place.open(script=script)
+    orders, items = pair(store)
+    orders.append([row(0)])
+    items.append([row(0)])
+    script.add("compare_and_set", fault)
+    with store.transaction() as tx:
+        tx.append("orders", [row(1)])
+        tx.append("items", [row(1)])
+    assert script.is_done
+    for collection in (orders, items):
+        assert rows(collection, tx.time) == {(0, "a"): 1, (1, "a"): 1}
+
+
+def test_a_transaction_that_storage_never_answered_is_in_doubt_in_all_collections_or_in_none(place):
+    script = Script()
+    store = place.open(script=script, config=BLOBS)
+    orders, items = pair(store)
+    orders.append([row(0)])
+    items.append([row(0)])
+    script.add("compare_and_set", Fault.INDETERMINATE_DONE, times=BLOBS.storage_attempts + 1)
+    with pytest.raises(Indeterminate), store.transaction() as tx:
+        tx.append("orders", [row(1)])
+        tx.append("items", [row(1)])
+    other = place.open()
+    assert rows(other["orders"]) == rows(other["items"]) == {(0, "a"): 1, (1, "a"): 1}
+
+
+# Time.
+
+
+def test_rows_without_a_time_stand_at_one_time_that_is_free_in_every_collection(place):
+    store = place.open()
+    orders, items = pair(store, timeline="clock")
+    ahead = place.clock.ms + 1000
+    items.seal(ahead)
+    with store.transaction() as tx:
+        tx.append("orders", [row(1)])
+        tx.upsert("items", [row(1)])
+    assert tx.time == ahead
+    assert rows(orders, ahead) == rows(items, ahead) == {(1, "a"): 1}
+
+
+def test_collections_of_two_time_lines_have_a_time_each(place):
+    store = place.open()
+    counter, clock = create(store), create(store, "items", timeline="clock")
+    with store.transaction() as tx:
+        tx.append("orders", [row(1)])
+        tx.append("items", [row(1)])
+    assert counter.upper == Frontier.at(1)
+    assert clock.upper == Frontier.at(place.clock.ms + 1)
+    assert tx.time == place.clock.ms
+
+
+def test_steps_happen_in_the_order_in_which_they_were_given(place):
+    store = place.open()
+    orders = create(store)
+    with store.transaction() as tx:
+        tx.write("orders", [row(1, _time=2)])
+        tx.seal("orders", 5)
+        tx.append("orders", [row(2)])
+        tx.seal("orders", 9)
+    assert tx.time == 5
+    assert orders.upper == Frontier.at(9)
+    assert rows(orders, 4) == {(1, "a"): 1}
+    assert rows(orders, 5) == {(1, "a"): 1, (2, "a"): 1}
+    with pytest.raises(UsageError, match="sealed up to"), store.transaction() as tx:
+        tx.append("orders", [row(3)])
+        tx.seal("orders", 9)
+
+
+def test_rows_with_and_without_times_go_together(place):
+    store = place.open()
+    orders = create(store)
+    with store.transaction() as tx:
+        tx.append("orders", [row(1, _time=0), row(2, _time=3)])
+        tx.append("orders", [row(3)])
+        tx.append("orders", [row(4)], at=9, upper=20)
+    assert [rows(orders, as_of) for as_of in (2, 3, 4, 9)] == [
+        {(1, "a"): 1},
+        {(1, "a"): 1, (2, "a"): 1},
+        {(1, "a"): 1, (2, "a"): 1, (3, "a"): 1},
+        {(k, "a"): 1 for k in (1, 2, 3, 4)},
+    ]
+    with pytest.raises(UsageError, match="tx.seal"), store.transaction() as tx:
+        tx.append("orders", [row(5)], upper=30)
+
+
+def test_a_change_comes_first_and_once_in_its_collection(place):
+    store = place.open()
+    create(store)
+    for first in ("append", "upsert"):
+        with pytest.raises(UsageError, match="as it was before"), store.transaction() as tx:
+            getattr(tx, first)("orders", [row(1)])
+            tx.upsert("orders", [row(1)])
+    with pytest.raises(UsageError, match="all rows at once"), store.transaction() as tx:
+        tx.upsert("orders", [row(1)])
+        tx.append("orders", [row(2)])
+
+
+# Others.
+
+
+@BOTH
+def test_losing_to_others_only_means_a_later_place(place, config):
+    script = Script()
+    store, other = place.open(script=script, config=config), place.open()
+    orders, items = pair(store)
+    orders.append([row(0)])
+    script.add("compare_and_set", Fault.NONE, hook=lambda: other["orders"].append([row(7)], at=5), skip=1)
+    puts = script.calls["put"]
+    with store.transaction() as tx:
+        tx.append("orders", [row(1)])
+        tx.append("items", [row(1)])
+    assert tx.time == 6
+    assert rows(orders, 5) == {(0, "a"): 1, (7, "a"): 1}
+    assert rows(items, 6) == {(1, "a"): 1}
+    assert rows(items, 5) == {}
+    assert store._committer.counters["transactions placed again"] == 1
+    if config is BLOBS:
+        assert script.calls["put"] == puts + 2, "what is durable is not put again"
+
+
+def test_a_change_is_worked_out_again_if_somebody_else_was_first(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    orders, items = pair(store)
+    orders.upsert([row(1, "old")])
+    items.append([row(0)])
+    script.add("compare_and_set", Fault.NONE, hook=lambda: other["orders"].upsert([row(1, "theirs")]))
+    with store.transaction() as tx:
+        tx.upsert("orders", [row(1, "ours")])
+        tx.append("items", [row(1)])
+    assert rows(orders) == {(1, "ours"): 1}
+    assert store._committer.counters["transactions started again"] == 1
+    assert rows(items, tx.time) == {(0, "a"): 1, (1, "a"): 1}
+
+
+def test_a_change_stands_at_the_time_of_the_transaction_although_another_collection_moved_it(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    orders, items = pair(store)
+    orders.upsert([row(1, "old")])
+    items.append([row(0)])
+    script.add("compare_and_set", Fault.NONE, hook=lambda: other["items"].append([row(9)], at=40))
+    with store.transaction() as tx:
+        tx.upsert("orders", [row(1, "new")])
+        tx.append("items", [row(1)])
+    assert tx.time == 41
+    assert rows(orders, 40) == {(1, "old"): 1}
+    assert rows(orders, 41) == {(1, "new"): 1}
+    assert rows(items, 40) == {(0, "a"): 1, (9, "a"): 1}
+
+
+def test_transactions_of_many_threads_and_processes_are_seen_whole_at_every_time(place):
+    stores = [place.open() for _ in range(3)]
+    pair(stores[0])
+
+    def work(store, mine):
+        for n in range(6):
+            with store.transaction() as tx:
+                tx.append("orders", [row(100 * mine + n)])
+                if n % 2:
+                    tx.upsert("items", [row(100 * mine + n)])
+                else:
+                    tx.append("items", [row(100 * mine + n)])
+
+    in_threads(*(lambda store=store, mine=mine: work(store, mine) for mine, store in enumerate(stores)))
+    last = place.open().snapshot(["orders", "items"]).as_of
+    for as_of in range(last + 1):
+        with stores[0].snapshot(["orders", "items"], as_of) as cut:
+            assert cut["orders"].to_arrow().sort_by("k") == cut["items"].to_arrow().sort_by("k")
+    assert len(rows(stores[0]["orders"])) == 18
+
+
+def test_a_transaction_that_is_refused_in_a_group_disturbs_nobody_and_knows_where_it_was_judged(place):
+    gate = Gate(place.consensus)
+    store = place.open(consensus=gate)
+    orders, items = pair(store)
+    orders.append([row(0)])
+    items.append([row(0)])
+
+    def wrong():
+        with store.transaction() as tx:
+            tx.seal(["orders", "items"], 0)
+
+    good = [lambda: orders.seal(5), wrong, lambda: store.seal(["orders", "items"], 8), lambda: items.append([row(3)])]
+    gate.sets.clear()
+    first, refused, both, last = together(gate, store, good)
+    assert isinstance(refused, UsageError)
+    assert {id for id, _ in refused.seqnos} == {orders.id, items.id}
+    assert first == Frontier.at(5)
+    assert both is None
+    assert last.time == 8
+    assert len(gate.sets) == 2
+
+
+def test_every_transaction_of_a_group_that_fails_is_told_and_the_state_is_what_storage_says(place):
+    script = Script()
+    gate = Gate(place.consensus)
+    store = place.open(script=script, consensus=gate)
+    orders, items = pair(store)
+    orders.append([row(0)])
+    items.append([row(0)])
+    gate.sets.clear()
+    script.add("compare_and_set", Fault.DETERMINATE, times=QUICK.storage_attempts, skip=1)
+    results = together(gate, store, [lambda: orders.seal(3)] + [lambda: store.seal(["orders", "items"], 8)] * 2)
+    assert results[0] == Frontier.at(3)
+    assert all(isinstance(each, Unavailable) for each in results[1:])
+    assert (orders.upper, items.upper) == (Frontier.at(3), Frontier.at(1))
+    store.seal(["orders", "items"], 8)
+    assert orders.upper == items.upper == Frontier.at(8)
+
+
+# What a caller relies on.
+
+
+def test_a_transaction_fails_if_an_upper_that_it_has_read_moved(place):
+    store, other = place.open(), place.open()
+    orders, items = pair(store)
+    orders.append([row(1)])
+    with store.transaction() as tx:
+        tx.expect("orders", 1)
+        tx.append("items", [row(1)])
+    assert rows(items) == {(1, "a"): 1}
+    with pytest.raises(UpperMismatch) as caught, store.transaction() as tx:
+        tx.expect(orders, Frontier.at(1))
+        tx.append("items", [row(2)])
+        other["orders"].append([row(2)])
+    assert caught.value.actual == Frontier.at(2)
+    assert rows(items) == {(1, "a"): 1}
+    with pytest.raises(UpperMismatch), store.transaction() as tx:
+        tx.expect("orders", 2)
+        tx.expect("orders", 1)
+
+
+def test_what_moved_at_the_last_moment_is_noticed_too(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    orders, items = pair(store)
+    orders.append([row(1)])
+    items.append([row(1)])
+    script.add("compare_and_set", Fault.NONE, hook=lambda: other["orders"].append([row(2)]))
+    with pytest.raises(UpperMismatch), store.transaction() as tx:
+        tx.expect("orders", 1)
+        tx.append("items", [row(2)])
+    assert rows(items) == {(1, "a"): 1}
+
+
+def test_a_snapshot_inside_of_a_transaction_is_relied_on(place):
+    store, other = place.open(), place.open()
+    orders, items = pair(store)
+    with store.transaction() as tx:
+        assert tx.snapshot("orders").to_pylist() == []
+        tx.append("orders", [row(1)])
+    with store.transaction() as tx:
+        total = len(tx.snapshot(orders, columns=["k"]).to_pylist())
+        tx.append("items", [row(total)])
+    assert rows(items) == {(1, "a"): 1}
+    with pytest.raises(UpperMismatch), store.transaction() as tx:
+        total = len(tx.snapshot("orders").to_pylist())
+        other["orders"].append([row(2)])
+        tx.append("items", [row(total)])
+    assert rows(items) == {(1, "a"): 1}
+    with pytest.raises(UsageError, match="newest"), store.transaction() as tx:
+        tx.snapshot("orders", as_of=0)
+
+
+def test_a_batch_of_a_sink_is_in_with_the_rest_once(place):
+    store = place.open()
+    orders, items = pair(store)
+    for n in range(2):
+        tx = store.transaction()
+        for name in ("orders", "items"):
+            tx.append(name, [row(1)])
+            tx.also(name, CommitSink("s", 0))
+        if n:
+            with pytest.raises(AlreadyIn):
+                tx.commit()
+        else:
+            tx.commit()
+    assert rows(orders) == rows(items) == {(1, "a"): 1}
+
+
+# Nonsense.
+
+
+def test_nonsense_is_refused(place):
+    store = place.open()
+    orders = create(store)
+    with store.transaction() as tx:
+        with pytest.raises(UsageError):
+            tx.append("nobody", [row(1)])
+        with pytest.raises(UsageError):
+            tx.append(7, [row(1)])
+        with pytest.raises(UsageError):
+            tx.seal(7, 1)
+        with pytest.raises(UsageError):
+            tx.delete("orders")
+        with pytest.raises(UsageError):
+            tx.seal("orders", "noon")
+    orders.close_for_good()
+    with pytest.raises(ClosedError), store.transaction() as tx:
+        tx.append("orders", [row(1)])
+    with pytest.raises(UsageError, match="reading only"):
+        place.open(read_only=True).transaction()
+
+
+# Sealing many, and reading many.
+
+
+def test_many_collections_are_sealed_by_one_commit_or_none_is(place):
+    gate = Gate(place.consensus)
+    store = place.open(consensus=gate)
+    names = [f"c{n}" for n in range(20)]
+    for name in names:
+        create(store, name).append([row(1)])
+    gate.sets.clear()
+    store.seal(names, 10)
+    assert keys_of(gate) == [20]
+    assert {store[name].upper for name in names} == {Frontier.at(10)}
+    store["c7"].seal(11)
+    with pytest.raises(UsageError):
+        store.seal(names, 10)
+    store.seal(names, 11)
+    with pytest.raises(UsageError):
+        store.seal([*names, "nobody"], 12)
+    assert {store[name].upper for name in names} == {Frontier.at(11)}
+
+
+def test_a_cut_without_a_time_is_as_of_the_largest_time_that_is_complete_in_all(place):
+    store = place.open()
+    orders, items = pair(store)
+    with pytest.raises(UsageError, match="orders has no complete time"):
+        store.snapshot(["orders", "items"])
+    orders.append([row(1)], at=3)
+    items.append([row(1)], at=7)
+    with store.snapshot(["orders", items]) as cut:
+        assert (cut.as_of, list(cut), len(cut)) == (3, ["orders", "items"], 2)
+        assert cut["items"].to_pylist() == []
+        assert "as of 3" in repr(cut)
+
+
+def test_the_collection_that_lags_behind_or_has_forgotten_is_named(place):
+    store = place.open()
+    orders, items = pair(store)
+    orders.append([row(1)], at=9)
+    items.append([row(1)], at=3)
+    with pytest.raises(NotSealed, match="items"):
+        store.snapshot(["orders", "items"], as_of=5, timeout=0)
+    orders.expire(before=8)
+    with pytest.raises(SinceError, match="orders"):
+        store.snapshot(["orders", "items"], as_of=3)
+    with pytest.raises(SinceError, match="orders"):
+        store.snapshot(["orders", "items"])
+    create(store, "clock", timeline="clock")
+    with pytest.raises(UsageError, match="none in common"):
+        store.snapshot(["orders", "clock"])
+    with pytest.raises(UsageError, match="at least one"):
+        store.snapshot([])
+
+
+def test_a_cut_is_found_although_its_first_time_is_let_go_meanwhile(place):
+    store, other = place.open(), place.open()
+    orders, items = pair(store)
+    for collection in (orders, items):
+        collection.append([row(1)], at=3)
+    taking = threading.Event()
+    real = type(items).snapshot
+
+    def snapshot(self, *args, **options):
+        if not taking.is_set():
+            taking.set()
+            for name in ("orders", "items"):
+                other[name].append([row(2)], at=6)
+                other[name].expire(before=6)
+        return real(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(items), "snapshot", snapshot)
+        with store.snapshot(["orders", "items"]) as cut:
+            assert cut.as_of == 6
+
+
+# Any history.
+
+STEP = st.one_of(
+    st.tuples(st.just("append"), st.sampled_from(["orders", "items"]), st.integers(0, 5)),
+    st.tuples(st.just("upsert"), st.sampled_from(["orders", "items"]), st.integers(0, 5)),
+    st.tuples(st.just("write"), st.sampled_from(["orders", "items"]), st.integers(0, 5)),
+    st.tuples(st.just("seal"), st.sampled_from(["orders", "items"]), st.integers(0, 3)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(STEP, min_size=1, max_size=5), max_size=6), st.sampled_from([QUICK, BLOBS]))
+def test_any_transaction_is_in_as_a_whole_or_changes_nothing(transactions, config):
+    with Place() as place:
+        store = place.open(config=config)
+        pair(store)
+        for steps in transactions:
+            before = {name: store[name]._access.state() for name in ("orders", "items")}
+            tx = store.transaction()
+            try:
+                for kind, name, n in steps:
+                    upper = store[name].upper.elements[0][0]
+                    if kind == "seal":
+                        tx.seal(name, upper + n)
+                    elif kind == "write":
+                        tx.write(name, [row(n, "w", _time=upper + n)])
+                    else:
+                        getattr(tx, kind)(name, [row(n, kind)])
+                tx.commit()
+            except UsageError:
+                for name, state in before.items():
+                    now = store[name]._access.state()
+                    assert (now.upper, now.unsealed_next) == (state.upper, state.unsealed_next)
+                continue
+            writes = {name: sum(1 for kind, each, _ in steps if (kind, each) == ("write", name)) for name in before}
+            for name, state in before.items():
+                assert store[name]._access.state().unsealed_next == state.unsealed_next + writes[name]
+            for kind, name, n in steps:
+                if kind in ("append", "upsert"):
+                    found = rows(store[name], store.snapshot([name]).as_of)
+                    assert found.get((n, kind), 0) >= 1
+
+
+def test_config_of_small_budgets_puts_rows_of_all_collections_into_blobs(place):
+    store = place.open(config=Config(retry_pause_ms=1, inline_total_bytes=1))
+    orders, items = pair(store)
+    with store.transaction() as tx:
+        tx.append("orders", [row(1)])
+        tx.append("items", [row(1)])
+    assert rows(orders) == rows(items) == {(1, "a"): 1}
+    assert orders.inspect().inline_bytes == 0
