@@ -77,10 +77,13 @@ class ByLevel(Loom):
     def roll_up_all(self) -> None:
         """Everything as one batch, at the level below the one that it reaches if it is larger than each of them.
 
-        A batch of level k counts as 2^k. Two of level k together are at k, as when the rule merges them.
+        A batch of level k counts as 2^k, and as two if it waits to be merged. Two of level k together are at k,
+        as when the rule merges them.
         """
         batches = tuple(batch for layer in reversed(self.layers) for batch in layer.batches)
-        weight = sum(len(layer.batches) << level for level, layer in enumerate(self.layers))
+        weight = sum(
+            (1 + (batch.rope.count > 1)) << level for level, layer in enumerate(self.layers) for batch in layer.batches
+        )
         top = len(self.layers) - 1
         self.layers = []
         self._append(max(top, weight.bit_length() - 2), self._merged(batches, self._joined_since(batches)))
