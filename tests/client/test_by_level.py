@@ -117,7 +117,7 @@ def test_compact_makes_one_run_of_all_that_is_there_expired_or_not(place, expire
 
 def test_the_output_of_an_answer_that_came_too_late_is_deleted(place, monkeypatch):
     store, rival = place.open(config=OFTEN), place.open(config=OFTEN)
-    orders, theirs = create(store), None
+    orders = create(store)
     fill(orders, 3)
     orders.expire(before=2)
     assert [request.id for request in orders._access.state().trace.requests()] == [(0, 2)]

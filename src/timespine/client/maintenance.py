@@ -8,9 +8,8 @@ moves an upper, so nobody who writes is ever refused because of it.
 One step does one small thing and says whether there was something to do:
 
 1. merge the smallest request that nobody works on, if enough small batches have
-   gathered or the collection has been idle for a while: a request that is left
-   alone is taken up by a larger one, so waiting saves work (not if it is merged by
-   level: then nothing else comes due before this is done)
+   gathered, the collection has been idle for a while, or no larger request would
+   take it up if it is left alone: where one does, waiting saves work
 2. when a collection is idle, let its spine progress by itself, until it is compact
    and nothing in it lags behind since
 3. write a rollup when enough was committed since the last, and then collect garbage
