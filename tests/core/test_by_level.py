@@ -166,6 +166,15 @@ def test_the_oldest_two_come_first_and_only_one_request_is_there_at_a_time() -> 
     assert levels(spine) == [3]
 
 
+def test_a_request_at_one_level_is_answered_before_another_level_gets_one() -> None:
+    spine = answered(answered(spine_of(1, 1, 1, 1, since=9)))
+    assert [each.id for each in spine.requests()] == [(0, 4)]
+    for time in (4, 5):
+        spine = spine.insert_quietly(hollow(time, time + 1, 1))
+    assert [each.id for each in spine.requests()] == [(0, 4)]
+    assert [each.id for each in answered(spine).requests()] == [(4, 6)]
+
+
 def test_a_request_is_not_made_twice_and_keeps_the_since_it_was_made_with() -> None:
     spine = spine_of(1, 1, 1, 1).downgrade_since(at(2))
     later = spine.downgrade_since(at(4))
