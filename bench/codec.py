@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from timespine.core.codec import StateImage
+from timespine.core.codec import PLAIN, StateImage
 from timespine.core.diff import SpineDiff, StateDiff, diff
 from timespine.core.flat import FlatSpine, Id, ThinBatch, ThinMerge, flatten
 from timespine.core.hollow import HollowBatch, Part, Run
@@ -129,9 +129,8 @@ def appended(state: State, number: int) -> State:
 
 def image_of(state: State) -> StateImage:
     """The state as a rollup holds it."""
-    names = (name for name in StateImage.__struct_fields__ if name not in ("trace", "unsealed"))
-    fields = {name: getattr(state, name) for name in names}
-    return StateImage(**fields, trace=flatten(state.trace), unsealed=tuple(state.unsealed))
+    fields = {name: getattr(state, name) for name in PLAIN}
+    return StateImage(**fields, trace=flatten(state.trace), unsealed=tuple(state.unsealed), merging=state.trace.merging)
 
 
 # The same structs with lists of pairs where JSON cannot have a map.

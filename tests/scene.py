@@ -25,7 +25,7 @@ from timespine.core.diff import apply_diff, diff
 from timespine.core.flat import flatten
 from timespine.core.hollow import HollowBatch, Order, Part, Run, wrap_int64
 from timespine.core.invariants import violations
-from timespine.core.layers import MergeRequest
+from timespine.core.layers import MergeRequest, Merging
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import Commit, NoOp, State, new_state
 from timespine.core.transitions import AddSchema, ApplyMerge, Command, CompareAndAppend, RegisterWriter, Write, apply
@@ -94,6 +94,8 @@ def same_state(one: State, other: State) -> list[str]:
     plain = (name for name in State.__struct_fields__ if name != "trace")
     # By == alone: a sequence may define it and leave != to its base class.
     fields = [name for name in plain if (getattr(one, name) == getattr(other, name)) is False]
+    if one.trace.merging is not other.trace.merging:
+        fields.append("merging")
     if flatten(one.trace) != flatten(other.trace) or one.trace.next_id != other.trace.next_id:
         fields.append("trace")
     if one.trace.upper != other.trace.upper or one.trace.describe() != other.trace.describe():
@@ -104,8 +106,8 @@ def same_state(one: State, other: State) -> list[str]:
 class Scene:
     """One collection, its history as an oracle, and a follower that reads only diffs."""
 
-    def __init__(self, arity: int = 1, collection: str = "c") -> None:
-        self.state = new_state(collection, arity)
+    def __init__(self, arity: int = 1, collection: str = "c", merging: Merging = Merging.FUELED) -> None:
+        self.state = new_state(collection, arity, merging)
         self.follower = decode_state(encode_state(self.state))
         self.now_ms = 0
         self.blobs: dict[str, bytes] = {}

@@ -90,7 +90,17 @@ def test_pure_layers_have_no_effects_no_clock_no_randomness_no_threads(layer):
 @pytest.mark.parametrize("layer", ["core", "model"])
 def test_pure_layers_depend_on_nothing_but_msgspec(layer):
     outside = {name.split(".")[0] for path in modules(layer) for name in imports(path)} - {"timespine", "__future__"}
-    assert outside <= {"msgspec", "collections", "dataclasses", "enum", "functools", "typing", "itertools", "zlib"}
+    assert outside <= {
+        "abc",
+        "msgspec",
+        "collections",
+        "dataclasses",
+        "enum",
+        "functools",
+        "typing",
+        "itertools",
+        "zlib",
+    }
 
 
 def test_no_module_unpickles_or_evaluates():

@@ -18,7 +18,7 @@ from scene import TERM_MS, WRITER, Scene, batch, bounds_of, inline_part
 
 from timespine.core.forest import UnsealedBatch
 from timespine.core.hollow import HollowBatch, Order, Part
-from timespine.core.layers import MergeRequest
+from timespine.core.layers import MergeRequest, Merging
 from timespine.core.state import Status
 from timespine.core.transitions import (
     TRANSITIONS,
@@ -71,8 +71,8 @@ AHEAD = 3
 class Walk:
     """A scene, whoever chooses, and what late workers still carry around."""
 
-    def __init__(self, choose: Choose, arity: int = 1) -> None:
-        self.scene = Scene(arity)
+    def __init__(self, choose: Choose, arity: int = 1, merging: Merging = Merging.FUELED) -> None:
+        self.scene = Scene(arity, merging=merging)
         self.choose = choose
         self.names = itertools.count()
         self.late: list[MergeRequest] = []

@@ -44,6 +44,20 @@ def test_create_list_describe_rename_drop(store):
     assert [each["name"] for each in document("list", store)] == ["items", "orders"]
 
 
+def test_the_rule_of_merging_is_chosen_and_described(store):
+    args = ("--key", "id:int64")
+    run("create", store, "plain", *args)
+    run("create", store, "levels", *args, "--merging", "by-level")
+    assert document("describe", store, "plain")["merging"] == "fueled"
+    assert document("describe", store, "levels")["merging"] == "by level"
+    assert "by level" in run("describe", store, "levels").stdout
+    run("create", store, "levels", *args, "--if-not-exists")
+    assert "leave out --merging" in failure(
+        "create", store, "levels", *args, "--if-not-exists", "--merging", "fueled", code=2
+    )
+    failure("create", store, "other", *args, "--merging", "level", code=2)
+
+
 @pytest.mark.parametrize(
     "args",
     [

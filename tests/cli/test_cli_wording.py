@@ -35,6 +35,7 @@ WRONG = [
     (("create", "orders", "--key", "id:int64"), "--replace"),
     (("create", "orders", "--key", "id:int64", "--if-not-exists"), "--replace"),
     (("create", "orders", *SAME, "--timeline", "clock"), "--timeline counter"),
+    (("create", "orders", *SAME, "--timeline", "counter", "--merging", "by-level"), "leave out --merging"),
     (("create", "other", "--key", "id:int64", "--timeline", "counter", "--retain", "7 days"), "--timeline clock"),
     (("snapshot", "less"), "--multiplicity column"),
     (("snapshot", "orders", "--as-of", "2024-01-31"), "has no zone"),

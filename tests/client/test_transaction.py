@@ -1,5 +1,7 @@
 """Transactions: any number of collections, all or nothing, at one time, whoever else is at work."""
 
+# ruff: noqa: PT012 - a transaction is committed, and refused, where its block ends
+
 import threading
 
 import pytest
@@ -257,7 +259,7 @@ def test_rows_with_and_without_times_go_together(place):
         {(1, "a"): 1, (2, "a"): 1, (3, "a"): 1},
         {(k, "a"): 1 for k in (1, 2, 3, 4)},
     ]
-    with pytest.raises(UsageError, match="tx.seal"), store.transaction() as tx:
+    with pytest.raises(UsageError, match=r"tx\.seal"), store.transaction() as tx:
         tx.append("orders", [row(5)], upper=30)
 
 

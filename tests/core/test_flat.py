@@ -115,7 +115,7 @@ def test_the_thin_tables_are_as_small_as_the_layers(spine: Spine) -> None:
 @settings(max_examples=40)
 def test_whole_ropes_can_be_assembled_without_looking_into_them(spine: Spine) -> None:
     batches, merges = thin(spine)
-    again = assemble([each.rope for each in spine.batches()], spine.since, batches, merges, 2)
+    again = assemble([each.rope for each in spine.batches()], spine.since, batches, merges, 2, spine.merging)
     assert [each.rope for each in again.batches()] == [each.rope for each in spine.batches()]
     assert flatten(again) == flatten(spine)
 

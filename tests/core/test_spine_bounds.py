@@ -1,4 +1,4 @@
-"""What the docstring of spine.py promises, on long random and on spiteful histories.
+"""What the docstring of fueled.py promises, on long random and on spiteful histories.
 
 With N the updates inserted, an insertion of none counted as one:
 
@@ -23,9 +23,9 @@ from random import Random
 import pytest
 
 from timespine.core import rope as ropes
+from timespine.core.fueled import FUEL
 from timespine.core.hollow import HollowBatch
 from timespine.core.layers import level_for
-from timespine.core.loom import FUEL, Loom
 from timespine.core.merging import apply_merge_result
 from timespine.core.rope import Fork, Rope
 from timespine.core.spine import Spine, _woven, empty_spine
@@ -134,7 +134,7 @@ def test_bounds_hold_whatever_is_inserted(sizes: Sizes, between: Callable[[Spine
     spine = empty_spine(1)
     inserted = work = 0
     for step, length in enumerate(islice(sizes(random), STEPS)):
-        loom = Loom(spine.since, spine.upper, spine.next_id, spine.layers)
+        loom = spine.loom()
         loom.insert(HollowBatch(Description(at(step), at(step + 1), spine.since), length))
         spine = _woven(loom)
         inserted += max(length, 1)
@@ -158,7 +158,7 @@ def test_each_merge_gets_eight_units_of_fuel_per_virtual_update(sizes: Sizes) ->
     spine = empty_spine(1)
     for step, length in enumerate(islice(sizes(random), STEPS)):
         before = {layer.batches[0].rope.lo: layer.merge.remaining for layer in spine.layers if layer.merge}
-        loom = Loom(spine.since, spine.upper, spine.next_id, spine.layers)
+        loom = spine.loom()
         loom.insert(HollowBatch(Description(at(step), at(step + 1), at(0)), length))
         after = _woven(loom)
         for layer in after.layers:

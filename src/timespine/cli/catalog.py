@@ -10,6 +10,7 @@ import typer
 from timespine.cli.destination import destination, for_document
 from timespine.cli.options import (
     ClusterColumns,
+    MergingOption,
     Name,
     Output,
     Replace,
@@ -87,6 +88,7 @@ def create(
     cluster: ClusterColumns = None,
     timeline: TimelineOption = Timeline.clock,
     retain: Retain = None,
+    merging: MergingOption = None,
     replace: Replace = False,
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Leave a collection of the same name and columns as it is.")
@@ -116,6 +118,7 @@ def create(
             cluster=tuple(cluster or ()),
             timeline=timeline.value,
             retain=retain,
+            merging=merging.rule if merging else None,
             replace=replace,
             if_exists="open" if if_not_exists else "error",
         )
@@ -175,6 +178,7 @@ def _described(collection: Collection) -> dict[str, Any]:
         "id": state.id,
         "timeline": entry.timeline,
         "retain_ms": entry.retain_ms,
+        "merging": state.merging,
         "created_ms": entry.created_ms,
         "coordinates": schema.arity,
         "since": state.since,
@@ -206,6 +210,7 @@ def _description(found: dict[str, Any]) -> str:
             ("readable from", time(found["since"])),
             ("complete below", "closed" if found["upper"] is None else time(found["upper"])),
             ("history", f"kept {retained}, unless expired"),
+            ("merging", found["merging"]),
             ("size", f"{found['updates']:,} updates, {size(found['bytes'])}"),
         ]
     )

@@ -26,6 +26,10 @@ WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
         r"open it with store\[.*?\], or pass replace=True",
         "give another name, or add --replace to drop it and take its name over",
     ),
+    (
+        r"leave out merging=, or pass replace=True",
+        "leave out --merging, or add --replace to drop it and take its name over",
+    ),
     (r"evolve it, or pass replace=True", "give another name, or add --replace to drop it and take its name over"),
     (r"open it with store\[.*?\]", "give another name, or that --timeline"),
     (r"change it with store\[.*?\]\.retain\(\.\.\.\)", "give another name, or leave out --retain"),

@@ -13,6 +13,7 @@ from timespine.cli.intake import FileFormat, read_rows
 from timespine.cli.loaded import LoadedFiles
 from timespine.cli.options import (
     ClusterColumns,
+    MergingOption,
     Name,
     Output,
     Replace,
@@ -123,6 +124,7 @@ def load(
     cluster: ClusterColumns = None,
     timeline: TimelineOption = Timeline.clock,
     retain: Retain = None,
+    merging: MergingOption = None,
     replace: Replace = False,
     output: Output = None,
 ) -> None:
@@ -152,6 +154,7 @@ def load(
                 progress=taken,
                 timeline=timeline.value,
                 retain=retain,
+                merging=merging.rule if merging else None,
                 replace=replace,
             )
         except UsageError as error:

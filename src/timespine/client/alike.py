@@ -6,6 +6,7 @@ from typing import Any
 
 from timespine.client.catalog import Entry
 from timespine.columnar.schema import Schema
+from timespine.core.layers import Merging
 from timespine.errors import UsageError, shown
 
 
@@ -20,6 +21,24 @@ def check_alike(name: str, found: tuple[Entry, Schema], asked: tuple[Entry, Sche
     if wanted.retain_ms is not None and entry.retain_ms != wanted.retain_ms:
         kept = f"retain={entry.retain_ms} ms" if entry.retain_ms is not None else "no retain of its own"
         raise UsageError(f"collection {name} exists with {kept}: change it with store[{name!r}].retain(...)")
+
+
+def rule_of(merging: object) -> Merging | None:
+    """The rule of merging of that name, if one is given, or a UsageError that names those that there are."""
+    if merging is None:
+        return None
+    try:
+        return Merging(merging)
+    except ValueError:
+        names = " or ".join(repr(each.value) for each in Merging)
+        raise UsageError(f"merging is {names}, not {shown(merging)}") from None
+
+
+def check_merging(name: str, found: Merging, asked: Merging | None) -> None:
+    """A UsageError if a collection is merged by another rule than was asked for, if one was."""
+    if asked not in (None, found):
+        kept = f"collection {name} is merged {found.value!r} and stays so"
+        raise UsageError(f"{kept}: leave out merging=, or pass replace=True")
 
 
 def _difference(known: Schema, asked: Schema) -> str:

@@ -19,6 +19,7 @@ import msgspec
 from timespine.client.driver import Driver, fresh_id
 from timespine.core.codec import encode_state
 from timespine.core.effects import CompareAndSet, Protocol, Scan, Sleep, Truncate
+from timespine.core.layers import Merging
 from timespine.core.protocols.session import Session, determinately_retried, pause_ms, retried
 from timespine.core.state import new_state
 from timespine.core.transitions import AddSchema, apply
@@ -216,7 +217,9 @@ class Catalog:
             raise UsageError(f"there is no collection {name}; there are: {there}")
         return entry
 
-    def create(self, name: str, entry: Entry, schema: bytes, arity: int, *, replace: bool) -> tuple[Entry, bool]:
+    def create(
+        self, name: str, entry: Entry, schema: bytes, arity: int, merging: Merging, *, replace: bool
+    ) -> tuple[Entry, bool]:
         """Give a name to a new collection; the entry that has the name now, and whether it is the new one."""
         check_name(name)
         for _ in range(self._session.config.commit_attempts):
@@ -228,7 +231,7 @@ class Catalog:
                 return known, False
             dropped = (*names.dropped, known.id) if known is not None else names.dropped
             changed = msgspec.structs.replace(names, entries={**names.entries, name: entry}, dropped=dropped)
-            if self._store(changed, (entry.id, None, _first_state(entry.id, arity, schema))):
+            if self._store(changed, (entry.id, None, _first_state(entry.id, arity, merging, schema))):
                 return entry, True
         raise Determinate(f"collection {name} could not be created: others keep changing the catalog")
 
@@ -249,9 +252,9 @@ class Catalog:
         return self._driver.run(_store(self._session, names, more))
 
 
-def _first_state(id: str, arity: int, schema: bytes) -> bytes:
+def _first_state(id: str, arity: int, merging: Merging, schema: bytes) -> bytes:
     """The first entry of a collection's log: empty, with its schema."""
-    outcome = apply(new_state(id, arity), AddSchema(None, schema), 0)
+    outcome = apply(new_state(id, arity, merging), AddSchema(None, schema), 0)
     state = getattr(outcome, "state", None)
     if state is None:
         raise UsageError(str(outcome.reply))

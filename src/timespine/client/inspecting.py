@@ -59,6 +59,8 @@ class Inspection:
     batches: list[BatchInfo]
     levels: list[tuple[int, int]]
     """Per layer of the spine: batches and updates."""
+    merging: str
+    """The rule by which they are merged."""
     merges_due: int
     unsealed: int
     readers: dict[str, Any]
@@ -89,6 +91,7 @@ def inspect(access: Access, state: State, *, parts: bool = False) -> Inspection:
         inline_bytes=state.inline_bytes,
         batches=[_batch(batch, parts) for batch in batches],
         levels=state.trace.describe(),
+        merging=state.trace.merging.value,
         merges_due=len(state.trace.requests()),
         unsealed=len(state.unsealed),
         readers={name: plain(reader.since) for name, reader in state.readers.items()},

@@ -8,8 +8,8 @@ moves an upper, so nobody who writes is ever refused because of it.
 One step does one small thing and says whether there was something to do:
 
 1. merge the smallest request that nobody works on, if enough small batches have
-   gathered or the collection has been idle for a while: a request that is left
-   alone is taken up by a larger one, so waiting saves work
+   gathered, the collection has been idle for a while, or no larger request would
+   take it up if it is left alone: where one does, waiting saves work
 2. when a collection is idle, let its spine progress by itself, until it is compact
    and nothing in it lags behind since
 3. write a rollup when enough was committed since the last, and then collect garbage
@@ -353,7 +353,7 @@ class Maintenance:
         if state.status is Status.FINALIZED:
             return self._collect(upkeep)
         self._expire(upkeep, state)
-        least = 1 if idle or before is not None else GATHER
+        least = 1 if idle or before is not None or not state.trace.gathers else GATHER
         if self._merge(upkeep, state, least=least, before=before, most=most):
             return True
         if self._collect(upkeep):

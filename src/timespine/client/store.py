@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from timespine.client.access import Access, Pool, Shared, decoded_schema
-from timespine.client.alike import check_alike
+from timespine.client.alike import check_alike, check_merging, rule_of
 from timespine.client.catalog import (
     NO_RETENTION,
     TIMELINES,
@@ -47,6 +47,7 @@ from timespine.columnar.runs import count
 from timespine.columnar.schema import Schema, define, infer
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
+from timespine.core.layers import Merging
 from timespine.core.transitions import AdvanceUpper, ClaimMerge, HeartbeatWriter
 from timespine.errors import ClosedError, TimespineError, Unavailable, UsageError, shown
 from timespine.location.blob import Blob
@@ -59,7 +60,7 @@ HEARTBEAT_S = 2.0
 MERGE_BEAT_S = 60.0
 """How often a merge or a job that takes that long says that it is still at work."""
 
-LOAD_OPTIONS = ("timeline", "retain", "if_exists")
+LOAD_OPTIONS = ("timeline", "retain", "if_exists", "merging")
 """What `load` takes besides what it names itself: options of `create`."""
 
 READ_THREADS = 4
@@ -139,15 +140,20 @@ class Store:
         retain: Any = None,
         replace: bool = False,
         if_exists: str = "error",
+        merging: str | None = None,
     ) -> Collection:
         """Create a collection. `if_exists="open"` opens one of the same shape; `replace=True` takes its name over.
 
-        "The same shape": the same schema and timeline, and, if given, the same `retain`.
+        "The same shape": the same schema and timeline, and, if given, the same `retain` and `merging`.
+
+        `merging` is the rule by which its batches are merged, for good: "fueled", unless given, bounds the batches
+        that a reader meets whatever is kept; "by level" never merges what has not expired yet, for collections
+        whose history is expired regularly (`timespine.core.by_level`).
         """
         if schema is not None and (key is not None or value is not None or tuple(cluster) or arity != 1):
             raise UsageError("a schema says what key, value, cluster and arity are: give either")
         made = schema if schema is not None else define(key, value, cluster, arity)
-        return self._create(name, made, timeline, retain, replace=replace, if_exists=if_exists)[0]
+        return self._create(name, made, timeline, retain, replace=replace, if_exists=if_exists, merging=merging)[0]
 
     def _create(
         self,
@@ -158,6 +164,7 @@ class Store:
         *,
         replace: bool = False,
         if_exists: str = "error",
+        merging: str | None = None,
     ) -> tuple[Collection, bool]:
         """A collection of that name and shape, and whether it is new."""
         self._committer.check_writable()
@@ -165,12 +172,15 @@ class Store:
             raise UsageError(f"timeline is 'clock' or 'counter', not {shown(timeline)}")
         if if_exists not in ("error", "open"):
             raise UsageError(f"if_exists is 'error' or 'open', not {shown(if_exists)}")
+        rule = rule_of(merging)
         retain_ms = to_ms(retain) if retain is not None else None
         if retain_ms is not None and (timeline != "clock" or made.arity != 1):
             raise UsageError(NO_RETENTION)
         now_ms = int(self._shared.clock() * 1000)
         entry = Entry(fresh_collection_id(check_name(name)), timeline, retain_ms, now_ms)
-        found, new = self._catalog.create(name, entry, made.encode(), made.arity, replace=replace)
+        found, new = self._catalog.create(
+            name, entry, made.encode(), made.arity, rule or Merging.FUELED, replace=replace
+        )
         if replace:
             self._close_dropped()
         if not new and if_exists == "error":
@@ -178,6 +188,7 @@ class Store:
         collection = self._collection(name, found)
         if not new:
             check_alike(name, (found, collection.schema), (entry, made))
+            check_merging(name, collection._access.state().trace.merging, rule)
         return collection, new
 
     def collection(self, name: str) -> Collection:
@@ -229,7 +240,7 @@ class Store:
         """Make a collection of an existing Parquet file, folder of files, or Delta table, in one commit.
 
         With `replace` the rows are loaded first, and take over the name when all are there. Further options are
-        those of `create`: `timeline`, `retain`, `if_exists`.
+        those of `create`: `timeline`, `retain`, `if_exists`, `merging`.
         """
         self._committer.check_writable()
         unknown = next((option for option in options if option not in LOAD_OPTIONS), None)

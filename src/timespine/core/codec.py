@@ -22,6 +22,7 @@ from timespine.core.diff import StateDiff
 from timespine.core.flat import FlatSpine, Id, flatten, unflatten, validate_deep
 from timespine.core.forest import Forest, UnsealedBatch
 from timespine.core.hollow import Count, Part
+from timespine.core.layers import Merging
 from timespine.core.shape import check_frontiers, check_history, check_holders, check_parts, check_unsealed
 from timespine.core.state import (
     Claim,
@@ -85,7 +86,11 @@ class StateImage(msgspec.Struct, frozen=True, omit_defaults=True):
     history: tuple[HistoryEntry, ...] = ()
     inline_bytes: Count = 0
     status: Status = Status.OPEN
+    merging: Merging = Merging.FUELED
 
+
+PLAIN = tuple(name for name in StateImage.__struct_fields__ if name not in ("trace", "unsealed", "merging"))
+"""The fields that are stored as they are."""
 
 _encoder = msgspec.msgpack.Encoder()
 _diff_decoder = msgspec.msgpack.Decoder(StateDiff)
@@ -108,9 +113,10 @@ def decode_diff(data: bytes) -> StateDiff:
 def encode_state(state: State) -> bytes:
     """A whole state as an entry or a rollup."""
     image = StateImage(
-        **{name: getattr(state, name) for name in StateImage.__struct_fields__ if name not in ("trace", "unsealed")},
+        **{name: getattr(state, name) for name in PLAIN},
         trace=flatten(state.trace),
         unsealed=tuple(state.unsealed),
+        merging=state.trace.merging,
     )
     return _seal(Kind.STATE, _encoder.encode(image), STATE_BYTES_MAX)
 
@@ -127,7 +133,7 @@ def decode_state(data: bytes) -> State:
         check_unsealed(image.unsealed, arity)
         check_history(image.history, arity)
         check_parts((part for batch in image.trace.hollow.values() for part in batch.parts), arity)
-        trace = unflatten(image.trace, arity)
+        trace = unflatten(image.trace, arity, image.merging)
         validate_deep(trace, arity)
     except UsageError as error:
         raise CorruptionError(f"a stored state does not make sense: {error}") from error
@@ -136,8 +142,7 @@ def decode_state(data: bytes) -> State:
     numbers = [batch.seqno for batch in image.unsealed]
     if any(a >= b for a, b in pairwise([*numbers, image.unsealed_next])):
         raise CorruptionError(f"stored unsealed batches {numbers} are not in order below {image.unsealed_next}")
-    fields = {name: getattr(image, name) for name in StateImage.__struct_fields__ if name not in ("trace", "unsealed")}
-    state = State(**fields, trace=trace, unsealed=Forest.of(image.unsealed))
+    state = State(**{name: getattr(image, name) for name in PLAIN}, trace=trace, unsealed=Forest.of(image.unsealed))
     inline = sum(len(part.inline) for part in state.parts() if part.inline is not None)
     if inline != state.inline_bytes:
         raise CorruptionError(f"a stored state counts {state.inline_bytes} inline bytes and has {inline}")

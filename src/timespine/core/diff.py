@@ -282,7 +282,7 @@ def _apply_spine(old: Spine, change: SpineDiff, arity: int) -> Spine:
             raise CorruptionError(f"a diff adds a hollow batch with the ids {lo}-{hi}")
         pieces = _with_leaf(pieces, ropes.leaf(lo, hi, batch))
     since = old.since if change.s is None else change.s
-    return assemble(pieces, since, batches, _apply_map(merges, change.m), arity)
+    return assemble(pieces, since, batches, _apply_map(merges, change.m), arity, old.merging)
 
 
 def _with_leaf(pieces: list[Rope], leaf: Leaf) -> list[Rope]:

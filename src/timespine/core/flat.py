@@ -18,9 +18,9 @@ import msgspec
 
 from timespine.core import rope as ropes
 from timespine.core.hollow import Count, HollowBatch
-from timespine.core.layers import BATCHES_PER_LAYER, LEVELS_MAX, VACANT, Fueling, Layer, SpineBatch
+from timespine.core.layers import LEVELS_MAX, VACANT, Fueling, Layer, Merging, SpineBatch
 from timespine.core.rope import Leaf, Rope
-from timespine.core.spine import Spine
+from timespine.core.spine import LOOMS, Spine
 from timespine.errors import CorruptionError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -65,7 +65,7 @@ class FlatSpine(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def thin(spine: Spine) -> tuple[dict[Id, ThinBatch], dict[Id, ThinMerge]]:
-    """The two tables whose size is logarithmic in the number of updates."""
+    """The two tables whose size is, by the fueled rule, logarithmic in the number of updates."""
     batches: dict[Id, ThinBatch] = {}
     merges: dict[Id, ThinMerge] = {}
     for level in range(len(spine.layers) - 1, -1, -1):
@@ -85,13 +85,13 @@ def flatten(spine: Spine) -> FlatSpine:
     return FlatSpine(spine.since, hollow, batches, merges)
 
 
-def unflatten(flat: FlatSpine, arity: int) -> Spine:
+def unflatten(flat: FlatSpine, arity: int, merging: Merging = Merging.FUELED) -> Spine:
     """Put a spine together again; a CorruptionError if the tables do not fit."""
     for batch in flat.hollow.values():
         for frontier in (batch.desc.lower, batch.desc.upper, batch.desc.since):
             _check_arity(frontier, arity)
     pieces: list[Rope] = [ropes.leaf(lo, hi, batch) for (lo, hi), batch in sorted(flat.hollow.items())]
-    return assemble(pieces, flat.since, flat.batches, flat.merges, arity)
+    return assemble(pieces, flat.since, flat.batches, flat.merges, arity, merging)
 
 
 def assemble(
@@ -100,26 +100,28 @@ def assemble(
     batches: dict[Id, ThinBatch],
     merges: dict[Id, ThinMerge],
     arity: int,
+    merging: Merging,
 ) -> Spine:
-    """A spine from ropes in order of their ids, grouped as the tables say.
+    """A spine from ropes in order of their ids, grouped as the tables say, for a rule of merging.
 
     Costs one step per piece and per batch, so whoever has long ropes already
     passes them whole.
     """
     for frontier in (since, *(batch.since for batch in batches.values()), *(merge.since for merge in merges.values())):
         _check_arity(frontier, arity)
-    layers: list[Layer] = []
+    most = LOOMS[merging].layer_max
+    levels: list[list[SpineBatch]] = []
     upper, next_id, at = Frontier.minimum(arity), 0, 0
     for (lo, hi), batch in sorted(batches.items()):
         begin = at
         while at < len(pieces) and pieces[at].hi <= hi:
             at += 1
         rope = _rope_of(pieces[begin:at], lo, hi)
-        _put(layers, batch.level, _spine_batch(batch, rope))
+        _put(levels, batch.level, _spine_batch(batch, rope), most)
         upper, next_id = rope.upper, hi
     if at != len(pieces):
         raise CorruptionError(f"{len(pieces) - at} hollow batches left over after putting the spine together")
-    spine = Spine(since, upper, next_id, _with_merges(layers, merges))
+    spine = Spine(since, upper, next_id, _layers(levels, merges, most), merging)
     validate(spine, arity)
     return spine
 
@@ -148,29 +150,30 @@ def _spine_batch(batch: ThinBatch, rope: Rope) -> SpineBatch:
     return SpineBatch(Description(rope.lower, rope.upper, batch.since), rope, batch.fueled)
 
 
-def _put(layers: list[Layer], level: int, batch: SpineBatch) -> None:
-    """Add a batch, newer than all before, to its layer; the first one decides how many there are."""
-    if not layers:
-        layers.extend([VACANT] * (level + 1))
-    if level >= len(layers) or any(layer.batches for layer in layers[:level]):
+def _put(levels: list[list[SpineBatch]], level: int, batch: SpineBatch, most: int | None) -> None:
+    """Add a batch, newer than all before, to its level; the first one decides how many there are."""
+    if not levels:
+        levels.extend([] for _ in range(level + 1))
+    if level >= len(levels) or any(levels[:level]):
         raise CorruptionError(f"spine batch at level {level} is newer than one at a lower level")
-    if layers[level].is_full:
-        raise CorruptionError(f"more than {BATCHES_PER_LAYER} batches at level {level}")
-    layers[level] = Layer((*layers[level].batches, batch))
+    if len(levels[level]) == most:
+        raise CorruptionError(f"more than {most} batches at level {level}")
+    levels[level].append(batch)
 
 
-def _with_merges(layers: list[Layer], merges: dict[Id, ThinMerge]) -> tuple[Layer, ...]:
-    """The layers with the merges in progress; each full layer has one and no other has."""
+def _layers(levels: list[list[SpineBatch]], merges: dict[Id, ThinMerge], most: int | None) -> tuple[Layer, ...]:
+    """The layers with the merges in progress; each full one has one and no other has."""
     left = dict(merges)
     complete: list[Layer] = []
-    for layer in layers:
-        if layer.is_full:
-            id = (layer.batches[0].rope.lo, layer.batches[1].rope.hi)
+    for batches in levels:
+        fueling = None
+        if len(batches) == most:
+            id = (batches[0].rope.lo, batches[-1].rope.hi)
             merge = left.pop(id, None)
             if merge is None:
                 raise CorruptionError(f"the merge of spine batches {id[0]}-{id[1]} is missing")
-            layer = Layer(layer.batches, Fueling(merge.since, merge.remaining))
-        complete.append(layer)
+            fueling = Fueling(merge.since, merge.remaining)
+        complete.append(Layer(tuple(batches), fueling) if batches else VACANT)
     if left:
         raise CorruptionError(f"{len(left)} merges left over after putting the spine together")
     return tuple(complete)
@@ -183,48 +186,25 @@ def validate(spine: Spine, arity: int) -> None:
     hollow batches tile) is checked by `validate_deep`.
     """
     upper, next_id = Frontier.minimum(arity), 0
-    for level in range(len(spine.layers) - 1, -1, -1):
-        layer = spine.layers[level]
-        if layer.is_full != (layer.merge is not None):
-            raise CorruptionError(f"level {level} has {len(layer.batches)} batches and merge {layer.merge}")
-        for batch in layer.batches:
-            _validate_batch(spine, batch, level)
-            if batch.rope.lo != next_id:
-                raise CorruptionError(f"spine batch {batch.rope.lo}-{batch.rope.hi} does not follow id {next_id}")
-            if batch.desc.lower != upper:
-                raise CorruptionError(f"spine batch {batch.desc} does not follow upper {upper}")
-            upper, next_id = batch.desc.upper, batch.rope.hi
-    _validate_merges(spine)
+    for batch in spine.batches():
+        _validate_batch(spine, batch)
+        if batch.rope.lo != next_id:
+            raise CorruptionError(f"spine batch {batch.rope.lo}-{batch.rope.hi} does not follow id {next_id}")
+        if batch.desc.lower != upper:
+            raise CorruptionError(f"spine batch {batch.desc} does not follow upper {upper}")
+        upper, next_id = batch.desc.upper, batch.rope.hi
     if spine.next_id != next_id:
         raise CorruptionError(f"next id {spine.next_id} does not follow the last id {next_id}")
     if spine.upper != upper:
         raise CorruptionError(f"upper {spine.upper} is not the last batch's upper {upper}")
+    spine.loom().check()
 
 
-def _validate_merges(spine: Spine) -> None:
-    """That each merge completes before another batch can reach it, and asks for a since that is allowed.
-
-    With V virtual updates below a merge at layer k, V < 2^k and at most 4 * (2^k - V) units of work are
-    left: an insertion at layer i gives 8 * 2^i units and adds fewer than 2 * 2^i to V.
-    """
-    virtual = 0
-    for level, layer in enumerate(spine.layers):
-        merge = layer.merge
-        if merge is not None:
-            if virtual >= 1 << level or merge.remaining > 4 * ((1 << level) - virtual):
-                raise CorruptionError(f"the merge at level {level} has {merge.remaining} left above {virtual} updates")
-            if not all(batch.desc.since <= merge.since <= spine.since for batch in layer.batches):
-                raise CorruptionError(f"the merge at level {level} has since {merge.since}")
-        virtual += len(layer.batches) << level
-
-
-def _validate_batch(spine: Spine, batch: SpineBatch, level: int) -> None:
+def _validate_batch(spine: Spine, batch: SpineBatch) -> None:
     """What holds for one batch alone."""
     what = f"spine batch {batch.rope.lo}-{batch.rope.hi}"
     if not batch.desc.since <= spine.since:
         raise CorruptionError(f"{what} is exact from {batch.desc.since} on, past the spine's since {spine.since}")
-    if batch.len > 1 << level:
-        raise CorruptionError(f"{what} has {batch.len} updates, too many for level {level}")
     if not batch.fueled and not (isinstance(batch.rope, Leaf) and batch.rope.batch.desc == batch.desc):
         raise CorruptionError(f"{what} is neither fueled nor a single merged batch")
 

@@ -24,9 +24,10 @@ def seqno_is_dense(old: State, new: State) -> str | None:
 
 
 def identity_stays(old: State, new: State) -> str | None:
-    """A collection keeps its id and the shape of its times."""
-    same = (old.collection, old.arity) == (new.collection, new.arity)
-    return None if same else f"{old.collection} became {new.collection}"
+    """A collection keeps its id, the shape of its times and the rule by which it is merged."""
+    before = (old.collection, old.arity, old.trace.merging.value)
+    after = (new.collection, new.arity, new.trace.merging.value)
+    return None if before == after else f"{before} became {after}"
 
 
 def upper_never_goes_back(old: State, new: State) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 
 import msgspec
@@ -19,6 +20,15 @@ LEVELS_MAX = 64
 """Layers, at most: a batch has at most 2^62 updates."""
 
 
+class Merging(enum.Enum):
+    """The rules that there are for which batches of a collection to merge, and when."""
+
+    FUELED = "fueled"
+    """As much as was inserted pays for, expired or not: `core/fueled.py`."""
+    BY_LEVEL = "by level"
+    """Two of a kind once both have expired: `core/by_level.py`."""
+
+
 class SpineBatch(msgspec.Struct, frozen=True, gc=False):
     """One batch as the spine sees it: one hollow batch, or several that wait to be merged."""
 
@@ -27,7 +37,7 @@ class SpineBatch(msgspec.Struct, frozen=True, gc=False):
     rope: Rope
     """Its hollow batches."""
     fueled: bool
-    """Whether a merge of it has been paid for and is asked for."""
+    """Whether a merge of it is asked for."""
 
     @property
     def id(self) -> tuple[int, int]:
@@ -55,12 +65,12 @@ class Fueling(msgspec.Struct, frozen=True, gc=False):
 
 
 class Layer(msgspec.Struct, frozen=True, gc=False):
-    """No batch, one batch, or two and the merge of them."""
+    """The batches of one level. By the fueled rule: none, one, or two and the merge of them."""
 
     batches: tuple[SpineBatch, ...] = ()
     """Oldest first."""
     merge: Fueling | None = None
-    """Present exactly when the layer is full."""
+    """Present exactly when the layer is full, by the fueled rule; by the others never."""
 
     @property
     def len(self) -> int:
@@ -69,7 +79,7 @@ class Layer(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_full(self) -> bool:
-        """Whether it is merging and can take no further batch."""
+        """Whether it is merging, by the fueled rule, and can take no further batch."""
         return len(self.batches) == BATCHES_PER_LAYER
 
 

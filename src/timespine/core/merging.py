@@ -69,7 +69,7 @@ def apply_merge_result(spine: Spine, output: HollowBatch) -> Replacement:
         for batch in spine.layers[level].batches:
             applied, new, removed = _replace(batch, output)
             if new is not None:
-                return Replacement(applied, spine._with_batch(level, batch, new), removed)
+                return Replacement(applied, spine.with_batch(level, batch, new), removed)
             if applied.ends_search:
                 return Replacement(applied, spine)
     return Replacement(Applied.NO_MATCH, spine)

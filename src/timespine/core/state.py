@@ -21,6 +21,7 @@ import msgspec
 
 from timespine.core.forest import Forest
 from timespine.core.hollow import Count, HollowBatch, Part
+from timespine.core.layers import Merging
 from timespine.core.spine import Spine, empty_spine
 from timespine.ids import check_segment
 from timespine.model.frontier import Frontier
@@ -196,11 +197,11 @@ UNBORN = -1
 """The sequence number of a collection before its first entry: its creation is number 0."""
 
 
-def new_state(collection: str, arity: int = 1) -> State:
+def new_state(collection: str, arity: int = 1, merging: Merging = Merging.FUELED) -> State:
     """The state of a collection at its creation, as sequence number 0."""
     check_segment(collection, "collection id")
     minimum = Frontier.minimum(check_arity(arity))
-    return State(collection, arity, 0, minimum, empty_spine(arity), minimum)
+    return State(collection, arity, 0, minimum, empty_spine(arity, merging), minimum)
 
 
 def settle_since(state: State) -> State:

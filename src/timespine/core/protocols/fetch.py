@@ -5,6 +5,7 @@ from __future__ import annotations
 from timespine.core.codec import Kind, decode_diff, decode_state, encode_state, kind_of
 from timespine.core.diff import StateDiff, apply_diff
 from timespine.core.effects import CompareAndSet, GetBlob, Protocol, Scan
+from timespine.core.layers import Merging
 from timespine.core.protocols.session import Session, retried
 from timespine.core.state import UNBORN, Rollup, State, new_state
 from timespine.errors import CorruptionError, Unavailable, UsageError
@@ -12,9 +13,9 @@ from timespine.errors import CorruptionError, Unavailable, UsageError
 Entries = list[tuple[int, bytes]]
 
 
-def create(session: Session, collection: str, arity: int = 1) -> Protocol[State]:
+def create(session: Session, collection: str, arity: int = 1, merging: Merging = Merging.FUELED) -> Protocol[State]:
     """Create a collection, or find it there. Its times must have that many coordinates."""
-    first = encode_state(new_state(collection, arity))
+    first = encode_state(new_state(collection, arity, merging))
     # A lost reply is harmless: whoever created it, it is there, and what it is, is read back.
     yield from retried(session, CompareAndSet(((collection, None, first),)))
     state = yield from refresh(session, collection)

@@ -109,7 +109,7 @@ def finalize(state: State, command: Finalize, now_ms: int) -> Commit[None] | NoO
         )
     desc = Description(Frontier.minimum(state.arity), CLOSED, CLOSED)
     rest = SpineBatch(desc, ropes.leaf(0, max(state.trace.next_id, 1), empty_batch(desc)), False)
-    trace = Spine(CLOSED, CLOSED, rest.rope.hi, (Layer((rest,)),))
+    trace = Spine(CLOSED, CLOSED, rest.rope.hi, (Layer((rest,)),), state.trace.merging)
     tombstone = State(
         state.collection,
         state.arity,
