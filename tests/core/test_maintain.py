@@ -19,6 +19,7 @@ from timespine.core.protocols.maintain import (
     finalize,
     is_rollup_due,
     merge_once,
+    rewrite_unsealed,
     roll_up,
     tidy_unsealed,
 )
@@ -29,6 +30,7 @@ from timespine.core.state import Rollup, Status, new_state
 from timespine.core.transitions import (
     ClaimMerge,
     CompareAndAppend,
+    Drain,
     ExpireLeases,
     ExpireWriter,
     Refresh,
@@ -39,7 +41,7 @@ from timespine.core.transitions import (
     Trim,
     Write,
 )
-from timespine.errors import CorruptionError, Fenced, TimespineError, UsageError
+from timespine.errors import CorruptionError, Fenced, TimespineError, Unavailable, UsageError
 from timespine.model import CLOSED
 from timespine.model.time import INT64_MAX
 from timespine.testing.engine import data_of
@@ -639,6 +641,100 @@ def test_tidying_keeps_what_is_only_partly_drained() -> None:
     stage.commit(session, Seal(at(5)))
     stage.run(tidy_unsealed(session, "c"))
     assert len(stage.head().unsealed) == 0
+    stage.agree()
+
+
+def half_drained() -> tuple[Stage, Session]:
+    """A write at 0 to 5, of which 0 to 3 is in the trace, merged and no longer referred to there."""
+    stage = Stage()
+    session = stage.session()
+    stage.run(write(session, "c", data_of([up(f"r{when}", when) for when in range(6)]), at(0), (5,)))
+    stage.commit(session, Seal(at(4)))
+    stage.run(tidy_unsealed(session, "c"))
+    stage.commit(session, RollUpAll())
+    stage.run(merge_once(session, "c"))
+    return stage, session
+
+
+def test_tidying_narrows_what_is_partly_drained() -> None:
+    stage, _ = half_drained()
+    (batch,) = stage.head().unsealed
+    assert (batch.lower, batch.max) == (at(4), (5,))
+
+
+def test_rewriting_keeps_only_what_is_not_drained_in_a_blob_of_its_own_writer() -> None:
+    stage, session = half_drained()
+    (before,) = stage.head().unsealed
+    assert stage.run(rewrite_unsealed(session, "c", before.seqno))
+    (after,) = stage.head().unsealed
+    assert (after.seqno, after.lower, after.max, after.rows) == (before.seqno, at(4), (5,), 2)
+    assert {part.key for part in after.parts}.isdisjoint(part.key for part in before.parts)
+    assert mergers(stage) == []
+    stage.commit(session, Seal(at(6)))
+    stage.run(tidy_unsealed(session, "c"))
+    assert len(stage.head().unsealed) == 0
+    stage.agree()
+
+
+def test_rewriting_what_is_gone_or_wholly_drained_does_nothing() -> None:
+    stage, session = half_drained()
+    assert not stage.run(rewrite_unsealed(stage.stranger(), "nowhere", 0))
+    assert not stage.run(rewrite_unsealed(session, "c", 7))
+    stage.commit(session, Seal(at(6)), Drain())
+    assert not stage.run(rewrite_unsealed(session, "c", 0))
+    assert not stage.of(MergeRuns)[1:]
+    stage.agree()
+
+
+@pytest.mark.parametrize("answer", [lambda effect: None, raising(Unavailable("away"))], ids=["gone", "away"])
+def test_rewriting_that_cannot_be_done_leaves_no_writer_behind(answer: Any) -> None:
+    stage, session = half_drained()
+    (before,) = stage.head().unsealed
+    stage.answer(MergeRuns, answer)
+    assert not stage.run(rewrite_unsealed(session, "c", 0))
+    assert mergers(stage) == []
+    assert tuple(stage.head().unsealed) == (before,)
+
+
+def test_rewriting_that_comes_too_late_deletes_what_it_wrote() -> None:
+    stage, session = half_drained()
+    other = stage.session()
+    blobs = merged_blobs(stage)
+
+    def sealed() -> None:
+        stage.commit(other, Seal(at(6)))
+        stage.run(tidy_unsealed(other, "c"))
+
+    stage.before(CompareAndSet, sealed, nth=2)
+    assert not stage.run(rewrite_unsealed(session, "c", 0))
+    assert merged_blobs(stage) == blobs
+    assert mergers(stage) == []
+    stage.agree()
+
+
+def test_rewriting_whose_writer_was_expired_deletes_what_it_wrote() -> None:
+    stage, session = half_drained()
+    other = stage.session()
+    blobs = merged_blobs(stage)
+    (before,) = stage.head().unsealed
+    stage.before(CompareAndSet, lambda: stage.commit(other, *map(ExpireWriter, mergers(stage))), nth=2)
+    assert not stage.run(rewrite_unsealed(session, "c", 0))
+    assert merged_blobs(stage) == blobs
+    assert tuple(stage.head().unsealed) == (before,)
+    stage.agree()
+
+
+def test_rewriting_of_what_cancels_out_leaves_nothing_of_it() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.run(write(session, "c", data_of([up("a", 0), up("b", 5), up("b", 5, -1)]), at(0), (5,)))
+    stage.commit(session, Seal(at(4)))
+    stage.run(tidy_unsealed(session, "c"))
+    assert stage.run(rewrite_unsealed(session, "c", 0))
+    (batch,) = stage.head().unsealed
+    assert (batch.rows, batch.parts) == (0, ())
+    stage.commit(session, Seal(at(6)))
+    stage.run(tidy_unsealed(session, "c"))
     stage.agree()
 
 

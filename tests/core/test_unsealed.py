@@ -634,3 +634,27 @@ def test_seqno_of_the_state_is_not_the_number_of_a_write() -> None:
     scene.state = msgspec.structs.replace(scene.state, seqno=100)
     scene.follower = msgspec.structs.replace(scene.follower, seqno=100)
     assert scene.write(up("a", 1)) == 0
+
+
+def test_trimming_that_puts_too_much_into_the_state_is_refused() -> None:
+    scene = Scene()
+    scene.write(up("a", 3), up("b", 5), key=f"c/{WRITER}/p")
+    scene.do(Seal(at(4)))
+    scene.do(Drain())
+    rewritten = (inline_part([up("b", 5)]),)
+    committed, refusal = scene.attempt(Trim(0, rewritten, at(4), None, 1))
+    assert not committed
+    assert isinstance(refusal, InlineBudgetExceeded)
+    scene.do(Trim(0, rewritten, at(4)))
+    scene.do(Seal(at(6)))
+    scene.agree()
+
+
+def test_trimming_with_a_schema_that_is_not_known_is_refused() -> None:
+    scene = Scene()
+    scene.write(up("a", 3), up("b", 5))
+    scene.do(Seal(at(4)))
+    scene.do(Drain())
+    committed, refusal = scene.attempt(Trim(0, (inline_part([up("b", 5)]),), at(4), 99))
+    assert not committed
+    assert isinstance(refusal, UsageError)
