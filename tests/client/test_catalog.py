@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from places import BLOBS, Place, Script, in_threads
 
+from timespine.client import catalog
 from timespine.client.catalog import LOG, MAGIC, Catalog, Entry, Names, decode, encode
 from timespine.client.maintenance import EXPIRE_S
 from timespine.columnar.schema import define
@@ -215,6 +216,21 @@ def test_an_unknown_name_is_answered_with_those_that_there_are(place):
     store.create("customers", key=KEY)
     with pytest.raises(UsageError, match="customers"):
         store["orders"]
+
+
+def test_names_are_decoded_again_only_when_they_changed_and_are_never_old(place, monkeypatch):
+    store, other = place.open(), place.open()
+    store.create("orders", key=KEY)
+    decoded = []
+    monkeypatch.setattr(catalog, "decode", lambda *entry: decoded.append(entry) or decode(*entry))
+    for _ in range(5):
+        assert other.names() == ["orders"]
+    assert len(decoded) == 1
+    store.rename("orders", "sales")
+    assert other.names() == ["sales"]
+    assert "orders" not in other
+    store.drop("sales")
+    assert other.names() == []
 
 
 # Renaming and dropping.

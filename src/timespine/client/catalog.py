@@ -250,10 +250,18 @@ class Catalog:
     def __init__(self, driver: Driver, session: Session) -> None:
         self._driver = driver
         self._session = session
+        self._known: tuple[tuple[int, bytes], Names] | None = None
+        """The entry that was read last, and what it says: names change rarely, and there may be thousands."""
 
     def read(self) -> Names:
-        """The names as of now."""
-        return self._driver.run(_read(self._session))
+        """The names as of now. They are read every time, and decoded again only if they changed."""
+        entry = self._driver.run(_read(self._session))
+        if entry is None:
+            return Names(None, {})
+        known = self._known
+        if known is None or known[0] != entry:
+            known = self._known = (entry, decode(*entry))
+        return known[1]
 
     def find(self, name: str) -> Entry:
         """The collection of that name, or an UnknownCollection that names the ones there are."""
@@ -319,9 +327,9 @@ def _first_state(id: str, arity: int, schema: bytes) -> bytes:
     return encode_state(state)
 
 
-def _read(session: Session) -> Protocol[Names]:
+def _read(session: Session) -> Protocol[tuple[int, bytes] | None]:
     entries: list[tuple[int, bytes]] = yield from retried(session, Scan(LOG, 0))
-    return decode(*entries[-1]) if entries else Names(None, {})
+    return entries[-1] if entries else None
 
 
 def _store(session: Session, names: Names, more: tuple[tuple[str, int | None, bytes], ...]) -> Protocol[bool | None]:
