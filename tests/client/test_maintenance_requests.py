@@ -302,7 +302,6 @@ def test_storage_that_is_away_before_a_merge_begins_leads_to_a_retry(place):
     store = place.open(config=OFTEN, script=script)
     orders = create(store)
     script.add("get_range", Fault.DETERMINATE, times=500)
-    script.add("get", Fault.DETERMINATE, times=500)
     step(store)
     assert (store.maintenance.report.merges, store.maintenance.report.failures) == (0, 1)
     script.rules.clear()
