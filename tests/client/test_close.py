@@ -40,10 +40,11 @@ def ids(store, name="orders"):
 
 
 @pytest.mark.parametrize("read_only", [False, True], ids=["writing", "reading"])
-def test_every_later_call_of_a_store_and_its_collections_says_that_it_is_closed(place, tmp_path, read_only):
-    with place.open(config=BLOBS) as store:
+def test_every_later_call_of_a_store_and_its_collections_says_that_it_is_closed(tmp_path, read_only):
+    root = tmp_path / "store"
+    with ts.open(root, config=BLOBS) as store:
         create(store)
-    store = place.open(config=BLOBS, read_only=read_only)
+    store = ts.open(root, config=BLOBS, read_only=read_only)
     orders = store["orders"]
     orders.count()
     store.close()
@@ -55,7 +56,8 @@ def test_every_later_call_of_a_store_and_its_collections_says_that_it_is_closed(
                 assert str(raised.value) == CLOSED, name
     assert (orders.name, store.metrics()["cache misses"] >= 0) == ("orders", True)
     store.beat()
-    assert place.open()["orders"].count() == 4
+    with ts.open(root, read_only=True) as again:
+        assert again["orders"].count() == 4
 
 
 def test_every_handle_that_was_taken_before_says_that_the_store_is_closed(place):
