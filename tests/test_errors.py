@@ -38,7 +38,15 @@ def test_tree_in_the_docstring_is_the_tree() -> None:
 
 def test_every_error_is_a_timespine_error_and_only_usage_is_a_value_error() -> None:
     assert all(issubclass(each, TimespineError) for each in CLASSES.values())
-    assert {name for name, each in CLASSES.items() if issubclass(each, ValueError)} == {"UsageError", "DiffOverflow"}
+    usage = {"UsageError", "DiffOverflow", "UnknownCollection"}
+    assert {name for name, each in CLASSES.items() if issubclass(each, ValueError)} == usage
+
+
+def test_an_unknown_collection_is_a_key_error_that_reads_like_any_other_error() -> None:
+    error = errors.UnknownCollection("there is no collection 'x'", "x")
+    assert isinstance(error, KeyError)
+    assert isinstance(error, UsageError)
+    assert (str(error), error.name) == ("there is no collection 'x'", "x")
 
 
 def test_upper_mismatch_carries_both_uppers() -> None:
@@ -94,6 +102,7 @@ def test_errors_travel_between_processes() -> None:
 
     from timespine import errors
 
-    for error in (errors.UpperMismatch(1, 2), errors.SinceError(3, 4), errors.Fenced("gone", in_doubt=True)):
+    unknown = errors.UnknownCollection("no collection x", "x")
+    for error in (unknown, errors.UpperMismatch(1, 2), errors.SinceError(3, 4), errors.Fenced("gone", in_doubt=True)):
         again = copy.copy(error)  # by the same protocol as pickle
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

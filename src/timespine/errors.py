@@ -2,7 +2,8 @@
 
     TimespineError
     |- UsageError (also a ValueError)   fix the call
-    |  `- DiffOverflow                    the count of a row does not fit 64 bits
+    |  |- DiffOverflow                    the count of a row does not fit 64 bits
+    |  `- UnknownCollection (a KeyError)  there is no collection of that name
     |- AskElsewhere                     ask again, for something else
     |  |- UpperMismatch                   another writer was first: here is the true upper
     |  |  `- WrittenMeanwhile               another writer wrote ahead of the seal what this would have sealed
@@ -64,6 +65,18 @@ class UsageError(TimespineError, ValueError):
 
 class DiffOverflow(UsageError):
     """The diffs of one row add up to more than 64 bits can count. Nothing was written."""
+
+
+class UnknownCollection(UsageError, KeyError):
+    """There is no collection of that name: there never was one, or it was dropped. Nothing was changed."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+        """The name that was asked for."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError shows the repr of what it was given
 
 
 class AskElsewhere(TimespineError):

@@ -38,8 +38,10 @@ def test_create_list_describe_rename_drop(store):
     assert document("create", store, "new", *args, "--replace")["id"] != found["id"]
     run("rename", store, "new", "newer")
     assert [each["name"] for each in document("list", store)] == ["items", "newer", "orders"]
-    run("drop", store, "newer")
-    failure("drop", store, "newer", code=2)
+    assert document("drop", store, "newer") == {"dropped": "newer", "before": False}
+    assert document("drop", store, "newer") == {"dropped": "newer", "before": True}
+    assert run("drop", store, "newer").stdout == "newer was dropped before\n"
+    assert "there is no collection never" in failure("drop", store, "never", code=2)
     run("maintain", store)
     assert [each["name"] for each in document("list", store)] == ["items", "orders"]
 
@@ -56,6 +58,20 @@ def test_the_rule_of_merging_is_chosen_and_described(store):
         "create", store, "levels", *args, "--if-not-exists", "--merging", "fueled", code=2
     )
     failure("create", store, "other", *args, "--merging", "level", code=2)
+
+
+def test_a_collection_under_a_critical_hold_is_dropped_by_force_alone(store):
+    run("hold", store, "orders", "add", "backup")
+    line = failure("drop", store, "orders", code=2)
+    assert "critical holds (backup): release them, or add --force to drop it all the same" in line
+    line = failure("create", store, "orders", "--key", "id:int64", "--replace", code=2)
+    assert "drop it first with `timespine drop --force`" in line
+    run("drop", store, "orders", "--force")
+    line = failure("create", store, "orders", "--key", "id:int64", code=2)
+    assert "was dropped, and its name stays blocked: add --replace to give it again" in line
+    assert "give another name" in failure("rename", store, "items", "orders", code=2)
+    run("create", store, "orders", "--key", "id:int64", "--replace")
+    assert [each["name"] for each in document("list", store)] == ["items", "orders"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from places import BLOBS, Place, Script, in_threads
 
+from timespine.client import catalog
 from timespine.client.catalog import LOG, MAGIC, Catalog, Entry, Names, decode, encode
 from timespine.client.maintenance import EXPIRE_S
 from timespine.columnar.schema import define
@@ -18,12 +19,15 @@ from timespine.errors import (
     Determinate,
     Indeterminate,
     TimespineError,
+    UnknownCollection,
     UpperMismatch,
     UsageError,
     VersionError,
 )
 from timespine.location.consensus import Write
 from timespine.location.unreliable import Fault
+from timespine.model.description import Description
+from timespine.model.frontier import CLOSED, Frontier
 
 KEY = {"n": "int64"}
 LOST = [Fault.INDETERMINATE_DONE, Fault.INDETERMINATE_NOT, Fault.LATE]
@@ -92,7 +96,7 @@ def test_what_exists_is_opened_if_it_has_the_same_shape_and_refused_otherwise(pl
         store.create("orders", key=KEY, value={"v": "int64"}, timeline="counter", if_exists="open")
     with pytest.raises(UsageError, match="another schema"):
         store.create("orders", key=KEY, value={"v": "string"}, arity=2, timeline="counter", if_exists="open")
-    with pytest.raises(UsageError, match="timeline='counter'"):
+    with pytest.raises(UsageError, match="timeline='counter', not timeline='clock'"):
         store.create("orders", key=KEY, value={"v": "string"}, if_exists="open")
     with pytest.raises(UsageError, match="exists"):
         store.create("orders", key=KEY, value={"v": "string"})
@@ -141,9 +145,11 @@ def test_a_policy_that_is_not_that_of_what_exists_is_refused_and_changes_nothing
     store.create("plain", key=KEY)
     for same in ("7 days", "168 h", None):
         assert store.create("orders", key=KEY, retain=same, if_exists="open").id == orders.id
-    with pytest.raises(UsageError, match=r"retain=604800000 ms: change it with store\['orders'\].retain"):
+    with pytest.raises(
+        UsageError, match=r"retain=604800000 ms, not retain=691200000 ms: change it with store\['orders'\].retain"
+    ):
         store.create("orders", key=KEY, retain="8 days", if_exists="open")
-    with pytest.raises(UsageError, match="no retain of its own: change it"):
+    with pytest.raises(UsageError, match="no retain of its own, not retain=604800000 ms: change it"):
         store.create("plain", key=KEY, retain="7 days", if_exists="open")
     kept = {name: entry.retain_ms for name, entry in store._catalog.read().entries.items()}
     assert kept == {"orders": 7 * 86_400_000, "plain": None}
@@ -212,6 +218,21 @@ def test_an_unknown_name_is_answered_with_those_that_there_are(place):
         store["orders"]
 
 
+def test_names_are_decoded_again_only_when_they_changed_and_are_never_old(place, monkeypatch):
+    store, other = place.open(), place.open()
+    store.create("orders", key=KEY)
+    decoded = []
+    monkeypatch.setattr(catalog, "decode", lambda *entry: decoded.append(entry) or decode(*entry))
+    for _ in range(5):
+        assert other.names() == ["orders"]
+    assert len(decoded) == 1
+    store.rename("orders", "sales")
+    assert other.names() == ["sales"]
+    assert "orders" not in other
+    store.drop("sales")
+    assert other.names() == []
+
+
 # Renaming and dropping.
 
 
@@ -272,8 +293,8 @@ def test_a_dropped_collection_is_gone_for_those_who_open_it_and_not_for_those_wh
     reading = other["orders"].snapshot()
     store.drop("orders")
     assert "orders" not in other
-    with pytest.raises(UsageError, match="no collection"):
-        store.drop("orders")
+    with pytest.raises(UnknownCollection, match="no collection orders any more: it was dropped"):
+        other["orders"]
     for _ in range(2):
         store.maintain()
     # Somebody still reads it: it is closed, but nothing of it went.
@@ -296,15 +317,261 @@ def other_handle(store, collection):
     return Collection(store._accesses[collection.id], store)
 
 
-def test_the_name_of_a_dropped_collection_can_be_given_again(place):
+def test_the_name_of_a_dropped_collection_stays_blocked_until_replace_takes_it(place):
     store = place.open(config=BLOBS)
+    ids = set()
     for round in range(3):
-        collection = store.create("orders", key=KEY, timeline="counter")
+        collection = store.create("orders", key=KEY, timeline="counter", replace=round > 0)
         collection.append([{"n": round}])
+        ids.add(collection.id)
         assert rows_of(store["orders"]) == [round]
-        store.drop("orders")
+        assert store._catalog.read().graves == {}  # whoever takes the name takes the block away
+        assert store.drop("orders") is True
+        for again in (store, place.open()):
+            for if_exists in ("error", "open"):
+                with pytest.raises(UsageError, match="was dropped, and its name stays blocked: pass replace=True"):
+                    again.create("orders", key=KEY, timeline="counter", if_exists=if_exists)
     store.maintain()
+    names = place.open()._catalog.read()
+    assert (names.entries, names.dropped, names.graves) == ({}, (), {"orders": collection.id})
+    assert len(ids) == 3  # an id is never used again
     assert len(place.blobs()) <= 3
+
+
+def test_dropping_says_whether_this_call_did_it_and_a_name_that_never_was_is_unknown(place):
+    store, other = place.open(), place.open()
+    store.create("orders", key=KEY)
+    assert store.drop("orders") is True
+    assert [each.drop("orders") for each in (store, other)] == [False, False]
+    assert store.drop("orders", force=True) is False
+    store.maintain()
+    assert other.drop("orders") is False  # also when nothing is left of it
+    with pytest.raises(UnknownCollection, match="there is no collection never; there are: none") as raised:
+        store.drop("never")
+    assert raised.value.name == "never"
+
+
+def test_of_two_that_drop_at_once_one_did_it(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    store.create("orders", key=KEY)
+    did = []
+    script.add("compare_and_set", Fault.NONE, key=LOG, hook=lambda: did.append(other.drop("orders")))
+    did.append(store.drop("orders"))
+    assert script.is_done
+    assert did == [True, False]
+
+
+@pytest.mark.parametrize("change", ["rename", "replace"])
+def test_a_drop_that_meets_another_change_is_as_if_it_came_after_it(place, change):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    orders = store.create("orders", key=KEY)
+
+    def meanwhile():
+        if change == "rename":
+            other.rename("orders", "sales")
+        else:
+            other.create("orders", key=KEY, replace=True)
+
+    script.add("compare_and_set", Fault.NONE, key=LOG, hook=meanwhile)
+    if change == "rename":
+        with pytest.raises(UnknownCollection, match="no collection orders; there are: sales"):
+            store.drop("orders")
+        assert other["sales"].id == orders.id
+        assert other._catalog.read().graves == {}
+    else:
+        assert store.drop("orders") is True
+        assert other.names() == []
+
+
+def test_a_collection_cannot_be_renamed_onto_a_dropped_name_and_leaves_no_block_behind(place):
+    store = place.open()
+    store.create("gone", key=KEY)
+    store.drop("gone")
+    orders = store.create("orders", key=KEY)
+    with pytest.raises(UsageError, match="gone was dropped, and its name stays blocked: give another name"):
+        store.rename("orders", "gone")
+    store.rename("orders", "sales")
+    assert store.create("orders", key=KEY).id != orders.id
+    assert set(store._catalog.read().graves) == {"gone"}
+
+
+def test_loading_leaves_no_blocked_names_and_takes_one_over(place, tmp_path):
+    store = place.open()
+    pq.write_table(pa.table({"n": [7]}), tmp_path / "rows.parquet")
+    load = {"key": ["n"], "timeline": "counter"}
+    store.load("orders", tmp_path / "rows.parquet", **load)
+    store.load("orders", tmp_path / "rows.parquet", **load, replace=True)
+    assert store._catalog.read().graves == {}
+
+    def fail(rows):
+        raise RuntimeError("interrupted")
+
+    for replace in (False, True):  # a load that failed has changed nothing: it can be tried again
+        with pytest.raises(RuntimeError):
+            store.load("new", tmp_path / "rows.parquet", **load, replace=replace, progress=fail)
+        assert (store.names(), store._catalog.read().graves) == (["orders"], {})
+    store.drop("orders")
+    with pytest.raises(UsageError, match="stays blocked"):
+        store.load("orders", tmp_path / "rows.parquet", **load)
+    assert rows_of(store.load("orders", tmp_path / "rows.parquet", **load, replace=True)) == [7]
+    assert store._catalog.read().graves == {}
+
+
+# Critical holds.
+
+
+def test_what_is_under_a_critical_hold_is_not_dropped_or_replaced_unless_forced(place, tmp_path):
+    store, other = place.open(config=BLOBS), place.open(config=BLOBS)
+    orders = store.create("orders", key=KEY, timeline="counter")
+    orders.append([{"n": 1}])
+    hold = other["orders"].hold(0, critical="backup")
+    pq.write_table(pa.table({"n": [7]}), tmp_path / "rows.parquet")
+    for refused in (
+        lambda: store.drop("orders"),
+        lambda: store.create("orders", key=KEY, replace=True),
+        lambda: store.load("orders", tmp_path / "rows.parquet", key=["n"], replace=True),
+    ):
+        with pytest.raises(UsageError, match=r"critical holds \(backup\): release them, or .*force=True"):
+            refused()
+    assert store["orders"].id == orders.id
+    orders.append([{"n": 2}])  # it is as it was
+    assert store._catalog.read().dropped == ()
+    assert store.drop("orders", force=True) is True
+    assert other._committer.state(orders.id).holds == {}  # they go with the closing
+    assert other._committer.state(orders.id).upper.is_closed
+    other._leases.close()
+    store.maintain()
+    assert (store._catalog.read().dropped, store._catalog.read().forced) == ((), ())
+    with pytest.raises(ClosedError):
+        hold.advance(1)
+
+
+def test_a_released_hold_is_no_obstacle_and_many_are_named_in_short(place):
+    store = place.open()
+    orders = store.create("orders", key=KEY)
+    holds = [orders.hold(critical=f"h{n}") for n in range(7)]
+    with pytest.raises(UsageError, match=r"\(h0, h1, h2, h3, h4 and 2 more\)"):
+        store.drop("orders")
+    for hold in holds:
+        hold.release()
+    assert store.drop("orders") is True
+
+
+def test_a_hold_that_is_taken_while_a_collection_is_dropped_keeps_its_data(place):
+    script = Script()
+    store, other = place.open(script=script, config=BLOBS), place.open(config=BLOBS)
+    store.create("orders", key=KEY, timeline="counter").append([{"n": 1}])
+    theirs = other["orders"]
+    taken = []
+    script.add("compare_and_set", Fault.NONE, key=LOG, hook=lambda: taken.append(theirs.hold(0, critical="late")))
+    assert store.drop("orders") is True
+    store.maintain()
+    assert store._catalog.read().dropped == (theirs.id,)
+    assert theirs.snapshot().to_pylist() == [{"n": 1}]
+    taken[0].release()
+    other._leases.close()
+    store.maintain()
+    assert store._catalog.read().dropped == ()
+
+
+@pytest.mark.parametrize("fault", [Fault.DETERMINATE, Fault.INDETERMINATE_NOT, Fault.LATE])
+def test_a_forced_drop_that_could_not_close_is_forced_by_maintenance(place, fault):
+    script = Script()
+    store, other = place.open(script=script, config=BLOBS), place.open(config=BLOBS)
+    orders = store.create("orders", key=KEY, timeline="counter")
+    orders.append([{"n": 1}])
+    orders.hold(0, critical="backup")
+    script.add("compare_and_set", fault, key=orders.id, times=20)
+    assert store.drop("orders", force=True) is True
+    assert other._committer.state(orders.id).holds
+    assert store._catalog.read().forced == (orders.id,)
+    script.rules.clear()
+    other.maintain()
+    assert other._committer.state(orders.id).holds == {}
+    assert other._catalog.read().forced == other._catalog.read().dropped == ()
+
+
+def test_a_damaged_collection_is_dropped_by_force_and_keeps_no_other_from_being_buried(place):
+    store = place.open()
+    for name in ("bad", "good"):
+        store.create(name, key=KEY).append([{"n": 1}])
+    bad = store["bad"].id
+    head = place.consensus.head(bad)
+    place.consensus.compare_and_set([Write(bad, head.seqno, b"damage")])
+    with pytest.raises(CorruptionError):
+        store.drop("bad")
+    assert "bad" in store
+    assert store.drop("bad", force=True) is True
+    assert store.drop("good") is True
+    report = store.maintain()
+    assert report.failures == 1
+    assert "bad, which was dropped: CorruptionError" in report.skipped[0]
+    assert store._catalog.read().dropped == (bad,)
+
+
+# Finding.
+
+
+def test_a_collection_is_got_without_being_created(place):
+    store = place.open()
+    assert store.get("orders") is None
+    orders = store.create("orders", key=KEY)
+    assert store.get("orders").id == place.open().get("orders").id == orders.id
+    store.drop("orders")
+    assert store.get("orders") is None
+    assert store.names() == []
+    with pytest.raises(UsageError, match="is not valid"):
+        store.get("../orders")
+
+
+def test_a_name_that_no_collection_has_is_its_own_error_wherever_it_is_asked_for(place):
+    store = place.open()
+    store.create("there", key=KEY)
+    for asked in (
+        lambda: store["nope"],
+        lambda: store.collection("nope"),
+        lambda: store.description("nope"),
+        lambda: store.rename("nope", "other"),
+        lambda: store.drop("nope"),
+        lambda: store.maintain("nope"),
+        lambda: store.set_retention("nope", None),
+    ):
+        with pytest.raises(UnknownCollection, match="there is no collection nope; there are: there") as raised:
+            asked()
+        assert raised.value.name == "nope"
+        assert isinstance(raised.value, KeyError)
+
+
+def test_a_collection_is_described_by_name(place):
+    store = place.open()
+    assert store.create("plane", key=KEY, arity=2).name == "plane"
+    orders = store.create("orders", key=KEY, timeline="counter")
+    minimum = Frontier.minimum(1)
+    assert store.description("orders") == Description(minimum, minimum, minimum)
+    for n in range(5):
+        orders.append([{"n": n}])
+    orders.expire(before=3)
+    for each in (store, place.open(read_only=True)):
+        assert each.description("orders") == Description(minimum, Frontier.at(5), Frontier.at(3))
+    orders.close_for_good()
+    assert store.description("orders") == Description(minimum, CLOSED, Frontier.at(3))
+    assert store.description("plane").lower == Frontier.minimum(2)
+
+
+def test_names_are_listed_and_looked_up_without_reading_a_collection(place):
+    store = place.open()
+    for n in range(50):
+        store.create(f"c{n}", key=KEY)
+    script = Script()
+    other = place.open(script=script)
+    assert len(other.names()) == 50
+    assert "c7" in other
+    assert script.calls == {"scan": 2}  # the catalog, and nothing else
+    assert other.description("c7").upper == Frontier.minimum(1)
+    assert script.calls["scan"] <= 4
+    assert set(other._committer.session.states) == {store["c7"].id}
 
 
 def test_a_lease_that_lapsed_does_not_keep_a_dropped_collection(place):
@@ -405,7 +672,7 @@ def test_every_change_of_the_catalog_survives_a_lost_reply_and_is_made_once(plac
     if change == "rename":
         store.rename("orders", "sales")
     elif change == "drop":
-        store.drop("orders")
+        assert store.drop("orders") is True
     elif change == "retain":
         orders.retain("7 days")
     else:
@@ -423,6 +690,7 @@ def test_every_change_of_the_catalog_survives_a_lost_reply_and_is_made_once(plac
         }[change]
     )
     assert len(names.dropped) == (change in ("drop", "replace"))
+    assert list(names.graves) == ["orders"] * (change == "drop")
     if change == "retain":
         assert names.entries["orders"].retain_ms == 7 * 86_400_000
     if change == "replace":
@@ -460,17 +728,33 @@ def test_a_damaged_catalog_is_a_corruption_error_for_whatever_is_asked(place):
             asked()
 
 
+def test_a_catalog_of_version_1_is_read_and_goes_on_as_version_2(place):
+    store = place.open()
+    orders = store.create("orders", key=KEY)
+    entry = store._catalog.read().entries["orders"]
+    payload = msgspec.msgpack.encode({"entries": {"orders": entry}, "dropped": [], "retain_ms": 5000})
+    overwrite(place, b"TSC1" + zlib.crc32(payload).to_bytes(4, "big") + payload)
+    other = place.open()
+    assert other["orders"].id == orders.id
+    names = other._catalog.read()
+    assert (names.entries, names.retain_ms, names.graves, names.forced) == ({"orders": entry}, 5000, {}, ())
+    assert other.drop("orders") is True
+    assert place.consensus.head(LOG).data[:4] == b"TSC2"
+    assert other._catalog.read().retain_ms == 5000
+
+
 def test_a_catalog_of_a_newer_version_is_refused_as_such(place):
     store = place.open()
     store.create("orders", key=KEY)
     payload = msgspec.msgpack.encode({"whatever": "it may hold"})
-    overwrite(place, b"TSC2" + zlib.crc32(payload).to_bytes(4, "big") + payload)
+    overwrite(place, b"TSC3" + zlib.crc32(payload).to_bytes(4, "big") + payload)
     with pytest.raises(VersionError, match="upgrade"):
         place.open().names()
 
 
 def test_no_damage_of_a_catalog_gives_other_names():
-    names = Names(3, {"orders": Entry("orders-1", "counter", 5000, 17), "b": Entry("b-2")}, ("gone-3",))
+    entries = {"orders": Entry("orders-1", "counter", 5000, 17), "b": Entry("b-2")}
+    names = Names(3, entries, ("gone-3",), 5000, {"gone": "gone-3"}, ("gone-3",))
     data = encode(names)
     assert decode(3, data) == names
     for length in range(len(data)):
@@ -517,6 +801,21 @@ def test_an_entry_that_no_store_would_write_is_damage(entry):
 def test_a_dropped_id_that_no_store_would_write_is_damage():
     with pytest.raises(CorruptionError):
         decode(0, encode(Names(0, {}, ("../../etc",))))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        Names(0, {}, (), None, {"../a": "a-1"}),
+        Names(0, {}, (), None, {"a": "../../etc"}),
+        Names(0, {}, ("a-1",), None, {}, ("../../etc",)),
+        Names(0, {}, (), None, {}, ("a-1",)),
+        Names(0, {"a": Entry("a-2")}, (), None, {"a": "a-1"}),
+    ],
+)
+def test_graves_that_no_store_would_write_are_damage(names):
+    with pytest.raises(CorruptionError):
+        decode(0, encode(names))
 
 
 def test_the_catalog_keeps_only_its_newest_entry(place):

@@ -16,7 +16,8 @@ from expect import until
 from places import BLOBS, Clock, Place, Script, counted, in_threads
 
 import timespine as ts
-from timespine.client.maintenance import EXPIRE_S, GATHER, IDLE_S, OVERDUE, SKIPPED_MAX, SPARE_BYTES, SWEEP_S, VAIN_MAX
+from timespine.client.maintenance import EXPIRE_S, GATHER, IDLE_S, OVERDUE, SPARE_BYTES, SWEEP_S, VAIN_MAX
+from timespine.client.report import SKIPPED_MAX
 from timespine.config import Config
 from timespine.core.hollow import Part
 from timespine.core.transitions import ClaimMerge, RegisterWriter, RollUpAll, Seal, Write

@@ -9,7 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from timespine.client.metrics import GAUGES, of_collection, register
 from timespine.config import Config
+from timespine.core.hollow import Part
+from timespine.core.state import State
+from timespine.core.transitions import AdvanceUpper, Write
+from timespine.errors import Unavailable, UpperMismatch
 from timespine.location.unreliable import Fault
+from timespine.model.frontier import Frontier
 
 OFTEN = Config(inline_part_bytes=1, rollup_seqnos=1000, retry_pause_ms=1, storage_attempts=2)
 
@@ -152,6 +157,110 @@ def test_the_process_counts_what_it_did(place):
     orders.snapshot().to_arrow()
     orders.snapshot().to_arrow()
     assert store.metrics()["cache hits"] > 0
+
+
+# Commands, and where the data lies.
+
+
+def test_commands_are_counted_by_kind_and_those_that_failed(place):
+    store = place.open(config=OFTEN)
+    orders = create(store)
+    before = store.metrics()
+    assert before["commands failed"] == 0
+    orders.append([{"k": 1, "v": "a"}])
+    orders.append([{"k": 2, "v": "a"}], at=5)
+    orders.advance(20)
+    orders.advance(30)
+    counted = store.metrics()
+    assert counted["commands append next"] == 1
+    assert counted["commands compare and append"] == 1
+    assert counted["commands advance upper"] == 2
+    with pytest.raises(UpperMismatch):
+        orders.append([{"k": 3, "v": "a"}], at=40, expected_upper=7)
+    assert store.metrics()["commands compare and append"] == 2
+    assert store.metrics()["commands failed"] == 1
+
+
+def test_commands_of_a_commit_that_storage_refused_have_failed_all_of_them(place):
+    script = Script()
+    store = place.open(config=OFTEN, script=script)
+    left, right = create(store, "left"), create(store, "right")
+    store.advance(1)
+    script.add("compare_and_set", Fault.DETERMINATE, times=99)
+    commands = [(each.id, AdvanceUpper(Frontier.at(9))) for each in (left, right)]
+    with pytest.raises(Unavailable):
+        store._committer.commit(*commands)
+    assert store.metrics()["commands failed"] == store.metrics()["commands advance upper"] == 2
+    assert left.upper == right.upper == Frontier.at(0)
+
+
+def unsealed(collection, key, time, size=100):
+    """A batch ahead of the seal."""
+    part = Part(f"{collection.id}/{collection._access.committer.writer(collection.id)}/{key}", 1, size, 1)
+    collection._access.committer.commit((collection.id, Write(Frontier.at(time), (time,), (part,), 0)))
+
+
+def test_blobs_and_bytes_are_counted_where_they_lie(place):
+    store = place.open(config=OFTEN)
+    left, right = create(store, "left"), create(store, "right")
+    for n in range(3):
+        left.append([{"k": n, "v": "x"}])
+    right.append([{"k": 1, "v": "y"}])
+    unsealed(left, "p-one", 7)
+    unsealed(left, "p-two", 8, 50)
+    sizes = {
+        each: [part.size for batch in each._access.state().hollow_batches() for part in batch.parts]
+        for each in (left, right)
+    }
+    found = figures(left)
+    assert (found["trace_blobs"], found["trace_blob_bytes"]) == (3, sum(sizes[left]))
+    assert (found["unsealed_blobs"], found["unsealed_blob_bytes"]) == (2, 150)
+    counted = store.metrics()
+    assert (counted["trace blobs"], counted["trace blob bytes"]) == (4, sum(sizes[left]) + sum(sizes[right]))
+    assert (counted["unsealed blobs"], counted["unsealed blob bytes"]) == (2, 150)
+    store.drop("left")
+    store._leases.close()
+    store.maintain()
+    assert store.metrics()["unsealed blobs"] == 0
+    assert store.metrics()["trace blobs"] == 1
+
+
+def test_rows_that_live_in_the_state_are_no_blobs(place):
+    store = place.open(config=QUICK)
+    orders = create(store)
+    orders.append([{"k": 1, "v": "a"}])
+    found = figures(orders)
+    assert (found["trace_blobs"], found["trace_blob_bytes"], found["inline_bytes"] > 0) == (0, 0, True)
+
+
+def test_blobs_are_added_up_once_per_state_and_only_if_somebody_asks(place, monkeypatch):
+    store = place.open(config=OFTEN)
+    orders = create(store)
+    walks = []
+    real = State.hollow_batches
+
+    def walked(state):
+        walks.append(state.seqno)
+        return real(state)
+
+    for n in range(5):
+        orders.append([{"k": n, "v": "x"}])
+    monkeypatch.setattr(State, "hollow_batches", walked)
+    orders.append([{"k": 9, "v": "x"}])
+    assert walks == []  # no commit walks over all batches
+    assert (store.metrics()["trace blobs"], len(walks)) == (6, 1)
+    for _ in range(5):
+        assert store.metrics()["trace blobs"] == 6
+    assert len(walks) == 1
+
+
+def test_figures_of_the_process_need_no_storage(place):
+    script = Script()
+    store = place.open(config=OFTEN, script=script)
+    create(store).append([{"k": 1, "v": "a"}])
+    before = sum(script.calls.values())
+    assert store.metrics()["trace blobs"] == 1
+    assert sum(script.calls.values()) == before
 
 
 # Prometheus.

@@ -7,8 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import calls
 import pytest
 from places import BLOBS, QUICK, Place
 
@@ -59,44 +58,49 @@ def read(store):
     return found
 
 
-def verbs(tmp_path):
-    """Every verb that changes something, by name; where it can, so that there would be nothing to change."""
-    pq.write_table(pa.table({"id": [1]}), tmp_path / "rows.parquet")
-    row = {"id": 1, "name": "x"}
-    return {
-        "append": lambda store: store["orders"].append([row]),
-        "append nothing": lambda store: store["orders"].append([], upper=9),
-        "append much": lambda store: store["orders"].append(pa.table({"id": range(9000), "name": ["x" * 9] * 9000})),
-        "upsert": lambda store: store["orders"].upsert([row]),
-        "upsert nothing": lambda store: store["orders"].upsert([]),
-        "delete": lambda store: store["orders"].delete({"id": 1}),
-        "delete nothing": lambda store: store["orders"].delete(where="id = -1"),
-        "update": lambda store: store["orders"].update(where="id = -1", set={"name": "y"}),
-        "replace": lambda store: store["orders"].replace([], where="id = -1"),
-        "merge": lambda store: store["orders"].merge([row]).when_not_matched_insert().execute(),
-        "advance a collection": lambda store: store["orders"].advance(1),
-        "close for good": lambda store: store["orders"].close_for_good(),
-        "writer": lambda store: store["orders"].writer(),
-        "subscribe": lambda store: store["orders"].subscribe(),
-        "hold": lambda store: store["orders"].hold(1),
-        "critical hold": lambda store: store["orders"].hold(1, critical="other"),
-        "expire": lambda store: store["orders"].expire(before=0),
-        "retain": lambda store: store["orders"].retain(None),
-        "retain all": lambda store: store.retain(None),
-        "compact": lambda store: store["orders"].compact(),
-        "compact and wait": lambda store: store["orders"].compact(wait=True),
-        "evolve": lambda store: store["orders"].evolve(add={"more": "string"}),
-        "create": lambda store: store.create("new", key=KEY),
-        "create what is there": lambda store: store.create(
-            "orders", key=KEY, value=VALUE, timeline="counter", if_exists="open"
-        ),
-        "load": lambda store: store.load("new", tmp_path / "rows.parquet"),
-        "rename": lambda store: store.rename("orders", "orders2"),
-        "drop": lambda store: store.drop("orders"),
-        "maintain": lambda store: store.maintain(),
-        "vacuum": lambda store: store.vacuum(dry_run=False),
-        "advance": lambda store: store.advance(),
-    }
+def refused(tmp_path):
+    """Every call that changes something, with a name for people."""
+    for name, each in calls.of_store(tmp_path)[0].items():
+        yield from ((f"store.{name}", call) for call in each)
+    for name, each in calls.of_collection()[0].items():
+        yield from ((name, lambda store, call=call: call(store["orders"])) for call in each)
+
+
+def answered(tmp_path):
+    """Every call that only reads."""
+    for name, each in calls.of_store(tmp_path)[1].items():
+        yield from ((f"store.{name}", call) for call in each)
+    for name, each in calls.of_collection()[1].items():
+        yield from ((name, lambda store, call=call: call(store["orders"])) for call in each)
+
+
+class OnlyBlobs:
+    """Blobs of somebody who may look at them, and no more."""
+
+    def __init__(self, inner):
+        self.get, self.get_range, self.list_keys, self.close = (
+            inner.get,
+            inner.get_range,
+            inner.list_keys,
+            inner.close,
+        )
+
+    def _refuse(self, *_):
+        raise PermissionError("these credentials cannot write")
+
+    put = delete = _refuse
+
+
+class OnlyLogs:
+    """The same of logs."""
+
+    def __init__(self, inner):
+        self.head, self.scan, self.list_keys, self.close = inner.head, inner.scan, inner.list_keys, inner.close
+
+    def _refuse(self, *_):
+        raise PermissionError("these credentials cannot write")
+
+    compare_and_set = truncate = _refuse
 
 
 @pytest.fixture
@@ -117,15 +121,38 @@ def test_every_read_gives_what_a_store_that_is_open_for_writing_gives(place):
         assert read(reading) == read(writing)
 
 
+def test_no_method_of_a_store_or_a_collection_is_forgotten_here(tmp_path):
+    assert calls.missing(tmp_path) == [set(), set()]
+
+
+@pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
+def test_everything_is_read_with_credentials_that_cannot_write(place, tmp_path, config):
+    with place.open(config=config) as store:
+        fill(store)
+        expected = [(name, str(call(store))) for name, call in answered(tmp_path) if not name.startswith("store.")]
+    blob, consensus = OnlyBlobs(place.blob), OnlyLogs(place.consensus)
+    with place.open(read_only=True, blob=blob, consensus=consensus, config=config, maintenance=True) as reading:
+        found = [(name, str(call(reading))) for name, call in answered(tmp_path)]
+        assert [each for each in found if not each[0].startswith(("store.", "inspect"))] == [
+            each for each in expected if each[0] != "inspect"
+        ]
+        reading.metrics()
+        place.clock.advance(10 * EXPIRE_S)
+        reading.beat()
+        for _, call in refused(tmp_path):
+            with pytest.raises(UsageError, match="open for reading only"):
+                call(reading)
+
+
 @pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
 def test_every_verb_that_changes_something_is_refused_and_nothing_is_written(place, tmp_path, config):
     with place.open(config=config) as store:
         fill(store)
     before = everything(place)
     reading = place.open(read_only=True, config=config)
-    for name, verb in verbs(tmp_path).items():
+    for name, call in refused(tmp_path):
         with pytest.raises(UsageError, match="open for reading only"):
-            verb(reading)
+            call(reading)
         assert everything(place) == before, name
     read(reading)
     place.clock.advance(10 * EXPIRE_S)
@@ -150,9 +177,9 @@ def test_nothing_appears_in_the_folder_and_nothing_in_it_changes(tmp_path):
     before = tree(root)
     with ts.open(root, read_only=True) as store:
         read(store)
-        for verb in verbs(tmp_path).values():
+        for _, call in refused(tmp_path):
             with pytest.raises(UsageError, match="open for reading only"):
-                verb(store)
+                call(store)
         assert tree(root) == before
     assert tree(root) == before
 
@@ -184,6 +211,9 @@ if os.geteuid() == 0:
     os.setuid(65534)
 assert not os.access(sys.argv[1], os.W_OK)
 with ts.open(sys.argv[1], read_only=True) as store:
+    assert store.description("orders").upper == store["orders"].upper
+    assert store["orders"].inspect(parts=True).batches
+    assert store["orders"].changes(2).to_arrow().num_rows and store["orders"].snapshot(2).to_pylist()
     for line in sys.stdin:
         print(store["orders"].lookup({"id": int(line)}), store["orders"].count(), flush=True)
 """

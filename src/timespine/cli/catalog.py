@@ -256,8 +256,17 @@ def rename(store: StorePath, name: Name, new: NewName, output: Output = None) ->
     write_done(where, {"name": new, "was": name}, lambda: f"{name} is now called {new}\n")
 
 
-def drop(store: StorePath, name: Name, output: Output = None) -> None:
+def drop(
+    store: StorePath,
+    name: Name,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if there are critical holds on it, which go with it.")
+    ] = False,
+    output: Output = None,
+) -> None:
     """Remove a collection with all its history. Its files go with the next `timespine maintain`.
+
+    Its name stays blocked: `create --replace` and `load --replace` take it. Dropping it again is fine.
 
     \b
     Example:
@@ -265,5 +274,5 @@ def drop(store: StorePath, name: Name, output: Output = None) -> None:
     """
     where = for_document(output)
     with opened(store) as open_store:
-        open_store.drop(name)
-    write_done(where, {"dropped": name}, lambda: f"{name} was dropped\n")
+        now = open_store.drop(name, force=force)
+    write_done(where, {"dropped": name, "before": not now}, lambda: f"{name} was dropped{'' if now else ' before'}\n")

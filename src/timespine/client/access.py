@@ -89,6 +89,8 @@ class Shared:
     """What was put, encoded, retried, left to the sweep."""
     by_collection: dict[str, dict[str, float]] = field(default_factory=dict)
     """What was appended and merged, by collection."""
+    buckets: dict[str, tuple[int, dict[str, float]]] = field(default_factory=dict)
+    """Blobs and bytes by collection, and the state that they were added up for."""
 
     def counters_of(self, collection: str) -> dict[str, float]:
         """The counters of one collection."""

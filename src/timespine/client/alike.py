@@ -17,10 +17,12 @@ def check_alike(name: str, found: tuple[Entry, Schema], asked: tuple[Entry, Sche
     if other := _difference(schema, made):
         raise UsageError(f"collection {name} exists with another schema ({other}): evolve it, or pass replace=True")
     if entry.timeline != wanted.timeline:
-        raise UsageError(f"collection {name} exists with timeline={entry.timeline!r}: open it with store[{name!r}]")
+        both = f"timeline={entry.timeline!r}, not timeline={wanted.timeline!r}"
+        raise UsageError(f"collection {name} exists with {both}: open it with store[{name!r}]")
     if wanted.retain_ms is not None and entry.retain_ms != wanted.retain_ms:
         kept = f"retain={entry.retain_ms} ms" if entry.retain_ms is not None else "no retain of its own"
-        raise UsageError(f"collection {name} exists with {kept}: change it with store[{name!r}].retain(...)")
+        both = f"{kept}, not retain={wanted.retain_ms} ms"
+        raise UsageError(f"collection {name} exists with {both}: change it with store[{name!r}].retain(...)")
 
 
 def rule_of(merging: object) -> Merging | None:

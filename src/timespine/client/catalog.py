@@ -28,6 +28,7 @@ from timespine.errors import (
     Determinate,
     Indeterminate,
     Unavailable,
+    UnknownCollection,
     UsageError,
     VersionError,
     shown,
@@ -37,10 +38,15 @@ from timespine.ids import check_segment
 LOG = "catalog"
 """The key of the log. No collection can have it: their ids end in a random part."""
 
-MAGIC = b"TSC1"
+MAGIC = b"TSC2"
+"""What an entry begins with. Version 1 is the same without graves and without what was forced: it is read, too."""
+
 TIMELINES = ("clock", "counter")
 NO_RETENTION = "retain needs times that are points of the wall clock: timeline='clock', one coordinate"
 NAME_MAX = 128
+NAMED_MAX = 10
+"""Names of collections that a message repeats, at most."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
@@ -68,12 +74,24 @@ class Names(msgspec.Struct, frozen=True):
     """Ids of collections that were dropped or replaced and whose data may still be there."""
     retain_ms: int | None = None
     """How long collections without a policy of their own keep history; None: for ever."""
+    graves: dict[str, str] = {}
+    """Names that stay blocked, and the id of the collection that was dropped under each, the last one."""
+    forced: tuple[str, ...] = ()
+    """Those of `dropped` whose critical holds go, too."""
+
+    def unknown(self, name: str) -> UnknownCollection:
+        """What to raise for a name that no collection has: it names the ones there are."""
+        gone = " any more: it was dropped" if name in self.graves else ""
+        there = ", ".join(sorted(self.entries)[:NAMED_MAX]) or "none"
+        return UnknownCollection(f"there is no collection {name}{gone}; there are: {there}", name)
 
 
 class _Image(msgspec.Struct, frozen=True):
     entries: dict[str, Entry]
     dropped: tuple[str, ...] = ()
     retain_ms: int | None = None
+    graves: dict[str, str] = {}
+    forced: tuple[str, ...] = ()
 
 
 _decoder = msgspec.msgpack.Decoder(_Image)
@@ -102,7 +120,7 @@ def first_name(id: str) -> str:
 
 def encode(names: Names) -> bytes:
     """The catalog as an entry."""
-    payload = msgspec.msgpack.encode(_Image(names.entries, names.dropped, names.retain_ms))
+    payload = msgspec.msgpack.encode(_Image(names.entries, names.dropped, names.retain_ms, names.graves, names.forced))
     return MAGIC + zlib.crc32(payload).to_bytes(4, "big") + payload
 
 
@@ -110,19 +128,25 @@ def decode(seqno: int, data: bytes) -> Names:
     """The catalog in an entry; anything else is a CorruptionError."""
     if data[:3] == MAGIC[:3] and data[3:4] > MAGIC[3:4] and zlib.crc32(data[8:]) == int.from_bytes(data[4:8], "big"):
         raise VersionError("the catalog was written by a newer version: upgrade to read it")
-    if data[:4] != MAGIC or len(data) < 8 or zlib.crc32(data[8:]) != int.from_bytes(data[4:8], "big"):
+    if data[:4] not in (MAGIC, b"TSC1") or len(data) < 8 or zlib.crc32(data[8:]) != int.from_bytes(data[4:8], "big"):
         raise CorruptionError("the catalog of the store is damaged")
     try:
         image = _decoder.decode(data[8:])
         for name, entry in image.entries.items():
             _check_entry(check_name(name), entry)
-        for id in image.dropped:
+        for id in (*image.dropped, *image.forced, *image.graves.values()):
             check_segment(id, "collection id")
+        for name in image.graves:
+            check_name(name)
+        if both := image.entries.keys() & image.graves.keys():
+            raise UsageError(f"collection {min(both)} is there and was dropped")
+        if not set(image.forced) <= set(image.dropped):
+            raise UsageError("a collection that was not dropped was forced to be")
         if image.retain_ms is not None and image.retain_ms <= 0:
             raise UsageError(f"the store keeps history for {image.retain_ms} milliseconds")
     except (msgspec.MsgspecError, UsageError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"the catalog of the store does not decode: {error}") from error
-    return Names(seqno, image.entries, image.dropped, image.retain_ms)
+    return Names(seqno, image.entries, image.dropped, image.retain_ms, image.graves, image.forced)
 
 
 def _check_entry(name: str, entry: Entry) -> None:
@@ -143,19 +167,43 @@ def renamed(id: str, old: str, new: str, names: Names) -> Names | None:
     if known is not None and known.id == id:
         return None
     if old not in names.entries or names.entries[old].id != id:
-        raise UsageError(f"there is no collection {old}")
+        raise names.unknown(old)
     if known is not None:
         raise UsageError(f"there is a collection {new} already")
+    if new in names.graves:
+        raise UsageError(f"a collection {new} was dropped, and its name stays blocked: give another name")
     entries = {new if name == old else name: entry for name, entry in names.entries.items()}
     return msgspec.structs.replace(names, entries=entries)
 
 
-def dropped(id: str, names: Names) -> Names | None:
-    """Without a collection, whose data is still there."""
+def dropped(id: str, name: str, force: bool, names: Names) -> Names | None:
+    """Without the collection of a name, whose data is still there; the name stays blocked."""
+    known = names.entries.get(name)
+    if known is None or known.id != id:
+        return None
+    return msgspec.structs.replace(
+        names,
+        entries={each: entry for each, entry in names.entries.items() if each != name},
+        dropped=(*names.dropped, id),
+        graves={**names.graves, name: id},
+        forced=(*names.forced, id) if force else names.forced,
+    )
+
+
+def discarded(id: str, names: Names) -> Names | None:
+    """Without a collection that nobody was to see: its name can be given again."""
     entries = {name: entry for name, entry in names.entries.items() if entry.id != id}
     if len(entries) == len(names.entries):
         return None
     return msgspec.structs.replace(names, entries=entries, dropped=(*names.dropped, id))
+
+
+def _named(names: Names, name: str, entry: Entry) -> Names:
+    """With a name for a collection, whoever had it before: that one is dropped."""
+    known = names.entries.get(name)
+    gone = (*names.dropped, known.id) if known is not None else names.dropped
+    graves = {each: id for each, id in names.graves.items() if each != name} if name in names.graves else names.graves
+    return msgspec.structs.replace(names, entries={**names.entries, name: entry}, dropped=gone, graves=graves)
 
 
 def taken_over(id: str, name: str, names: Names) -> Names | None:
@@ -167,8 +215,7 @@ def taken_over(id: str, name: str, names: Names) -> Names | None:
     if entry is None:
         raise UsageError(f"the collection that was to be called {name} was dropped")
     entries = {each: other for each, other in names.entries.items() if other.id != id}
-    gone = (*names.dropped, known.id) if known is not None else names.dropped
-    return msgspec.structs.replace(names, entries={**entries, name: entry}, dropped=gone)
+    return _named(msgspec.structs.replace(names, entries=entries), name, entry)
 
 
 def retained(id: str, retain_ms: int | None, names: Names) -> Names | None:
@@ -189,7 +236,8 @@ def buried_for_good(id: str, names: Names) -> Names | None:
     """Without a dropped collection of which nothing is left."""
     if id not in names.dropped:
         return None
-    return msgspec.structs.replace(names, dropped=tuple(each for each in names.dropped if each != id))
+    left = tuple(each for each in names.dropped if each != id)
+    return msgspec.structs.replace(names, dropped=left, forced=tuple(each for each in names.forced if each != id))
 
 
 def retained_by_all(retain_ms: int | None, names: Names) -> Names | None:
@@ -203,24 +251,35 @@ class Catalog:
     def __init__(self, driver: Driver, session: Session) -> None:
         self._driver = driver
         self._session = session
+        self._known: tuple[tuple[int, bytes], Names] | None = None
+        """The entry that was read last, and what it says: names change rarely, and there may be thousands."""
 
     def read(self) -> Names:
-        """The names as of now."""
-        return self._driver.run(_read(self._session))
+        """The names as of now. They are read every time, and decoded again only if they changed."""
+        entry = self._driver.run(_read(self._session))
+        if entry is None:
+            return Names(None, {})
+        known = self._known
+        if known is None or known[0] != entry:
+            known = self._known = (entry, decode(*entry))
+        return known[1]
 
     def find(self, name: str) -> Entry:
-        """The collection of that name, or a UsageError that names the ones there are."""
-        entries = self.read().entries
-        entry = entries.get(check_name(name))
+        """The collection of that name, or an UnknownCollection that names the ones there are."""
+        names = self.read()
+        entry = names.entries.get(check_name(name))
         if entry is None:
-            there = ", ".join(sorted(entries)[:10]) or "none"
-            raise UsageError(f"there is no collection {name}; there are: {there}")
+            raise names.unknown(name)
         return entry
 
     def create(
         self, name: str, entry: Entry, schema: bytes, arity: int, merging: Merging, *, replace: bool
     ) -> tuple[Entry, bool]:
-        """Give a name to a new collection; the entry that has the name now, and whether it is the new one."""
+        """Give a name to a new collection; the entry that has the name now, and whether it is the new one.
+
+        The name of what was dropped stays blocked, unless it is to be replaced: whoever reads or writes by name
+        must not be taken to other rows without anybody having said so.
+        """
         check_name(name)
         for _ in range(self._session.config.commit_attempts):
             names = self.read()
@@ -229,26 +288,38 @@ class Catalog:
                 return entry, True  # an earlier try went through, though its reply was lost
             if known is not None and not replace:
                 return known, False
-            dropped = (*names.dropped, known.id) if known is not None else names.dropped
-            changed = msgspec.structs.replace(names, entries={**names.entries, name: entry}, dropped=dropped)
-            if self._store(changed, (entry.id, None, _first_state(entry.id, arity, merging, schema))):
+            if name in names.graves and not replace:
+                raise UsageError(
+                    f"a collection {name} was dropped, and its name stays blocked: pass replace=True to give it again, "
+                    "or give another name"
+                )
+            if self._store(
+                _named(names, name, entry), (entry.id, None, _first_state(entry.id, arity, merging, schema))
+            ):
                 return entry, True
         raise Determinate(f"collection {name} could not be created: others keep changing the catalog")
 
-    def change(self, what: Callable[[Names], Names | None]) -> None:
-        """Apply a function from names to names (or None for no change) until it is stored.
+    def change(self, what: Callable[[Names], Names | None]) -> bool:
+        """Apply a function from names to names (or None for no change) until it is stored; whether this call did it.
+
+        (If a reply was lost and it is done, this call may have done it: that counts as if it had.)
 
         SUBTLE: it is applied again after a reply was lost, perhaps to names in which it is done already: it
         must see that, and change nothing then (test_catalog.py).
         """
+        in_doubt = False
         for _ in range(self._session.config.commit_attempts):
             names = self.read()
             changed = what(names)
-            if changed is None or self._store(changed):
-                return
+            if changed is None:
+                return in_doubt
+            stored = self._store(changed)
+            if stored:
+                return True
+            in_doubt = in_doubt or stored is None
         raise Determinate("the catalog could not be changed: others keep changing it")
 
-    def _store(self, names: Names, *more: tuple[str, int | None, bytes]) -> bool:
+    def _store(self, names: Names, *more: tuple[str, int | None, bytes]) -> bool | None:
         return self._driver.run(_store(self._session, names, more))
 
 
@@ -261,20 +332,25 @@ def _first_state(id: str, arity: int, merging: Merging, schema: bytes) -> bytes:
     return encode_state(state)
 
 
-def _read(session: Session) -> Protocol[Names]:
+def _read(session: Session) -> Protocol[tuple[int, bytes] | None]:
     entries: list[tuple[int, bytes]] = yield from retried(session, Scan(LOG, 0))
-    return decode(*entries[-1]) if entries else Names(None, {})
+    return entries[-1] if entries else None
 
 
-def _store(session: Session, names: Names, more: tuple[tuple[str, int | None, bytes], ...]) -> Protocol[bool]:
-    """Store the catalog, and what must appear with it, in one compare-and-set; whether it is in."""
+def _store(session: Session, names: Names, more: tuple[tuple[str, int | None, bytes], ...]) -> Protocol[bool | None]:
+    """Store the catalog, and what must appear with it, in one compare-and-set; whether it is in.
+
+    None: it was lost, perhaps to itself.
+    """
     write = CompareAndSet(((LOG, names.seqno, encode(names)), *more))
+    lost: bool | None = False
     try:
         mismatch = yield from determinately_retried(session, write)
     except Indeterminate:
+        lost = None
         mismatch = yield from _sent_again(session, write)
     if mismatch is not None:
-        return False
+        return lost
     if names.seqno is not None:
         with contextlib.suppress(Unavailable):  # what stays is dropped with the next change
             yield Truncate(LOG, names.seqno + 1)

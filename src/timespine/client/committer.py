@@ -8,9 +8,11 @@ caller pays nothing for it, and eight callers share one durable write.
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 from timespine.client.driver import Driver
@@ -211,9 +213,19 @@ class Committer:
                     each.error = Indeterminate("whoever was committing this was interrupted: it may have happened")
             raise
         self.session.count("grouped", len(group) - 1)
+        for each in group:
+            self._count(each)
         about = {name for each in group for name, _ in each.transaction.commands}
         for tell in self.told:
             tell(about)
+
+    def _count(self, answered: _Waiting) -> None:
+        """Count the commands of a transaction by their kinds, and those that failed: all of them did, or none."""
+        commands = answered.transaction.commands
+        for _, command in commands:
+            self.session.count(f"commands {_kind(type(command).__name__)}")
+        if answered.error is not None or isinstance(answered.reply, Refused):
+            self.session.count("commands failed", len(commands))
 
     def _answer(self, group: list[_Waiting]) -> None:
         """Commit a group, and give each its reply or its error."""
@@ -299,6 +311,12 @@ class Committer:
         if (session.writer, collection) not in self._entered:
             self.driver.run(enter(session, collection))
             self._entered[session.writer, collection] = session.committer
+
+
+@cache
+def _kind(command: str) -> str:
+    """What people call a command: "append next" for AppendNext."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", command).lower()
 
 
 def _is_fenced(reply: tuple[Any, ...] | Refused) -> bool:

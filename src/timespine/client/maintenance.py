@@ -20,20 +20,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from timespine.client.access import Access
+from timespine.client.report import Report, said
 from timespine.client.rewriting import worth_rewriting
 from timespine.core.effects import Protocol
 from timespine.core.layers import MergeRequest
 from timespine.core.protocols import collect, maintain
 from timespine.core.protocols.session import Session
 from timespine.core.state import State, Status
-from timespine.core.transitions import AdvanceUpper, Exert, Finalize, Refresh, Retain
+from timespine.core.transitions import AdvanceUpper, Command, Exert, Finalize, Refresh, Retain
 from timespine.core.transitions.merges import is_at_work
-from timespine.errors import ClosedError, TimespineError, Unavailable, UsageError
+from timespine.errors import ClosedError, Fenced, TimespineError, Unavailable, UsageError
 from timespine.model.frontier import CLOSED, Frontier
 
 GATHER = 8
@@ -57,9 +58,6 @@ CLAIM_POLL_S = 0.05
 VAIN_MAX = 8
 """Merges in a row whose results did not fit before somebody who waits is told so."""
 
-SKIPPED_MAX = 16
-"""What could not be done, and why, is remembered of the last so many."""
-
 OVERDUE = 4
 """Times as many commits as are due between two rollups: then whoever commits writes one."""
 
@@ -69,31 +67,6 @@ FINISH_ROWS = 1 << 17
 
 STEPS_MIN = 64
 """Steps for one collection in one go, at least: more of them, the more batches there are."""
-
-COUNTED = ("merges", "rollups", "collected", "swept", "leases", "failures")
-
-
-@dataclass(slots=True)
-class Report:
-    """What a round of maintenance did."""
-
-    merges: int = 0
-    rollups: int = 0
-    collected: int = 0
-    """Blobs deleted because only old states referred to them."""
-    swept: int = 0
-    """Blobs deleted because nobody ever referred to them."""
-    leases: int = 0
-    """Leases that had lapsed."""
-    failures: int = 0
-    skipped: list[str] = field(default_factory=list)
-    """What could not be done, and why."""
-
-    def add(self, other: Report) -> None:
-        """Add up two reports."""
-        for name in COUNTED:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.skipped.extend(other.skipped)
 
 
 @dataclass(slots=True)
@@ -143,7 +116,6 @@ class Maintenance:
         self._at_work = threading.Lock()
         self.report = Report()
         """What was done since the store was opened."""
-        self._skips = 0
         self.reason = ""
         """Why the last merge that failed did."""
 
@@ -169,8 +141,10 @@ class Maintenance:
     def bound(self, access: Access) -> None:
         """Where nobody works in the background: roll up what is long overdue, so that opening it stays cheap."""
         if self._thread is None and maintain.is_rollup_due(access.config, access.known(), OVERDUE):
-            with contextlib.suppress(TimespineError):  # the next one tries again
+            try:
                 self._run(access.id, lambda session: maintain.roll_up(session, access.id))
+            except Exception as error:  # whoever commits is not told of it, and the next one tries again
+                self.report.skip(f"{access.name}: {said(error)}")
 
     def finish(self) -> None:
         """Before the end: what is overdue and small. Whoever only comes by for a moment does its share, too."""
@@ -209,7 +183,7 @@ class Maintenance:
         try:
             return self._others()
         except Exception as error:
-            self._skip(f"the other collections: {error}")
+            self.report.skip(f"the other collections: {said(error)}")
             return []
 
     def _look_after(self, access: Access, steps: int, most: int | None = None) -> bool:
@@ -226,7 +200,7 @@ class Maintenance:
                     if not self._step(upkeep, idle=most is None and self._is_idle(upkeep), most=most):
                         return False
         except Exception as error:  # also what no error of ours is: this thread is the last to notice
-            self._skip(f"{access.name}: {type(error).__name__}: {error}")
+            self.report.skip(f"{access.name}: {said(error)}")
             return False
         return True
 
@@ -234,13 +208,6 @@ class Maintenance:
         upkeep = self._upkeep.setdefault(access.id, _Upkeep(access))
         upkeep.access = access
         return upkeep
-
-    def _skip(self, what: str) -> None:
-        """Remember what could not be done."""
-        self.report.failures += 1
-        self.report.skipped.append(what)
-        del self.report.skipped[:-SKIPPED_MAX]
-        self._skips += 1
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -254,17 +221,14 @@ class Maintenance:
         """Do all there is to do now. If some collection cannot be looked after, the others are all the same."""
         failure: TimespineError | None = None
         with self._at_work:
-            before, skips = Report(), self._skips
-            before.add(self.report)
+            before = self.report.counts()
             for access in accesses:
                 try:
                     self._maintain(self._remembered(access), sweep=sweep)
                 except TimespineError as error:
                     failure = failure or error
-            done = Report()
-            for name in COUNTED:
-                setattr(done, name, getattr(self.report, name) - getattr(before, name))
-            done.skipped = self.report.skipped[-(self._skips - skips) :] if self._skips > skips else []
+                    self.report.skip(f"{access.name}: {said(error)}")
+            done = self.report.since(before)
         if failure is not None:
             raise failure
         return done
@@ -293,10 +257,10 @@ class Maintenance:
         vain = 0
         while True:
             with self._at_work:
-                upkeep, skips, merges = self._remembered(access), self._skips, self.report.merges
+                upkeep, skips, merges = self._remembered(access), self.report.failures, self.report.merges
                 upkeep.skipped.clear()
                 did = self._merge(upkeep, access.state(), least=1, at_once=True)
-                why = self.report.skipped[-1] if self._skips > skips else ""
+                why = self.report.skipped[-1] if self.report.failures > skips else ""
                 vain = vain + 1 if did and self.report.merges == merges else 0
             state = access.state()
             if not state.trace.requests() or _is_one_run(state, goal):
@@ -311,17 +275,21 @@ class Maintenance:
                 # Somebody is at work on it, or was and has died: a claim is over soon, one way or the other.
                 self._sleep(CLAIM_POLL_S)
 
-    def bury(self, access: Access) -> tuple[bool, int]:
-        """Close, finalize and empty a dropped collection; whether nothing is left of it, and how many blobs went."""
+    def bury(self, access: Access, freed: Sequence[Command] = ()) -> tuple[bool, int]:
+        """Close, finalize and empty a dropped collection; whether nothing is left of it, and how many blobs went.
+
+        `freed` goes with the closing: what releases the critical holds of one that was forced.
+        """
         with self._at_work:
             self._run(access.id, lambda session: maintain.expire_leases(session, access.id))
         if access.state().status is not Status.FINALIZED:
             idle = [(access.id, command) for command in access.shared.leases.idle(access.id)]
             try:
-                access.committer.commit(*idle, (access.id, AdvanceUpper(CLOSED)), (access.id, Retain(CLOSED)))
+                closing = [(access.id, each) for each in (*freed, AdvanceUpper(CLOSED), Retain(CLOSED))]
+                access.committer.commit(*idle, *closing)
                 access.committer.commit((access.id, Finalize()))
-            except UsageError:
-                return False, 0  # somebody still reads it
+            except (UsageError, Fenced):
+                return False, 0  # somebody still reads it, or took a hold over just now
             except ClosedError:
                 pass  # somebody else buries it too
         with self._at_work:
@@ -390,28 +358,32 @@ class Maintenance:
         access = upkeep.access
         now = self._monotonic()
         upkeep.skipped = {id: until for id, until in upkeep.skipped.items() if until > now}
-        due = [
+        wanted = [
             request
             for request in state.trace.requests()
             if request.rope.count >= least
             and (before is None or request.id[1] <= before)
             and (most is None or request.rope.len <= most)
-            and request.id not in upkeep.skipped
-            and not _is_claimed(state, request, access, at_once=at_once)
         ]
+        due = [
+            request
+            for request in wanted
+            if request.id not in upkeep.skipped and not _is_claimed(state, request, access, at_once=at_once)
+        ]
+        self.report.passed_over += len(wanted) - len(due)
         if not due:
             return False
         request = min(due, key=lambda request: request.rope.len)
         if not self._fits(access, request):
             upkeep.skipped[request.id] = now + EXPIRE_S
-            self._skip(f"{access.name}: not enough free space for a merge of {_size(request)} bytes")
+            self.report.skip(f"{access.name}: not enough free space for a merge of {_size(request)} bytes")
             return False
         self.reason = ""
         applied = self._run(access.id, lambda session: maintain.merge_once(session, access.id, request.id))
         if applied is None or not getattr(applied, "is_applied", False):
             upkeep.skipped[request.id] = now + EXPIRE_S
             if self.reason:
-                self._skip(f"{access.name}: a merge of {_size(request)} bytes failed: {self.reason}")
+                self.report.skip(f"{access.name}: a merge of {_size(request)} bytes failed: {self.reason}")
         else:
             self.report.merges += 1
             upkeep.litter = True

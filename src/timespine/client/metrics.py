@@ -5,6 +5,9 @@ Amplification, per collection:
     write   bytes written (appends and merges) per byte appended
     read    runs that a snapshot of now has to merge
     space   updates stored per row that counts now
+
+Where data lies, per collection: in the trace, or still unsealed, written ahead of the seal. What is drained and
+not evicted yet is in both.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from timespine.client.access import Access
+from timespine.client.access import Access, Shared
 from timespine.core.state import State
 from timespine.errors import TimespineError
 
@@ -33,6 +36,10 @@ GAUGES = {
     "bytes": "Bytes of all parts.",
     "inline_bytes": "Bytes of parts in the state itself.",
     "unsealed": "Batches written ahead of the seal.",
+    "trace_blobs": "Blobs of the trace; a long run is the one that lists its parts.",
+    "trace_blob_bytes": "Bytes of these.",
+    "unsealed_blobs": "Blobs of batches written ahead of the seal.",
+    "unsealed_blob_bytes": "Bytes of these.",
     "merges_due": "Merges that somebody should do.",
     "readers": "Leased readers.",
     "holds": "Critical holds.",
@@ -41,6 +48,8 @@ GAUGES = {
     "write_amplification": "Bytes written by this process per byte it appended.",
     "space_amplification": "Updates stored per row that counts.",
 }
+
+BUCKETS = ("trace_blobs", "trace_blob_bytes", "unsealed_blobs", "unsealed_blob_bytes")
 
 
 def of_collection(access: Access) -> dict[str, float]:
@@ -62,6 +71,7 @@ def of_collection(access: Access) -> dict[str, float]:
         "bytes": sum(part.size for part in parts),
         "inline_bytes": state.inline_bytes,
         "unsealed": len(state.unsealed),
+        **buckets(access.shared, state),
         "merges_due": len(state.trace.requests()),
         "readers": len(state.readers),
         "holds": len(state.holds),
@@ -72,11 +82,37 @@ def of_collection(access: Access) -> dict[str, float]:
     }
 
 
+def buckets(shared: Shared, state: State) -> dict[str, float]:
+    """Blobs of a collection and their bytes, by where they lie. Added up once per state, and only if asked for."""
+    known = shared.buckets.get(state.collection)
+    if known is not None and known[0] == state.seqno:
+        return known[1]
+    unsealed = (part for batch in state.unsealed for part in batch.parts)
+    trace = (part for batch in state.hollow_batches() for part in batch.parts)
+    figures: dict[str, float] = {}
+    for bucket, parts in (("trace", trace), ("unsealed", unsealed)):
+        sizes = {part.key: part.size for part in parts if part.key}  # one that was cut in two is referred to twice
+        figures[f"{bucket}_blobs"] = len(sizes)
+        figures[f"{bucket}_blob_bytes"] = sum(sizes.values())
+    shared.buckets[state.collection] = (state.seqno, figures)
+    return figures
+
+
+def of_store(store: Store) -> dict[str, float]:
+    """What this process counted, and what the collections that it has open consist of, as far as it knows."""
+    figures = of_process(store)
+    states = store._committer.session.states
+    found = [buckets(store._shared, state) for access in store._opened() if (state := states.get(access.id))]
+    for name in BUCKETS:
+        figures[name.replace("_", " ")] = sum(each[name] for each in found)
+    return figures
+
+
 def of_process(store: Store) -> dict[str, float]:
     """What this process counted, over all collections."""
     shared = store._shared
     # Copies: others count while we look.
-    figures: dict[str, float] = dict(shared.committer.counters)
+    figures: dict[str, float] = {"commands failed": 0, **shared.committer.counters}
     figures.update({f"upkeep {name}": value for name, value in dict(store._upkeep.counters).items()})
     for counters in (shared.counters, *dict(shared.by_collection).values()):
         for name, value in dict(counters).items():
@@ -84,9 +120,8 @@ def of_process(store: Store) -> dict[str, float]:
     cache = shared.cache
     figures.update({"cache hits": cache.hits, "cache misses": cache.misses, "cache evictions": cache.evictions})
     figures["cache bytes"] = cache.bytes
-    report = store.maintenance.report
-    for name in ("merges", "rollups", "collected", "swept", "leases", "failures"):
-        figures[f"maintenance {name}"] = getattr(report, name)
+    for name, value in store.maintenance.report.counts().items():
+        figures[f"maintenance {name.replace('_', ' ')}"] = value
     return figures
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -51,20 +52,19 @@ def open(  # as users know it
             root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{root} cannot be a store: {error.strerror}") from error
-    blob = LocalBlob(root / BLOBS, read_only=read_only)
-    try:
-        consensus = SqliteConsensus(root / CONSENSUS, read_only=read_only)
-    except BaseException:
-        blob.close()
-        raise
-    return Store(
-        blob,
-        consensus,
-        config=config,
-        read_only=read_only,
-        maintenance=maintenance,
-        audit=audit,
-        clock=clock,
-        free_bytes=lambda: shutil.disk_usage(root).free,
-        location=os.path.abspath(root),
-    )
+    with contextlib.ExitStack() as ports:  # a failed opening closes what it has opened
+        blob = ports.enter_context(contextlib.closing(LocalBlob(root / BLOBS, read_only=read_only)))
+        consensus = ports.enter_context(contextlib.closing(SqliteConsensus(root / CONSENSUS, read_only=read_only)))
+        store = Store(
+            blob,
+            consensus,
+            config=config,
+            read_only=read_only,
+            maintenance=maintenance,
+            audit=audit,
+            clock=clock,
+            free_bytes=lambda: shutil.disk_usage(root).free,
+            location=os.path.abspath(root),
+        )
+        ports.pop_all()
+    return store

@@ -20,9 +20,8 @@ from timespine.client.catalog import (
     Catalog,
     Entry,
     Names,
-    buried_for_good,
     check_name,
-    dropped,
+    discarded,
     first_name,
     fresh_collection_id,
     renamed,
@@ -34,11 +33,13 @@ from timespine.client.collection import WAIT_S, Collection
 from timespine.client.committer import Committer
 from timespine.client.cut import Cut, cut
 from timespine.client.driver import Driver, fresh_id
+from timespine.client.dropping import Dropping
 from timespine.client.leases import Leases
 from timespine.client.loading import load, source_of
-from timespine.client.maintenance import Maintenance, Report
-from timespine.client.metrics import of_process
+from timespine.client.maintenance import Maintenance
+from timespine.client.metrics import of_store
 from timespine.client.moments import Moment, to_ms, to_time
+from timespine.client.report import Report, said
 from timespine.client.transaction import Transaction, listed
 from timespine.client.vacuum import Vacuumed, vacuum
 from timespine.columnar.cache import PartCache
@@ -52,7 +53,8 @@ from timespine.core.transitions import AdvanceUpper, ClaimMerge, HeartbeatWriter
 from timespine.errors import ClosedError, TimespineError, Unavailable, UsageError, shown
 from timespine.location.blob import Blob
 from timespine.location.consensus import Consensus
-from timespine.model.frontier import CLOSED, Frontier
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier
 
 HEARTBEAT_S = 2.0
 """How often the leases of the process are looked after. It writes only when one is due."""
@@ -111,6 +113,7 @@ class Store:
             self._committer, self._leases, blob, self._cache, self._pool, config, clock, audit=audit, location=location
         )
         self._catalog = Catalog(self._driver, self._committer.session)
+        self._dropping = Dropping(self._catalog, self._committer)
         self._accesses: dict[str, Access] = {}
         self._lock = threading.Lock()
         self.maintenance = Maintenance(
@@ -144,6 +147,7 @@ class Store:
     ) -> Collection:
         """Create a collection. `if_exists="open"` opens one of the same shape; `replace=True` takes its name over.
 
+        The name of a collection that was dropped stays blocked, unless `replace=True` takes it.
         "The same shape": the same schema and timeline, and, if given, the same `retain` and `merging`.
 
         `merging` is the rule by which its batches are merged, for good: "fueled", unless given, bounds the batches
@@ -178,11 +182,13 @@ class Store:
             raise UsageError(NO_RETENTION)
         now_ms = int(self._shared.clock() * 1000)
         entry = Entry(fresh_collection_id(check_name(name)), timeline, retain_ms, now_ms)
+        if replace:
+            self._check_replaceable(name)
         found, new = self._catalog.create(
             name, entry, made.encode(), made.arity, rule or Merging.FUELED, replace=replace
         )
         if replace:
-            self._close_dropped()
+            self._dropping.close()
         if not new and if_exists == "error":
             raise UsageError(f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
         collection = self._collection(name, found)
@@ -192,10 +198,17 @@ class Store:
         return collection, new
 
     def collection(self, name: str) -> Collection:
-        """Open a collection by its name."""
+        """Open a collection by its name; UnknownCollection if there is none."""
+        self._committer.check_open()
         return self._collection(name, self._catalog.find(name))
 
     __getitem__ = collection
+
+    def get(self, name: str) -> Collection | None:
+        """Open a collection by its name; None if there is none."""
+        self._committer.check_open()
+        entry = self._catalog.read().entries.get(check_name(name))
+        return self._collection(name, entry) if entry is not None else None
 
     def __contains__(self, name: object) -> bool:
         self._committer.check_open()
@@ -205,6 +218,12 @@ class Store:
         """The names of all collections."""
         self._committer.check_open()
         return sorted(self._catalog.read().entries)
+
+    def description(self, name: str) -> Description:
+        """The times that a collection speaks for, from its beginning up to its upper, and its since."""
+        self._committer.check_open()
+        state = self._committer.state(self._catalog.find(name).id)
+        return Description(Frontier.minimum(state.arity), state.upper, state.since)
 
     def rename(self, old: str, new: str) -> None:
         """Give a collection another name. Handles that are open go on."""
@@ -217,14 +236,15 @@ class Store:
             if id in self._accesses:
                 self._accesses[id].name = new
 
-    def drop(self, name: str) -> None:
-        """Remove a collection. Its data goes when nobody can read it any more, with maintenance.
+    def drop(self, name: str, *, force: bool = False) -> bool:
+        """Remove a collection; False if that was done before. Its name stays blocked: see `create`.
 
-        Handles that are open go on reading what they have begun to read; writing is refused, and feeds end.
+        Its data goes when nobody can read it any more, with maintenance. Handles that are open go on reading what
+        they have begun to read; writing is refused, and feeds end. It is refused while there are critical holds on
+        it, unless forced: then they go, too.
         """
         self._committer.check_writable()
-        self._catalog.change(partial(dropped, self._catalog.find(name).id))
-        self._close_dropped()
+        return self._dropping.drop(name, force=force)
 
     def load(
         self,
@@ -249,17 +269,20 @@ class Store:
         arrow, batches = source_of(path)
         made = infer(arrow, key, cluster=cluster)
         check_name(name)
+        if replace:
+            self._check_replaceable(name)
         under = f"{name[:80]}.load-{fresh_id('')[:16]}" if replace else name
         collection, new = self._create(under, made, **options)
         try:
             load(collection._access, batches, progress)
             if replace:
+                self._check_replaceable(name)
                 self._catalog.change(partial(taken_over, collection.id, name))
-                self._close_dropped()
+                self._dropping.close()
         except BaseException:
             if new:
                 with contextlib.suppress(TimespineError):  # storage is away: an empty collection stays
-                    self._catalog.change(partial(dropped, collection.id))
+                    self._catalog.change(partial(discarded, collection.id))
             raise
         return self.collection(name) if replace else collection
 
@@ -296,7 +319,11 @@ class Store:
         chosen = names or tuple(self.names())
         report = self.maintenance.maintain([self.collection(name)._access for name in chosen], sweep=sweep)
         if not names:
+            before = self.maintenance.report.counts()
             report.collected += self._bury()
+            buried = self.maintenance.report.since(before)
+            report.failures += buried.failures
+            report.skipped += buried.skipped
         return report
 
     def vacuum(self, *, dry_run: bool = True) -> Vacuumed:
@@ -321,8 +348,8 @@ class Store:
         return time_ms
 
     def metrics(self) -> dict[str, float]:
-        """What was counted since the store was opened."""
-        return of_process(self)
+        """What was counted since the store was opened, and the blobs and bytes of the collections that are open."""
+        return of_store(self)
 
     # The end.
 
@@ -339,6 +366,8 @@ class Store:
         for end in (self._leases.close, self._committer.close, self._upkeep.close):
             with contextlib.suppress(Exception):  # storage is away: what stays behind expires by itself
                 end()
+        with self._shared.committed:
+            self._shared.committed.notify_all()  # whoever waits for a time to be complete is told now, not later
         self._pool.shutdown(wait=True)
         self._driver.close()
 
@@ -394,16 +423,11 @@ class Store:
             access.name, access.entry = name, entry
         return Collection(access, self)
 
-    def _close_dropped(self) -> None:
-        """Close what was dropped: whoever has a handle still is told so, and is not promised what nobody will keep.
-
-        The names are changed by now. What fails here is done by maintenance, before the data goes.
-        """
-        with contextlib.suppress(TimespineError):
-            for id in self._catalog.read().dropped:
-                with contextlib.suppress(TimespineError):
-                    if not self._committer.known(id).upper.is_closed:
-                        self._committer.commit((id, AdvanceUpper(CLOSED)))
+    def _check_replaceable(self, name: str) -> None:
+        """A UsageError if somebody has a critical hold on what has a name: nobody could ever release it."""
+        known = self._catalog.read().entries.get(check_name(name))
+        if known is not None:
+            self._dropping.check_unheld(name, known.id, f"drop it first with store.drop({name!r}, force=True)")
 
     def _name_of(self, id: str) -> str:
         """What people call a collection, or called it once."""
@@ -441,7 +465,7 @@ class Store:
         try:
             output = self.engine.merge(effect)
         except Exception as error:
-            self.maintenance.reason = f"{type(error).__name__}: {error}"
+            self.maintenance.reason = said(error)
             if isinstance(error, TimespineError):
                 raise
             # A merge that cannot be done is skipped, whatever the reason.
@@ -479,12 +503,8 @@ class Store:
 
     def _bury(self) -> int:
         """Let the data of dropped collections go, as far as nobody reads it any more; blobs that went."""
-        gone = 0
-        for id in self._catalog.read().dropped:
-            buried, collected = self.maintenance.bury(Access(self._shared, id, Entry(id)))
-            gone += collected
-            if buried:
-                self._catalog.change(partial(buried_for_good, id))
-                with self._lock:
-                    self._accesses.pop(id, None)
+        buried, gone = self._dropping.bury(self.maintenance, lambda id: Access(self._shared, id, Entry(id)))
+        with self._lock:
+            for id in buried:
+                self._accesses.pop(id, None)
         return gone

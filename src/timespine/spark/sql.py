@@ -21,7 +21,7 @@ from timespine.client.collection import Collection
 from timespine.client.store import Store
 from timespine.columnar.schema import DIFF
 from timespine.columnar.slice import Slice, read
-from timespine.errors import UsageError
+from timespine.errors import UnknownCollection, UsageError
 from timespine.spark.asked import lease
 from timespine.spark.place import Place, place_of
 from timespine.spark.session import session
@@ -124,7 +124,8 @@ def changes_between(known: dict[str, Known], name: str, first: Any, last: Any) -
     """The net changes of versions `first` to `last`, both included, in a task."""
     found = known.get(name)
     if found is None:
-        raise UsageError(f"there is no collection {name}, or it was empty; there are: {', '.join(sorted(known))}")
+        there = ", ".join(sorted(known))
+        raise UnknownCollection(f"there is no collection {name}, or it was empty; there are: {there}", str(name))
     if type(first) is not int or type(last) is not int or first > last:
         raise UsageError(f"{CHANGES}('{name}', first, last) takes two versions, the earlier one first")
     if first > 0 and first - 1 < found.since:
