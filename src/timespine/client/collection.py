@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from timespine.client.changes import Changes
 from timespine.client.handing import handed, is_spark_frame
 from timespine.client.inspecting import Inspection, inspect
 from timespine.client.leases import Held
+from timespine.client.listening import Event, Listener
 from timespine.client.merge_into import Merge
 from timespine.client.moments import Moment, to_ms, to_user
 from timespine.client.rows import Rows, Shape, Snapshot, Updates
@@ -237,6 +238,27 @@ class Collection:
         wanted = self._wanted(state, columns, where, Window())
         seconds = seconds_of(timeout) if timeout is not None else None
         return Subscription(self._access, time, wanted, snapshot=snapshot, timeout_s=seconds)
+
+    def listen(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        snapshot: bool = True,
+        timeout: float | None = None,
+        callback: Callable[[Event], object] | None = None,
+    ) -> Listener:
+        """Every commit as it is committed: all updates that there are, then those that come, and each new upper.
+
+        Unlike a feed it does not wait until times are complete. With `callback`, that is called with each event, by
+        a thread of its own.
+        """
+        state = self._access.state()
+        wanted = self._wanted(state, columns, where, Window(), timed=True)
+        seconds = seconds_of(timeout) if timeout is not None else None
+        if callback is not None and not callable(callback):
+            raise UsageError(f"callback is a function of one event, not {shown(callback)}")
+        return Listener(self._access, wanted, snapshot=snapshot, timeout_s=seconds, callback=callback)
 
     def lookup(
         self, keys: Any, as_of: Moment | None = None, *, columns: Sequence[str] | None = None

@@ -295,6 +295,7 @@ class Store:
             if self._closed:
                 return
             self._closed = True
+        self._end_listeners()
         self.maintenance.finish()
         self._stop.set()
         self.maintenance.stop()
@@ -439,6 +440,14 @@ class Store:
                 self._shared.writing[collection, writer] = now
                 with contextlib.suppress(Exception):
                     self._committer.commit((collection, HeartbeatWriter(writer)))
+
+    def _end_listeners(self) -> None:
+        """Tell everybody who listens that there is nothing more to hear."""
+        with self._shared.committed:
+            listeners = list(self._shared.listeners)
+        for listener in listeners:
+            with contextlib.suppress(Exception):  # storage is away: its lease expires by itself
+                listener.close()
 
     def _bury(self) -> int:
         """Let the data of dropped collections go, as far as nobody reads it any more; blobs that went."""
