@@ -48,6 +48,7 @@ def read(store):
         orders.changes(2).to_pylist(),
         orders.changes(2, images=True).to_pylist(),
         orders.updates().to_arrow().num_rows,
+        [(event.kind, event.upper, event.rows.num_rows) for event in orders.listen().poll()],
         orders.lookup({"id": 1}),
         orders.history(),
         (orders.since, orders.upper, orders.schema),

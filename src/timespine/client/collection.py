@@ -229,7 +229,7 @@ class Collection:
     ) -> Subscription:
         """A feed: the rows as of a time, then changes and progress as they come."""
         self._access.committer.check_writable(
-            ", and a feed holds history while it is read: ask for changes(after=...) now and then instead"
+            ", and a feed holds history while it is read: listen(), or ask for changes(after=...) now and then instead"
         )
         state = self._access.state()
         if state.arity != 1:
