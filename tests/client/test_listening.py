@@ -20,7 +20,7 @@ from timespine.client import writing
 from timespine.client.leases import LINGER_S
 from timespine.client.listening import AHEAD, RELEASE_S
 from timespine.config import Config
-from timespine.core.transitions import Drain, Evict, RegisterReader, Seal, Trim, Write
+from timespine.core.transitions import Drain, Evict, ExpireReader, RegisterReader, Seal, Trim, Write
 from timespine.errors import ClosedError, LeaseExpired, Reopen, Unavailable, UsageError
 from timespine.location.unreliable import Fault
 from timespine.model import CLOSED, Frontier
@@ -396,13 +396,16 @@ def test_when_reading_fails_nothing_is_skipped(place):
     store = place.open(config=BLOBS, script=script)
     orders = store["orders"]
     listener = orders.listen(snapshot=False)
-    orders.append(rows(1))
+    for id in range(3):
+        orders.append(rows(id))
     store._cache.clear()
     for operation, times in (("scan", BLOBS.storage_attempts), ("get_range", 1)):
         script.add(operation, Fault.DETERMINATE, times=times)
         with pytest.raises(Unavailable):
             listener.poll()
-    assert told(listener.poll()) == [updates((1, "x", 0, 1)), ("sealed", (1,))]
+    heard = told(listener.poll())
+    assert heard[::2] == [updates((id, "x", id, 1)) for id in range(3)]
+    assert heard[1::2] == [("sealed", (id + 1,)) for id in range(3)]
 
 
 # Slow and dead listeners.
@@ -478,6 +481,16 @@ def test_the_lease_of_a_dead_listener_expires_and_nothing_is_kept_for_it(place):
         listener.poll()
     listener.close()
     assert told(orders.listen().poll())[0][0] == "snapshot"
+
+
+def test_a_listener_whose_lease_is_gone_says_so_at_once_and_not_when_it_is_too_late(orders):
+    listener = orders.listen(snapshot=False)
+    orders.append(rows(1))
+    commit(orders, ExpireReader(listener._held.lease.reader))
+    assert told(listener.poll(2)) == [updates((1, "x", 0, 1)), ("sealed", (1,))]
+    with pytest.raises(LeaseExpired, match="listen again"):
+        listener.poll()
+    listener.close()
 
 
 def test_a_listener_that_is_dropped_and_never_closed_gives_its_lease_back(place, store, orders):
