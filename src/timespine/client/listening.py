@@ -97,11 +97,11 @@ class Listener(Iterator[Event]):
         except BaseException:
             self._held.close()
             raise
+        self._thread: threading.Thread | None = None
         # A listener that is dropped and never closed must not hold states for ever.
         weakref.finalize(self, self._held.abandon).atexit = False
         with access.shared.committed:
             access.shared.listeners.add(self)
-        self._thread: threading.Thread | None = None
         if callback is not None:
             self._thread = threading.Thread(
                 target=self._call, args=(callback,), name=f"timespine-listener-{access.name}", daemon=True
@@ -113,6 +113,7 @@ class Listener(Iterator[Event]):
 
     def __next__(self) -> Event:
         """The next event. Ends when the collection is closed, or when nothing came for the timeout."""
+        self._check_thread()
         if not self._pending and not self._hear_next():
             self.close()
             raise StopIteration
@@ -123,6 +124,7 @@ class Listener(Iterator[Event]):
 
         If there are more than the limit, the rest comes with the next call, perhaps one event later.
         """
+        self._check_thread()
         if type(limit) is not int or limit < 1:
             raise UsageError(f"limit is a number of events from 1 on, not {shown(limit)}")
         if not self._closed:
@@ -153,6 +155,11 @@ class Listener(Iterator[Event]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_thread(self) -> None:
+        """A UsageError if the events belong to a callback."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            raise UsageError("the callback of this listener gets its events: listen again, without one, to take them")
 
     # Hearing.
 
@@ -198,8 +205,8 @@ class Listener(Iterator[Event]):
                     if access.wait(lambda state: self._closed or state.seqno > self._cursor.seqno, left) is None:
                         return False
                 self._step()
-        except TimespineError:
-            if self._closed:
+        except Exception:
+            if self._closed:  # perhaps with the whole store, while something was being read
                 return False
             raise
         return True
