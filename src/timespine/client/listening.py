@@ -49,7 +49,7 @@ AHEAD = 16
 """Entries of the log that are read at once. Their rows are read one commit at a time."""
 
 POLL_EVENTS = 256
-"""Events that one `poll` gives, at most about."""
+"""Events that one `poll` gives, at most."""
 
 LOG = logging.getLogger("timespine")
 
@@ -120,9 +120,9 @@ class Listener(Iterator[Event]):
         return self._pending.popleft()
 
     def poll(self, limit: int = POLL_EVENTS) -> list[Event]:
-        """The events that are there now, without waiting; none once it is closed.
+        """The events that are there now, without waiting, not more than `limit`: the rest comes with the next call.
 
-        If there are more than the limit, the rest comes with the next call, perhaps one event later.
+        Once it is closed, only what was read before.
         """
         self._check_thread()
         if type(limit) is not int or limit < 1:
