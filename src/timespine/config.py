@@ -19,6 +19,10 @@ class Config:
     """How long a writer or committer may be silent. Expiry only fences it and frees what it
     left behind, so this bounds leaked space, never safety."""
 
+    listener_seqnos: int = 1 << 16
+    """Commits that a listener may be behind, about: then its lease is given back, and it has to begin again. A log
+    and the blobs behind it must not grow for ever because somebody stopped listening and never said so."""
+
     claim_ms: int = 5 * 60_000
     """How long a soft claim keeps others from doing the same merge. A claim lost too early costs
     a merge done twice, one held too long a merge done late; neither costs data."""

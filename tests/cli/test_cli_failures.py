@@ -106,6 +106,7 @@ def test_a_range_that_makes_no_sense(store):
     failure("changes", store, "orders", "--after", 99, code=2)
     failure("tail", store, "orders", "--as-of", 99, "--timeout", 0, code=3)
     failure("tail", store, "orders", "-o", "parquet", code=2)
+    failure("listen", store, "orders", "-o", "parquet", code=2)
     failure("expire", store, "orders", "--before", -5, code=2)
     failure("expire", store, "orders", code=2)
 

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from expect import until
 from running import ROOT, document, process, run, seqnos
 
 import timespine as ts
@@ -54,6 +55,22 @@ def test_tail_ends_by_signal_and_gives_its_lease_back(store, number, code):
     assert len(document("inspect", store, "orders")["readers"]) == 1
     started.send_signal(number)
     assert finished(started) == (code, b"", b"")
+    assert document("inspect", store, "orders")["readers"] == {}
+
+
+@pytest.mark.parametrize("output", ["json", "text"])
+def test_listen_tells_updates_and_seals_as_they_are_committed(store, output):
+    started = process("listen", store, "orders", "--columns", "id", "--where", "id > 50", "--output", output)
+    until(lambda: len(document("inspect", store, "orders")["readers"]) == 1)
+    run("append", store, "orders", "-", "--format", "json", input='{"id": 77}\n')
+    if output == "json":
+        assert json.loads(started.stdout.readline()) == {"id": 77, "_time": 3, "_diff": 1}
+        assert json.loads(started.stdout.readline()) == {"_sealed": 4}
+    else:
+        lines = iter(started.stdout.readline, b"-- sealed up to [4]\n")
+        assert b"77" in b"".join(lines)
+    started.send_signal(signal.SIGINT)
+    assert finished(started)[::2] == (130, b"")
     assert document("inspect", store, "orders")["readers"] == {}
 
 

@@ -132,6 +132,13 @@ def test_tail_tells_rows_then_updates_then_progress(original):
     assert rows("tail", original, "orders", "--no-snapshot", "--timeout", 0) == []
 
 
+def test_listen_begins_with_all_updates_that_are_there(original):
+    lines = rows("listen", original, "orders", "--timeout", 0)
+    assert {line["_time"] for line in lines} == {0, 1, 2}
+    assert rows("listen", original, "orders", "--no-snapshot", "--timeout", 0) == []
+    assert "customer" in run("listen", original, "orders", "--timeout", 0, "--columns", "customer").stdout
+
+
 def test_nothing_in_the_data_can_move_the_cursor(store):
     evil = json.dumps({"id": 9, "customer": "\x1b[2Jx\u202egone\nline", "total": None})
     run("append", store, "orders", "-", "--format", "json", input=evil)
@@ -167,6 +174,7 @@ def test_looking_changes_nothing_and_reading_leaves_nothing_behind(store):
     run("changes", store, "orders")
     run("lookup", store, "orders", "id=1")
     run("tail", store, "orders", "--timeout", 0)
+    run("listen", store, "orders", "--timeout", 0)
     state = document("inspect", store, "orders")
     assert state["readers"] == {}
     assert (state["since"], state["upper"]) == (0, 3)

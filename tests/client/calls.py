@@ -55,6 +55,8 @@ def of_store(folder):
         "set_retention": [lambda store: store.set_retention("orders", None)],
         "compact": [lambda store: store.compact("orders-id")],
         "vacuum": [lambda store: store.vacuum(dry_run=False)],
+        "transaction": [lambda store: store.transaction()],
+        "seal": [lambda store: store.seal(["orders"], 99), lambda store: store.seal([], 99)],
     }
     reads = {
         "collection": [lambda store: store.collection("orders")],
@@ -64,8 +66,9 @@ def of_store(folder):
         "names": [lambda store: store.names()],
         "description": [lambda store: store.description("orders")],
         "vacuum": [lambda store: store.vacuum()],
+        "snapshot": [lambda store: store.snapshot(["orders"])["orders"].to_arrow()],
     }
-    return changes, reads, {"metrics", "beat", "close"}
+    return changes, reads, {"metrics", "close"}
 
 
 def of_collection():
@@ -76,6 +79,8 @@ def of_collection():
             lambda orders: orders.append([], upper=99),
             lambda orders: orders.append(pa.table({"id": range(9000), "name": ["x" * 9] * 9000})),
         ],
+        "write": [lambda orders: orders.write([ROW], at=99), lambda orders: orders.write([], at=99)],
+        "seal": [lambda orders: orders.seal(99), lambda orders: orders.seal(orders.upper.elements[0][0])],
         "upsert": [lambda orders: orders.upsert([ROW]), lambda orders: orders.upsert([])],
         "delete": [lambda orders: orders.delete({"id": 1}), lambda orders: orders.delete(where="id = -1")],
         "update": [lambda orders: orders.update(where="id = -1", set={"name": "y"})],
@@ -98,6 +103,8 @@ def of_collection():
             lambda orders: orders.changes(2, images=True).to_arrow(),
         ],
         "updates": [lambda orders: orders.updates().to_arrow()],
+        "listen": [lambda orders: orders.listen().close(), lambda orders: orders.listen(snapshot=False).close()],
+        "unsealed": [lambda orders: orders.unsealed().to_arrow()],
         "lookup": [lambda orders: orders.lookup({"id": 1}), lambda orders: orders.lookup([{"id": 1}, {"id": 2}])],
         "count": [lambda orders: orders.count(), lambda orders: orders.count(2, where="id = 1")],
         "history": [lambda orders: orders.history()],

@@ -55,7 +55,7 @@ def test_every_later_call_of_a_store_and_its_collections_says_that_it_is_closed(
                     call(target)
                 assert str(raised.value) == CLOSED, name
     assert (orders.name, store.metrics()["cache misses"] >= 0) == ("orders", True)
-    store.beat()
+    store.heart.beat()
     with ts.open(root, read_only=True) as again:
         assert again["orders"].count() == 4
 

@@ -110,7 +110,7 @@ def test_a_hold_lives_for_as_long_as_its_process_beats(place, store, orders):
     other = place.open(config=BLOBS)
     for _ in range(10):
         place.clock.advance(TERM_S / 2)
-        store.beat()
+        store.heart.beat()
         other["orders"].expire(before=9)
         other.maintain()
     assert ids(place, 3) == [0, 1, 2, 3]

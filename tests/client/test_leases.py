@@ -422,3 +422,42 @@ def test_threads_share_leases_and_count_themselves_out(place):
     place.clock.advance(LINGER_S)
     store._leases.heartbeat()
     assert readers(place) == {}
+
+
+def test_the_states_of_a_listener_are_not_let_go_before_it_has_begun(place):
+    """The heartbeat of another thread comes by when a lease is granted and nobody listens yet."""
+    store, other = place.open(config=SMALL), place.open(config=SMALL)
+    orders = orders_of(store)
+    known, busy = store._committer.known, []
+
+    def meanwhile(collection):
+        state = known(collection)
+        if not busy and any(lease.own for lease in store._leases._leases.get(collection, ())):
+            busy.append(state)
+            for id in range(5):
+                other["orders"].append([{"id": id, "name": "y"}])
+            place.clock.advance(TERM_S / BEATS)
+            store._leases.heartbeat()
+        return state
+
+    store._committer.known = meanwhile
+    listener = orders.listen(snapshot=False)
+    (reader,) = readers(place).values()
+    assert busy
+    assert reader.seqno <= listener._cursor.seqno
+    assert len(listener.poll()) == 10
+
+
+def test_the_lease_of_a_listener_holds_no_history_and_is_kept_alive_like_any_other(place):
+    store = place.open()
+    orders = orders_of(store)
+    listener = orders.listen(snapshot=False)
+    assert orders.expire(before=4).held_by == ()
+    for _ in range(BEATS * 3):
+        place.clock.advance(TERM_S / BEATS)
+        store._leases.heartbeat()
+        with place.open() as other:
+            other.maintain()
+    assert listener.poll() == []
+    orders.append([{"id": 9, "name": "x"}])
+    assert [event.kind for event in listener.poll()] == ["updates", "sealed"]

@@ -531,7 +531,7 @@ def test_a_merge_that_takes_long_says_that_it_is_still_at_work(place):
     def merge(effect):
         for _ in range(30):  # half an hour
             place.clock.advance(60)
-            store.beat()
+            store.heart.beat()
             theirs.append(other.maintain(sweep=True).merges)
         return real(effect)
 

@@ -47,6 +47,7 @@ def read(store):
         orders.changes(2).to_pylist(),
         orders.changes(2, images=True).to_pylist(),
         orders.updates().to_arrow().num_rows,
+        [(event.kind, event.upper, event.rows.num_rows) for event in orders.listen().poll()],
         orders.lookup({"id": 1}),
         orders.history(),
         (orders.since, orders.upper, orders.schema),
@@ -138,7 +139,7 @@ def test_everything_is_read_with_credentials_that_cannot_write(place, tmp_path, 
         ]
         reading.metrics()
         place.clock.advance(10 * EXPIRE_S)
-        reading.beat()
+        reading.heart.beat()
         for _, call in refused(tmp_path):
             with pytest.raises(UsageError, match="open for reading only"):
                 call(reading)
@@ -156,7 +157,7 @@ def test_every_verb_that_changes_something_is_refused_and_nothing_is_written(pla
         assert everything(place) == before, name
     read(reading)
     place.clock.advance(10 * EXPIRE_S)
-    reading.beat()
+    reading.heart.beat()
     reading.close()
     assert everything(place) == before
 

@@ -687,7 +687,7 @@ def test_the_newest_time_is_taken_again_when_others_forget_it_meanwhile(place, s
     def late(collection, as_of):
         if not times:
             place.clock.advance(60)
-            store.beat()  # leases that linger are given back
+            store.heart.beat()  # leases that linger are given back
             with place.open(config=SMALL) as other:
                 other["orders"].append([row(99)])
                 other["orders"].expire(before=other["orders"].upper.elements[0][0])

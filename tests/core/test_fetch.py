@@ -13,7 +13,7 @@ from timespine.core.codec import decode_diff, encode_diff, encode_state
 from timespine.core.diff import StateDiff
 from timespine.core.effects import CompareAndSet, GetBlob, Scan, Truncate
 from timespine.core.protocols.collect import collect_garbage
-from timespine.core.protocols.fetch import create, diffs_of, load, newest_base, refresh
+from timespine.core.protocols.fetch import create, diffs_of, follow, load, newest_base, refresh
 from timespine.core.protocols.maintain import roll_up
 from timespine.core.protocols.session import Session
 from timespine.core.state import Rollup, State, new_state
@@ -360,3 +360,35 @@ def test_diffs_of_a_log_are_all_but_its_first_state() -> None:
     stage, _ = rolled_up()
     entries = entries_of(stage)
     assert [change.n for change in diffs_of(entries)] == [seqno for seqno, _ in entries[1:]]
+
+
+# Following.
+
+
+def test_whoever_follows_a_log_gets_the_diffs_after_a_state_some_at_a_time() -> None:
+    stage, session = rolled_up()
+    newest = stage.head().seqno
+    found: list[int] = []
+    while diffs := stage.run(follow(session, "c", found[-1] if found else 0, 3)):
+        assert len(diffs) <= 3
+        found += [each.n for each in diffs]
+    assert found == list(range(1, newest + 1))
+    assert stage.of(Scan) == [Scan("c", newest + 1, 3)]
+    assert stage.run(follow(session, "nobody", 0, 3)) == []
+
+
+def test_whoever_follows_a_log_that_was_cut_is_told_so() -> None:
+    stage, session = rolled_up()
+    cut(stage, 4)
+    assert stage.run(follow(session, "c", 2, 3)) is None
+    diffs = stage.run(follow(session, "c", 3, 3))
+    assert diffs is not None
+    assert diffs[0].n == 4
+
+
+def test_a_diff_in_the_wrong_place_is_not_followed() -> None:
+    stage, session = rolled_up()
+    entries = entries_of(stage)
+    stage.answer(Scan, lambda effect: [(2, entries[3][1])])
+    with pytest.raises(CorruptionError, match="entry 2 of c holds a diff to state 3"):
+        stage.run(follow(session, "c", 1, 3))

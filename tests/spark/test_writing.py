@@ -181,7 +181,7 @@ def test_a_job_ends_with_its_writer_and_a_long_one_is_kept_alive(items, store, s
         before = items._access.state().writers[writer[1]].until_ms
         items._access.shared.writing[writer] -= 3600
         store._shared.clock, clock = lambda: clock() + 600, store._shared.clock
-        store.beat()
+        store.heart.beat()
         seen.append((writer[1], before))
         return original(*arguments)
 

@@ -53,7 +53,7 @@ def test_another_answer_of_real_storage_is_a_violation(world, monkeypatch):
 
 
 def test_an_error_of_real_storage_is_a_violation(world, monkeypatch):
-    monkeypatch.setattr(SqliteConsensus, "scan", lambda log, key, start: log.truncate(key, -1))
+    monkeypatch.setattr(SqliteConsensus, "scan", lambda log, key, start, limit: log.truncate(key, -1))
     assert done(world, Scan("c1", 0)) == []
     assert "Scan on real storage: UsageError" in world.violations[0]
 

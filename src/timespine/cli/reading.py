@@ -1,11 +1,11 @@
-"""Verbs that read rows: snapshot, changes, lookup, tail."""
+"""Verbs that read rows: snapshot, changes, lookup, tail, listen."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
@@ -29,10 +29,23 @@ from timespine.cli.options import (
 from timespine.cli.output import TextRows, write_rows, writer_for
 from timespine.cli.progress import progress
 from timespine.cli.values import from_text
+from timespine.client.inspecting import plain
 from timespine.client.rows import Rows
-from timespine.client.subscription import Event
 from timespine.columnar.schema import DIFF, TIME, Schema
 from timespine.errors import UsageError, shown
+
+Begin = Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Begin with the rows that are there already.")]
+
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0,
+        help="End when nothing new came for so long; else only Ctrl-C ends it.",
+        show_default=False,
+    ),
+]
 
 
 class Multiplicity(enum.StrEnum):
@@ -48,6 +61,7 @@ def register(app: typer.Typer) -> None:
     app.command("changes")(changes)
     app.command("lookup")(lookup)
     app.command("tail")(tail)
+    app.command("listen")(listen)
 
 
 def snapshot(
@@ -176,19 +190,8 @@ def tail(
     as_of: AsOf = None,
     columns: Columns = None,
     where: Where = None,
-    snapshot: Annotated[
-        bool, typer.Option("--snapshot/--no-snapshot", help="Begin with the rows that are there already.")
-    ] = True,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout",
-            metavar="SECONDS",
-            min=0,
-            help="End when nothing new came for so long; else only Ctrl-C ends it.",
-            show_default=False,
-        ),
-    ] = None,
+    snapshot: Begin = True,
+    timeout: Timeout = None,
     output: Output = None,
 ) -> None:
     """Follow a collection: its rows as of a time, then every update as it comes, until Ctrl-C.
@@ -201,9 +204,7 @@ def tail(
     Example:
       timespine tail ./data orders --output json
     """
-    out = destination(output, None)
-    if out.format is Format.parquet:
-        raise UsageError("a feed has no end, and a Parquet file needs one: use --output text, json or csv")
+    out = _endless(output)
     with opened(store) as open_store:
         feed = open_store.collection(name).subscribe(
             to_moment(as_of), columns=to_names(columns), where=where, snapshot=snapshot, timeout=timeout
@@ -211,7 +212,51 @@ def tail(
         with feed, out.open() as stream:
             follower = _Follower(out, stream)
             for event in feed:
-                follower.tell(event)
+                if event.rows is not None:
+                    follower.tell(_timed(event.rows, event.through))
+                else:
+                    follower.say("_progress", event.through, f"complete through {event.through}")
+
+
+def listen(
+    store: StorePath,
+    name: Name,
+    columns: Columns = None,
+    where: Where = None,
+    snapshot: Begin = True,
+    timeout: Timeout = None,
+    output: Output = None,
+) -> None:
+    """Hear every commit of a collection as it is committed, until Ctrl-C.
+
+    First all updates that are there, then those of each commit, also at times that are
+    not complete yet. With JSON, lines that say {"_sealed": T} mean that nothing more
+    will come before T. Holds a lease that moves along, and is given back at the end.
+
+    \b
+    Example:
+      timespine listen ./data orders --output json
+    """
+    out = _endless(output)
+    with opened(store) as open_store:
+        listener = open_store.collection(name).listen(
+            columns=to_names(columns), where=where, snapshot=snapshot, timeout=timeout
+        )
+        with listener, out.open() as stream:
+            follower = _Follower(out, stream)
+            for event in listener:
+                if event.rows is not None:
+                    follower.tell(event.rows)
+                else:
+                    follower.say("_sealed", plain(event.upper), f"sealed up to {event.upper}")
+
+
+def _endless(output: Format | None) -> Destination:
+    """Where rows go that never end."""
+    out = destination(output, None)
+    if out.format is Format.parquet:
+        raise UsageError("a feed has no end, and a Parquet file needs one: use --output text, json or csv")
+    return out
 
 
 class _Follower:
@@ -222,18 +267,20 @@ class _Follower:
         self._stream = stream
         self._writer = None if where.format is not Format.json else writer_for(where, stream, pa.schema([]))
 
-    def tell(self, event: Event) -> None:
-        """Write one event."""
-        if event.rows is not None:
-            table = _timed(event.rows, event.through)
-            if self._writer is None:
-                self._writer = writer_for(self._where, self._stream, table.schema)
-            for batch in table.to_batches():
-                self._writer.write(batch)
-        elif self._where.format is Format.json:
-            self._stream.write(msgspec.json.encode({"_progress": event.through}) + b"\n")
+    def tell(self, table: pa.Table) -> None:
+        """Write rows."""
+        if self._writer is None:
+            self._writer = writer_for(self._where, self._stream, table.schema)
+        for batch in table.to_batches():
+            self._writer.write(batch)
+        self._stream.flush()
+
+    def say(self, what: str, value: Any, text: str) -> None:
+        """Write how far it is: a line of its own in JSON, a remark in text, nothing where there are only rows."""
+        if self._where.format is Format.json:
+            self._stream.write(msgspec.json.encode({what: value}) + b"\n")
         elif isinstance(self._writer, TextRows):
-            self._writer.line(f"-- complete through {event.through}")
+            self._writer.line(f"-- {text}")
         self._stream.flush()
 
 

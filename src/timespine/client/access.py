@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from timespine.client.catalog import Entry
 from timespine.client.committer import STORE_CLOSED, Committer
@@ -85,6 +86,8 @@ class Shared:
     """Writers of jobs that are under way, by collection, and when they were last heard of."""
     location: str = ""
     """The folder of the store; empty if it is in none."""
+    listeners: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    """Those that listen, to be told when the store is closed. Changed under `committed`."""
     counters: dict[str, float] = field(default_factory=dict)
     """What was put, encoded, retried, left to the sweep."""
     by_collection: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,11 @@ import pyarrow as pa
 from timespine.client import changing, holds, unsealed, writing
 from timespine.client.access import Access
 from timespine.client.changes import Changes
+from timespine.client.evolving import evolve
 from timespine.client.handing import handed, is_spark_frame
 from timespine.client.inspecting import Inspection, inspect
 from timespine.client.leases import Held
+from timespine.client.listening import Event, Listener
 from timespine.client.merge_into import Merge
 from timespine.client.moments import Moment, to_ms, to_user
 from timespine.client.rows import Rows, Shape, Snapshot, Updates
@@ -29,8 +31,8 @@ from timespine.columnar.wanted import Wanted
 from timespine.columnar.where import as_predicate
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import HistoryEntry, State
-from timespine.core.transitions import AddSchema, AdvanceUpper, Command, Expired, Retain, RollUpAll
-from timespine.errors import AskElsewhere, NotSealed, SchemaConflict, SinceError, UsageError, shown
+from timespine.core.transitions import AdvanceUpper, Command, Expired, Retain, RollUpAll
+from timespine.errors import AskElsewhere, NotSealed, SinceError, UsageError, shown
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
@@ -254,7 +256,7 @@ class Collection:
     ) -> Subscription:
         """A feed: the rows as of a time, then changes and progress as they come."""
         self._access.committer.check_writable(
-            ", and a feed holds history while it is read: ask for changes(after=...) now and then instead"
+            ", and a feed holds history while it is read: listen(), or ask for changes(after=...) now and then instead"
         )
         state = self._access.state()
         if state.arity != 1:
@@ -263,6 +265,27 @@ class Collection:
         wanted = self._wanted(state, columns, where, Window())
         seconds = seconds_of(timeout) if timeout is not None else None
         return Subscription(self._access, time, wanted, snapshot=snapshot, timeout_s=seconds)
+
+    def listen(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        snapshot: bool = True,
+        timeout: float | None = None,
+        callback: Callable[[Event], object] | None = None,
+    ) -> Listener:
+        """Every commit as it is committed: all updates that there are, then those that come, and each new upper.
+
+        Unlike a feed it does not wait until times are complete. With `callback`, that is called with each event, by
+        a thread of its own.
+        """
+        state = self._access.state()
+        wanted = self._wanted(state, columns, where, Window(), timed=True)
+        seconds = seconds_of(timeout) if timeout is not None else None
+        if callback is not None and not callable(callback):
+            raise UsageError(f"callback is a function of one event, not {shown(callback)}")
+        return Listener(self._access, wanted, snapshot=snapshot, timeout_s=seconds, callback=callback)
 
     def lookup(
         self, keys: Any, as_of: Moment | None = None, *, columns: Sequence[str] | None = None
@@ -352,27 +375,7 @@ class Collection:
         Nothing is rewritten. With `expected`, the id of the schema you have seen, it is
         refused if somebody else was first; without, it is tried again on theirs.
         """
-        if isinstance(drop, str) or not isinstance(drop, Sequence):
-            raise UsageError(f"drop is a list of names of columns, not {shown(drop)}")
-        for what, given in (("add", add), ("rename", rename), ("widen", widen)):
-            if given is not None and not isinstance(given, Mapping):
-                raise UsageError(f"{what} is a dictionary by names of columns, not {shown(given)}")
-        while True:
-            state = self._access.state()
-            id, schema = self._access.schema(state)
-            if expected is not None and expected != id:
-                raise SchemaConflict(expected, id)
-            changed = _evolved(schema, add or {}, drop, rename or {}, widen or {})
-            try:
-                (reply,) = self._access.committer.commit((self.id, AddSchema(id, changed.encode())))
-            except UsageError:
-                newest, _ = self._access.schema(self._access.state())
-                if newest == id:
-                    raise
-                if expected is not None:
-                    raise SchemaConflict(expected, newest) from None
-                continue
-            return int(reply)
+        return evolve(self._access, add or {}, drop, rename or {}, widen or {}, expected)
 
     # Inside.
 
@@ -474,21 +477,6 @@ def _shape(multiplicity: str) -> Shape:
     if multiplicity not in ("rows", "column"):
         raise UsageError(f"multiplicity is 'rows' or 'column', not {shown(multiplicity)}")
     return Shape(multiplicity)
-
-
-def _evolved(
-    schema: Schema, add: Mapping[str, Any], drop: Sequence[str], rename: Mapping[str, str], widen: Mapping[str, Any]
-) -> Schema:
-    for name in drop:
-        schema = schema.drop(name)
-    for old, new in rename.items():
-        schema = schema.rename(old, new)
-    for name, type in widen.items():
-        schema = schema.widen(name, type)
-    for name, given in add.items():
-        type, default = given if isinstance(given, tuple) else (given, None)
-        schema = schema.add(name, type, default)
-    return schema
 
 
 __all__ = ["Collection", "Rows"]

@@ -60,7 +60,7 @@ class Driver:
         self._sleep = sleep
         self._deleters = ThreadPoolExecutor(DELETES_AT_ONCE, thread_name_prefix="timespine-delete")
         self._perform: dict[type[Effect], Callable[..., Any]] = {
-            Scan: lambda effect: self.consensus.scan(effect.key, effect.from_seqno),
+            Scan: lambda effect: self.consensus.scan(effect.key, effect.from_seqno, effect.limit),
             CompareAndSet: lambda effect: self.consensus.compare_and_set([Write(*write) for write in effect.writes]),
             Truncate: lambda effect: self.consensus.truncate(effect.key, effect.below),
             PutBlob: lambda effect: self.blob.put(effect.key, effect.value),

@@ -23,7 +23,7 @@ from timespine.core.state import State
 from timespine.core.transitions import Command, DowngradeReader, ExpireReader, RegisterReader
 from timespine.errors import LeaseExpired
 from timespine.model.frontier import Frontier
-from timespine.model.time import Time
+from timespine.model.time import INT64_MAX, Time
 
 LINGER_S = 5.0
 """How long a lease that nobody uses is kept for the next reader."""
@@ -59,6 +59,8 @@ class Lease:
         """When the last read ended."""
         self.pin: int | None = None
         """The state that an own lease is being read at: nothing that it refers to may go meanwhile."""
+        self.cursor: int | None = None
+        """The state that a listener has heard up to: nothing that came after it may go before that is heard too."""
         self.seqno = 0
         """Nothing that this state or a later one refers to is deleted, as far as this lease is asked."""
         self.lost = False
@@ -138,7 +140,9 @@ class Leases:
                     return Held(self, lease, state)
         return self.take(collection, wanted, own=False)
 
-    def take(self, collection: str, since: Frontier, *, own: bool, term_ms: int | None = None) -> Held:
+    def take(
+        self, collection: str, since: Frontier, *, own: bool, term_ms: int | None = None, listens: bool = False
+    ) -> Held:
         """Register a lease, clamped to the collection's since. An `own` one is moved by its owner alone."""
         reader = fresh_id("r")
         term = term_ms if term_ms is not None else self._committer.config.reader_lease_ms
@@ -146,9 +150,29 @@ class Leases:
         lease = Lease(collection, reader, granted.since, self._monotonic(), term / 1000, own=own)
         lease.users = 1
         lease.seqno = granted.seqno
+        # SUBTLE: before the heartbeat sees it, which would let go of states up to the newest (test_leases.py).
+        lease.cursor = granted.seqno if listens else None
         with self._lock:
             self._leases.setdefault(collection, []).append(lease)
         return Held(self, lease, self._committer.known(collection))
+
+    def listen(self, collection: str, arity: int) -> Held:
+        """A lease on states and not on history, for a listener: from the state that it is given on."""
+        if self._read_only:
+            return Held(self, None, self._committer.state(collection))
+        return self.take(collection, Frontier(((INT64_MAX,) * arity,)), own=True, listens=True)
+
+    def follow(self, lease: Lease, seqno: int) -> None:
+        """A listener has heard what there is up to a state."""
+        with self._lock:
+            lease.cursor = seqno
+
+    def let_go(self, lease: Lease) -> None:
+        """Release the states that a listener has heard already; LeaseExpired if its lease is gone."""
+        with self._lock:
+            assert lease.cursor is not None
+            lease.seqno = lease.cursor
+        self._committer.commit((lease.collection, DowngradeReader(lease.reader, None, lease.seqno)))
 
     def advance(self, lease: Lease, since: Time) -> None:
         """Move an own lease forward, and release older states; LeaseExpired if it is gone."""
@@ -208,12 +232,21 @@ class Leases:
         for collection in collections:
             with self._lock:
                 leases = list(self._leases.get(collection, ()))
-                stale = [lease for lease in leases if lease.users == 0 and now - lease.used >= LINGER_S]
+                stale = [lease for lease in leases if self._is_idle(lease, now) or self._is_behind(lease)]
                 for lease in stale:
                     self._forget(lease)
             kept = [lease for lease in leases if lease not in stale]
             commits += self._beat(collection, kept) + (self._give_back(collection, stale) if stale else 0)
         return commits
+
+    def _is_idle(self, lease: Lease, now: float) -> bool:
+        return lease.users == 0 and now - lease.used >= LINGER_S
+
+    def _is_behind(self, lease: Lease) -> bool:
+        """Whether a listener has not listened for so long that nobody waits for it any more."""
+        if lease.cursor is None:
+            return False
+        return self._committer.known(lease.collection).seqno - lease.cursor > self._committer.config.listener_seqnos
 
     def close(self) -> None:
         """Give back all leases."""
@@ -244,10 +277,11 @@ class Leases:
         """Up to which state an own lease lets go along with a beat; None: no further.
 
         An idle feed that held on to the state it last looked at would keep garbage from being collected.
-        SUBTLE: not past the state that its feed is reading at this moment (tests/client/test_leases.py).
+        SUBTLE: not past the state that its feed is reading at this moment, nor past what its listener has heard
+        (tests/client/test_leases.py).
         """
         with self._lock:
-            target = newest if lease.pin is None else min(newest, lease.pin)
+            target = min(each for each in (newest, lease.pin, lease.cursor) if each is not None)
             if not lease.own or target <= lease.seqno:
                 return None
             lease.seqno = target

@@ -34,6 +34,7 @@ from timespine.client.committer import Committer
 from timespine.client.cut import Cut, cut
 from timespine.client.driver import Driver, fresh_id
 from timespine.client.dropping import Dropping
+from timespine.client.heart import Heart
 from timespine.client.leases import Leases
 from timespine.client.loading import load, source_of
 from timespine.client.maintenance import Maintenance
@@ -49,18 +50,12 @@ from timespine.columnar.schema import Schema, define, infer
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
 from timespine.core.layers import Merging
-from timespine.core.transitions import AdvanceUpper, ClaimMerge, HeartbeatWriter
+from timespine.core.transitions import AdvanceUpper
 from timespine.errors import ClosedError, TimespineError, Unavailable, UsageError, shown
 from timespine.location.blob import Blob
 from timespine.location.consensus import Consensus
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
-
-HEARTBEAT_S = 2.0
-"""How often the leases of the process are looked after. It writes only when one is due."""
-
-MERGE_BEAT_S = 60.0
-"""How often a merge or a job that takes that long says that it is still at work."""
 
 LOAD_OPTIONS = ("timeline", "retain", "if_exists", "merging")
 """What `load` takes besides what it names itself: options of `create`."""
@@ -122,9 +117,9 @@ class Store:
         """What looks after the collections."""
         self._committer.told.append(self._told)
         self._committer.name_of = self._name_of
-        self._stop = threading.Event()
-        self._heart = threading.Thread(target=self._beat, name="timespine-heartbeat", daemon=True)
-        self._heart.start()
+        self.heart = Heart(self._shared, self.engine)
+        """What keeps alive what this process counts on."""
+        self.heart.start()
         if maintenance and not read_only:
             self.maintenance.start()
 
@@ -359,10 +354,11 @@ class Store:
             if self._closed:
                 return
             self._closed = True
+        self._end_listeners()
         self.maintenance.finish()
-        self._stop.set()
+        self.heart.stop()
         self.maintenance.stop()
-        self._heart.join()
+        self.heart.join()
         for end in (self._leases.close, self._committer.close, self._upkeep.close):
             with contextlib.suppress(Exception):  # storage is away: what stays behind expires by itself
                 end()
@@ -481,25 +477,13 @@ class Store:
         for access in filter(None, map(self._accesses.get, collections)):
             self.maintenance.bound(access)
 
-    def _beat(self) -> None:
-        """Keep alive what this process counts on: leases of readers, and writers and claims of long merges."""
-        while not self._stop.wait(HEARTBEAT_S):
-            self.beat()
-
-    def beat(self) -> None:
-        """One heartbeat. Storage may be away: the next one tries again."""
-        with contextlib.suppress(Exception):
-            self._leases.heartbeat()
-        for collection, id, writer in self.engine.long_merges(MERGE_BEAT_S):
-            claim = ClaimMerge(id, writer, self._shared.config.claim_ms)
-            with contextlib.suppress(Exception):
-                self._committer.commit((collection, HeartbeatWriter(writer)), (collection, claim))
-        now = self._shared.monotonic()
-        for (collection, writer), heard in list(self._shared.writing.items()):
-            if now - heard >= MERGE_BEAT_S:
-                self._shared.writing[collection, writer] = now
-                with contextlib.suppress(Exception):
-                    self._committer.commit((collection, HeartbeatWriter(writer)))
+    def _end_listeners(self) -> None:
+        """Tell everybody who listens that there is nothing more to hear."""
+        with self._shared.committed:
+            listeners = list(self._shared.listeners)
+        for listener in listeners:
+            with contextlib.suppress(Exception):  # storage is away: its lease expires by itself
+                listener.close()
 
     def _bury(self) -> int:
         """Let the data of dropped collections go, as far as nobody reads it any more; blobs that went."""

@@ -27,11 +27,11 @@ from timespine.columnar.consolidate import consolidate
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.schema import Schema, time_names
 from timespine.columnar.wanted import Wanted
-from timespine.core.plan import Plan, plan_unsealed
+from timespine.core.plan import plan_runs, plan_unsealed
 from timespine.core.transitions import Seal, Write
 from timespine.errors import UsageError, shown
 from timespine.model.frontier import CLOSED, Frontier
-from timespine.model.time import INT64_MAX, Time
+from timespine.model.time import Time
 
 REFUSE, DROP, MOVE = "refuse", "drop", "move"
 LATE = (REFUSE, DROP, MOVE)
@@ -65,6 +65,7 @@ def write(
     together: Together = (),
 ) -> Written:
     """Make rows durable at times that are not sealed yet: their own, those of a column, or `at`."""
+    access.committer.check_writable()
     made = ahead_of(access, rows, at, times, late)
     while True:
         fitted, too_late = fit(access, made, late)
@@ -159,8 +160,7 @@ def unsealed(access: Access, lower: Moment | None, upper: Moment | None, wanted:
         state = held.state
         first = Frontier((access.time_of(lower),)) if lower is not None else Frontier.minimum(state.arity)
         last = Frontier((access.time_of(upper),)) if upper is not None else CLOSED
-        runs = plan_unsealed(state, first, last)
-        plan = Plan(state.seqno, state.since, None, (INT64_MAX,) * state.arity, runs, state.upper)
+        plan = plan_runs(state, plan_unsealed(state, first, last))
         return Updates(access, held, plan, wanted, Shape("column"))
     except BaseException:
         held.close()

@@ -21,10 +21,11 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 class Scan(Effect, frozen=True):
-    """Entries of a log from a number on, oldest first. Result: list of (seqno, bytes)."""
+    """Entries of a log from a number on, oldest first, at most `limit`. Result: list of (seqno, bytes)."""
 
     key: str
     from_seqno: int
+    limit: int | None = None
 
 
 class CompareAndSet(Effect, frozen=True):

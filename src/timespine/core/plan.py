@@ -21,7 +21,7 @@ from timespine.core.transitions.push import truncated
 from timespine.errors import NotSealed, SinceError, UsageError
 from timespine.model import time as times
 from timespine.model.frontier import Frontier, advance_by, check_arity_of
-from timespine.model.time import Time, check_time
+from timespine.model.time import INT64_MAX, Time, check_time
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -82,6 +82,16 @@ def plan_changes(state: State, after: Time, until: Time) -> Plan | SinceError | 
     return Plan(state.seqno, state.since, after, until, _runs(state, after, until), state.upper)
 
 
+def plan_all(state: State) -> Plan:
+    """Plan a read of all updates that there are, sealed or not."""
+    return plan_runs(state, _runs(state, None, _last(state)))
+
+
+def plan_runs(state: State, runs: tuple[Run, ...]) -> Plan:
+    """Plan a read of all updates in some runs that a state knows, or once knew."""
+    return Plan(state.seqno, state.since, None, _last(state), runs, state.upper)
+
+
 def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Run, ...]:
     """The unsealed updates in [lower, upper): runs that may hold some, truncated to it.
 
@@ -105,6 +115,11 @@ def seen_through(run: Part, child: Part) -> Part:
         return child
     rewrite = run.rewrite if child.rewrite is None else child.rewrite.join(run.rewrite)
     return msgspec.structs.replace(child, rewrite=rewrite)
+
+
+def _last(state: State) -> Time:
+    """The time that every time is at or before."""
+    return (INT64_MAX,) * state.arity
 
 
 def _refuse(state: State, time: Time) -> SinceError | NotSealed | None:

@@ -88,7 +88,7 @@ class RealWorld(World):
     def _carry_out(self, effect: Effect) -> object:
         """The answer of the real adapter."""
         if isinstance(effect, Scan):
-            return self._consensus.scan(effect.key, effect.from_seqno)
+            return self._consensus.scan(effect.key, effect.from_seqno, effect.limit)
         if isinstance(effect, CompareAndSet):
             return self._consensus.compare_and_set([Write(*each) for each in effect.writes])
         if isinstance(effect, Truncate):

@@ -102,7 +102,8 @@ class World:
     def _scan(self, effect: Scan) -> list[tuple[int, bytes]]:
         log = self.logs.get(effect.key, [])
         start = max(effect.from_seqno, self.first.get(effect.key, 0))
-        return list(enumerate(log[start:], start))
+        stop = None if effect.limit is None else start + effect.limit
+        return list(enumerate(log[start:stop], start))
 
     def _compare_and_set(self, effect: CompareAndSet) -> dict[str, int | None] | None:
         heads = {key: len(self.logs[key]) - 1 if key in self.logs else None for key, _, _ in effect.writes}

@@ -63,6 +63,14 @@ def load(session: Session, collection: str) -> Protocol[State | None]:
     raise CorruptionError(f"no rollup of {collection} could be read: its blobs are missing")
 
 
+def follow(session: Session, collection: str, seqno: int, limit: int) -> Protocol[list[StateDiff] | None]:
+    """The diffs right after a state, oldest first, at most so many; None if the log begins later by now."""
+    entries: Entries = yield from retried(session, Scan(collection, seqno + 1, limit))
+    if entries and entries[0][0] != seqno + 1:
+        return None
+    return [_diff_at(collection, number, data) for number, data in entries]
+
+
 def newest_base(entries: Entries) -> tuple[Entries, State | tuple[int, Rollup]]:
     """The newest whole state that live entries know of, and the entries that follow it."""
     for index in range(len(entries) - 1, -1, -1):
@@ -89,11 +97,16 @@ def diffs_of(entries: Entries) -> list[StateDiff]:
 
 def _replay(state: State, entries: Entries) -> State:
     for seqno, data in entries:
-        change = decode_diff(data)
-        if change.n != seqno:
-            raise CorruptionError(f"entry {seqno} of {state.collection} holds a diff to state {change.n}")
-        state = apply_diff(state, change)
+        state = apply_diff(state, _diff_at(state.collection, seqno, data))
     return state
+
+
+def _diff_at(collection: str, seqno: int, data: bytes) -> StateDiff:
+    """The diff in an entry, which must be the one to the state of that number."""
+    change = decode_diff(data)
+    if change.n != seqno:
+        raise CorruptionError(f"entry {seqno} of {collection} holds a diff to state {change.n}")
+    return change
 
 
 def _check_dense(collection: str, entries: Entries) -> None:

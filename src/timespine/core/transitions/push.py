@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from timespine.config import DEFAULT
+from timespine.core.forest import Forest
 from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.core.state import Claim, HistoryEntry, State
 from timespine.model.description import Description
@@ -23,13 +24,17 @@ def pushed(state: State, runs: list[Run], upper: Frontier, since: Frontier | Non
 
 
 def drained_runs(state: State, upper: Frontier) -> list[Run]:
-    """The unsealed updates at times from the trace's upper to `upper`, by reference.
+    """The unsealed updates at times from the trace's upper to `upper`, by reference."""
+    return runs_between(state.unsealed, state.trace.upper, upper)
+
+
+def runs_between(unsealed: Forest, lower: Frontier, upper: Frontier) -> list[Run]:
+    """The unsealed updates at times in [lower, upper), by reference.
 
     One unordered run per unsealed batch, truncated only if some of it lies outside.
     """
-    lower = state.trace.upper
     runs = []
-    for batch in state.unsealed.between(lower, upper):
+    for batch in unsealed.between(lower, upper):
         inside = not batch.has_times_below(lower) and batch.is_wholly_below(upper)
         parts = batch.parts if inside else tuple(truncated(part, lower, upper) for part in batch.parts)
         runs.append(Run(parts, Order.UNORDERED, batch.schema))

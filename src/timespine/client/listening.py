@@ -1,0 +1,337 @@
+"""Listening: every commit as it is committed, from one state on.
+
+A feed (`client.subscription`) tells net changes of times that are complete. A
+listener hears each commit by itself: its updates, also at times that are not
+sealed yet, and then the upper, if it moved.
+
+There is no queue between those who commit and those who listen. A listener has a
+cursor, the state that it has heard up to, and reads on in the log of the
+collection, one commit at a time and when it is asked for the next event. So
+nobody who commits waits for it, and one that is slow keeps nothing in memory. Its
+lease is on states and not on history: what came after the cursor stays until it
+is heard, and since moves as if nobody listened. It may be behind by so many
+commits and no more (`Config.listener_seqnos`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from timespine.client.access import POLL_MAX_S, Access
+from timespine.client.rows import REPLANS, Shape, Updates, check_schema
+from timespine.columnar.consolidate import consolidate
+from timespine.columnar.runs import count
+from timespine.columnar.schema import DIFF
+from timespine.columnar.visible import ALL_TIMES, Window
+from timespine.columnar.wanted import Wanted
+from timespine.core.diff import StateDiff, apply_diff
+from timespine.core.heard import Heard, heard
+from timespine.core.hollow import Run
+from timespine.core.plan import plan_all, plan_runs
+from timespine.core.protocols.fetch import follow
+from timespine.core.state import State
+from timespine.errors import CorruptionError, LeaseExpired, TimespineError, Unavailable, UsageError, shown
+from timespine.model.frontier import Frontier
+
+RELEASE_S = 1.0
+"""How often a listener lets go of the states behind it, at most: each time is a commit."""
+
+AHEAD = 16
+"""Entries of the log that are read at once. Their rows are read one commit at a time."""
+
+POLL_EVENTS = 256
+"""Events that one `poll` gives, at most."""
+
+LOG = logging.getLogger("timespine")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that a listener hears."""
+
+    kind: str
+    """snapshot: all updates at the beginning; updates: those of one commit; sealed: that the upper moved."""
+    rows: pa.Table | None
+    """Updates with `_time` and `_diff`, equal ones added up; None for sealed."""
+    upper: Frontier
+    """All updates at times below this were told by now, and no more will come there."""
+    seqno: int
+    """The number of the commit."""
+
+
+class Listener(Iterator[Event]):
+    """An iterator of events that waits for the next one. Close it, or leave its `with`, to stop listening."""
+
+    error: BaseException | None = None
+    """What ended a listener with a callback, if that was an error: of the callback, or of listening."""
+
+    def __init__(
+        self,
+        access: Access,
+        wanted: Wanted,
+        *,
+        snapshot: bool = True,
+        timeout_s: float | None = None,
+        callback: Callable[[Event], object] | None = None,
+    ) -> None:
+        self._access = access
+        self._wanted = wanted
+        self._timeout_s = timeout_s if timeout_s is not None else float("inf")
+        self._pending: deque[Event] = deque()
+        self._coming: deque[StateDiff] = deque()
+        self._closed = False
+        self._has_told = False
+        self._released = access.shared.monotonic()
+        self._held = access.shared.leases.listen(access.id, access.known().arity)
+        try:
+            self._cursor = self._begin(snapshot)
+        except BaseException:
+            self._held.close()
+            raise
+        self._thread: threading.Thread | None = None
+        # A listener that is dropped and never closed must not hold states for ever.
+        weakref.finalize(self, self._held.abandon).atexit = False
+        with access.shared.committed:
+            access.shared.listeners.add(self)
+        if callback is not None:
+            self._thread = threading.Thread(
+                target=self._call, args=(callback,), name=f"timespine-listener-{access.name}", daemon=True
+            )
+            self._thread.start()
+
+    def __iter__(self) -> Listener:
+        return self
+
+    def __next__(self) -> Event:
+        """The next event. Ends when the collection is closed, or when nothing came for the timeout."""
+        self._check_thread()
+        if not self._pending and not self._hear_next():
+            self.close()
+            raise StopIteration
+        return self._pending.popleft()
+
+    def poll(self, limit: int = POLL_EVENTS) -> list[Event]:
+        """The events that are there now, without waiting, not more than `limit`: the rest comes with the next call.
+
+        Once it is closed, only what was read before.
+        """
+        self._check_thread()
+        if type(limit) is not int or limit < 1:
+            raise UsageError(f"limit is a number of events from 1 on, not {shown(limit)}")
+        if not self._closed:
+            self._release()
+            while len(self._pending) < limit and self._step():
+                pass
+            if self._is_over:
+                self.close()
+        return [self._pending.popleft() for _ in range(min(limit, len(self._pending)))]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has stopped listening."""
+        return self._closed
+
+    def close(self) -> None:
+        """Stop listening. Whoever waits for the next event is told at once; a callback under way is not waited for."""
+        if not self._closed:
+            self._closed = True
+            told = self._access.shared.committed
+            with told:
+                self._access.shared.listeners.discard(self)
+                told.notify_all()
+            self._held.close()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_thread(self) -> None:
+        """A UsageError if the events belong to a callback."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            raise UsageError("the callback of this listener gets its events: listen again, without one, to take them")
+
+    # Hearing.
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing more will ever come."""
+        return self._closed or self._cursor.upper.is_closed
+
+    def _begin(self, snapshot: bool) -> State:
+        """The state to listen from. With all updates in it, if they are wanted."""
+        for _ in range(REPLANS):
+            state = self._held.state
+            if state.since.is_closed:
+                raise self._access.closed()
+            try:
+                if snapshot:
+                    window = Window(since=state.since)
+                    rows = self._table(state, plan_all(state).runs, window)
+                    self._pending.append(Event("snapshot", rows, state.upper, state.seqno))
+            except LeaseExpired:
+                if self._held.is_leased:
+                    raise
+                # Without a lease, what a state refers to may be merged away while it is read: then from a newer one.
+                self._held.state = self._access.state()
+                if self._held.state.seqno == state.seqno:
+                    raise CorruptionError(f"a blob of {self._access.name} is missing") from None
+                continue
+            self._follow(state)
+            return state
+        raise LeaseExpired("what was being read keeps going away: listen without a snapshot, or open to write")
+
+    def _hear_next(self) -> bool:
+        """Wait until there is an event; False if there is none in time, or never again."""
+        access = self._access
+        deadline = access.shared.monotonic() + self._timeout_s
+        try:
+            while not self._pending:
+                if self._is_over:
+                    return False
+                if not self._coming:
+                    self._release()
+                    left = deadline - access.shared.monotonic()
+                    if access.wait(lambda state: self._closed or state.seqno > self._cursor.seqno, left) is None:
+                        return False
+                self._step()
+        except Exception:
+            if self._closed:  # perhaps with the whole store, while something was being read
+                return False
+            raise
+        return True
+
+    def _step(self) -> bool:
+        """Hear the next commit, whether it tells anything or not; False if there is none."""
+        if self._is_over:
+            return False
+        if not self._coming:
+            committer = self._access.committer
+            diffs = committer.look(lambda session: follow(session, self._access.id, self._cursor.seqno, AHEAD))
+            if diffs is None:
+                raise self._behind()
+            self._coming.extend(diffs)
+        if not self._coming:
+            return False
+        # Only what was heard is taken off: if reading it fails, the next call tries again.
+        self._hear(self._coming[0])
+        self._coming.popleft()
+        return True
+
+    def _hear(self, change: StateDiff) -> None:
+        """Hear one commit."""
+        old = self._cursor
+        # The state that the whole process knows is not kept twice.
+        known = self._access.committer.session.states.get(self._access.id)
+        new = known if known is not None and known.seqno == change.n else apply_diff(old, change)
+        if self._held.is_leased and self._held.lease.reader not in new.readers:
+            raise self._behind()
+        found = heard(old, change, new)
+        rows = self._read(new, found)
+        if rows is not None and rows.num_rows:
+            self._pending.append(Event("updates", rows, old.upper, new.seqno))
+        if found.upper is not None:
+            self._pending.append(Event("sealed", None, found.upper, new.seqno))
+        self._has_told = self._has_told or bool(self._pending)
+        self._cursor = new
+        self._follow(new)
+
+    def _read(self, state: State, found: Heard) -> pa.Table | None:
+        """The updates of a commit; None if it has none."""
+        if not found.runs and not found.without:
+            return None
+        try:
+            rows = self._table(state, found.runs, ALL_TIMES)
+            if not found.without:
+                return rows
+            told = self._table(state, found.without, ALL_TIMES)
+        except LeaseExpired as error:
+            raise self._behind() from error
+        place = told.column_names.index(DIFF)
+        taken_off = told.set_column(place, told.schema.field(DIFF), pc.negate(told.column(DIFF)))
+        names = [name for name in rows.column_names if name != DIFF]
+        return consolidate(pa.concat_tables([rows, taken_off]), names).select(rows.column_names)
+
+    def _table(self, state: State, runs: tuple[Run, ...], window: Window) -> pa.Table:
+        """The updates of some runs."""
+        access = self._access
+        check_schema(self._wanted, access.schema(state)[1], f"listening to {access.name}")
+        wanted = replace(self._wanted, window=window)
+        return _Once(
+            access, self._held, plan_runs(state, runs), wanted, Shape("column"), state=state, owned=False
+        ).to_arrow()
+
+    # Holding on, and letting go.
+
+    def _follow(self, state: State) -> None:
+        """Say what was heard; what came before it may go."""
+        if self._held.is_leased:
+            self._access.shared.leases.follow(self._held.lease, state.seqno)
+
+    def _release(self) -> None:
+        """Let go of states behind the cursor, if something was told since the last time.
+
+        SUBTLE: not whenever the cursor moved. That it let go is a commit too, which the listener passes over: it
+        would go on like that for ever, and an idle collection would be written to (test_listening.py).
+        """
+        now = self._access.shared.monotonic()
+        if not self._held.is_leased or not self._has_told or now - self._released < RELEASE_S:
+            return
+        self._released, self._has_told = now, False
+        try:
+            with contextlib.suppress(Unavailable):  # the heartbeat does it later
+                self._access.shared.leases.let_go(self._held.lease)
+        except LeaseExpired as error:
+            raise self._behind() from error
+
+    def _behind(self) -> LeaseExpired:
+        name, seqno = self._access.name, self._cursor.seqno
+        if not self._held.is_leased:
+            return LeaseExpired(
+                f"a listener of {name} fell behind: what was committed after state {seqno} is gone, since a store that "
+                "is open for reading only holds nothing back; listen again"
+            )
+        return LeaseExpired(f"a listener of {name} slept or fell behind, and lost its lease at {seqno}: listen again")
+
+    # Calling back.
+
+    def _call(self, callback: Callable[[Event], object]) -> None:
+        """Call back with every event, until there are no more or something fails. Runs in a thread of its own."""
+        try:
+            while (event := self._patiently()) is not None and not self._closed:
+                callback(event)
+        except BaseException as error:
+            self.error = error
+            count(self._access.shared.counters, "listeners failed")
+            LOG.error("a listener of %s ended: %s", self._access.name, type(error).__name__, exc_info=error)
+            with contextlib.suppress(TimespineError):
+                self.close()
+
+    def _patiently(self) -> Event | None:
+        """The next event, however long storage is away; None if there are no more."""
+        told = self._access.shared.committed
+        while True:
+            try:
+                return next(self, None)
+            except Unavailable:
+                # Nothing was told, and the next try begins where this one did.
+                LOG.warning("a listener of %s waits: storage is unavailable", self._access.name)
+                with told:
+                    told.wait(POLL_MAX_S)
+
+
+class _Once(Updates):
+    """Updates of one commit: no other state has just those, so they are not planned again."""
+
+    def _replanned(self) -> bool:
+        return False
