@@ -68,7 +68,7 @@ def of_store(folder):
         "vacuum": [lambda store: store.vacuum()],
         "snapshot": [lambda store: store.snapshot(["orders"])["orders"].to_arrow()],
     }
-    return changes, reads, {"metrics", "close"}
+    return changes, reads, {"metrics", "close", "adopt", "check_replaceable"}
 
 
 def of_collection():

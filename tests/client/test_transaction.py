@@ -459,6 +459,141 @@ def test_a_batch_of_a_sink_is_in_with_the_rest_once(place):
     assert rows(orders) == rows(items) == {(1, "a"): 1}
 
 
+# Creating.
+
+SHAPE = {"key": {"k": "int64"}, "value": {"v": "string"}, "timeline": "counter"}
+
+
+@BOTH
+def test_a_collection_is_created_and_filled_together_with_all_else_by_one_compare_and_set(place, config):
+    gate = Gate(place.consensus)
+    store = place.open(consensus=gate, config=config)
+    orders = create(store)
+    orders.append([row(0)], at=3)
+    gate.sets.clear()
+    with store.transaction() as tx:
+        audit = tx.create("audit", **SHAPE)
+        tx.append("audit", [row(1)])
+        tx.append(audit, [row(2)])
+        tx.append("orders", [row(1)])
+        tx.create("empty", **SHAPE, merging="by level")
+        assert "audit" not in store
+    assert keys_of(gate) == [4], "the catalog, two that are new, and one that was there"
+    assert tx.time == 4
+    assert rows(audit) == {(1, "a"): 1, (2, "a"): 1}
+    other = place.open()
+    assert other.names() == ["audit", "empty", "orders"]
+    assert rows(other["audit"], 4) == {(1, "a"): 1, (2, "a"): 1}
+    assert other["empty"].inspect().merging == "by level"
+    audit.append([row(3)])
+    other["audit"].append([row(4)])
+    assert len(rows(audit)) == 4
+    store.maintain()
+    assert len(rows(audit)) == 4
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["raises", "refused", "given up"])
+def test_nothing_is_created_if_the_transaction_comes_to_nothing(place, config, how):
+    store = place.open(config=config)
+    orders = create(store)
+    orders.append([row(0)], at=3)
+    with pytest.raises((ZeroDivisionError, UsageError)), store.transaction() as tx:
+        audit = tx.create("audit", **SHAPE)
+        tx.append("audit", [row(1)])
+        if how == "raises":
+            raise ZeroDivisionError
+        if how == "refused":
+            tx.seal("orders", 1)
+        if how == "given up":
+            tx.give_up()
+            tx.append("audit", [row(2)])
+    assert store.names() == ["orders"]
+    assert place.blobs(f"{audit.id}/") == []
+    assert audit.id not in place.consensus.list_keys()
+    with pytest.raises(UsageError):
+        audit.append([row(1)])
+    store.close()
+    assert audit.id not in place.consensus.list_keys(), "nor when the process says goodbye"
+
+
+def test_a_name_that_is_taken_is_refused_at_once_or_when_somebody_else_was_first(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    create(store)
+    with pytest.raises(UsageError, match="exists"), store.transaction() as tx:
+        tx.create("orders", **SHAPE)
+    with pytest.raises(UsageError, match="creates audit already"), store.transaction() as tx:
+        tx.create("audit", **SHAPE)
+        tx.create("audit", **SHAPE)
+    script.add("compare_and_set", Fault.NONE, hook=lambda: create(other, "audit"))
+    with pytest.raises(UsageError, match="exists"), store.transaction() as tx:
+        tx.create("audit", **SHAPE)
+        tx.append("orders", [row(1)])
+    assert store["orders"].upper == Frontier.at(0)
+    store.drop("audit")
+    with pytest.raises(UsageError, match="stays blocked"), store.transaction() as tx:
+        tx.create("audit", **SHAPE)
+
+
+def test_the_catalog_may_change_meanwhile(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    create(store)
+    script.add("compare_and_set", Fault.NONE, hook=lambda: create(other, "theirs"))
+    with store.transaction() as tx:
+        tx.create("ours", **SHAPE)
+        tx.append("ours", [row(1)])
+        tx.append("orders", [row(1)])
+    assert store.names() == ["orders", "ours", "theirs"]
+    assert rows(store["ours"]) == rows(store["orders"]) == {(1, "a"): 1}
+
+
+def test_a_collection_is_replaced_by_one_that_is_filled_already(place):
+    store = place.open()
+    old = create(store)
+    old.append([row(1)])
+    with store.transaction() as tx:
+        tx.create("orders", **SHAPE, replace=True)
+        tx.append("orders", [row(2)])
+    assert rows(store["orders"]) == {(2, "a"): 1}
+    with pytest.raises(ClosedError):
+        old.append([row(3)])
+    store["orders"].hold(0, critical="report")
+    with pytest.raises(UsageError, match="critical holds"), store.transaction() as tx:
+        tx.create("orders", **SHAPE, replace=True)
+
+
+@pytest.mark.parametrize("fault", [Fault.INDETERMINATE_NOT, Fault.INDETERMINATE_DONE], ids=["not done", "done"])
+def test_a_birth_whose_reply_was_lost_happens_once(place, fault):
+    script = Script()
+    store = place.open(script=script)
+    create(store)
+    store["orders"].append([row(0)])
+    script.add("compare_and_set", fault)
+    with store.transaction() as tx:
+        tx.create("audit", **SHAPE)
+        tx.append("audit", [row(1)])
+        tx.append("orders", [row(1)])
+    assert script.is_done
+    assert rows(store["audit"]) == {(1, "a"): 1}
+    assert rows(store["orders"]) == {(0, "a"): 1, (1, "a"): 1}
+
+
+def test_a_process_that_slept_past_its_lease_creates_under_a_new_id(place):
+    store, other = place.open(config=BLOBS), place.open()
+    create(store)
+    store["orders"].append([row(0)])
+    with store.transaction() as tx:
+        tx.create("audit", **SHAPE)
+        tx.append("audit", [row(1)])
+        tx.append("orders", [row(1)])
+        place.clock.advance(BLOBS.writer_lease_ms / 1000 + 1)
+        other.maintain()
+    assert rows(other["audit"]) == {(1, "a"): 1}
+    assert rows(other["orders"]) == {(0, "a"): 1, (1, "a"): 1}
+
+
 # Nonsense.
 
 

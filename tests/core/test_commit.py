@@ -20,6 +20,7 @@ from timespine.core.protocols.commit import (
     commit_group,
     commit_transactions,
     enter,
+    entered,
     raise_refusal,
     resolve,
     unborn,
@@ -780,7 +781,7 @@ NAMES = encode_state(new_state("names"))
 
 def born(session: Session, *, head: int | None = None) -> Any:
     """Create a collection `n` together with an entry of another log, and an append to `c`."""
-    session.states["n"] = unborn(session, "n", 1, 0)
+    session.states["n"] = entered(unborn(new_state("n")), session, 0)
     commands = (("n", AddSchema(None, b"s")), ("n", Seal(at(5))), ("c", Seal(at(3))))
     return commit_transactions(session, Transaction(commands), beside=(("names", head, NAMES),))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,8 +20,9 @@ from timespine.client.driver import Driver, fresh_id
 from timespine.core.codec import encode_state
 from timespine.core.effects import CompareAndSet, Protocol, Scan, Sleep, Truncate
 from timespine.core.layers import Merging
+from timespine.core.protocols.commit import Beside
 from timespine.core.protocols.session import Session, determinately_retried, pause_ms, retried
-from timespine.core.state import new_state
+from timespine.core.state import Commit, State, new_state
 from timespine.core.transitions import AddSchema, apply
 from timespine.errors import (
     CorruptionError,
@@ -206,6 +207,26 @@ def _named(names: Names, name: str, entry: Entry) -> Names:
     return msgspec.structs.replace(names, entries={**names.entries, name: entry}, dropped=gone, graves=graves)
 
 
+def check_not_blocked(names: Names, name: str) -> None:
+    """A UsageError if a name was that of a collection that was dropped."""
+    if name in names.graves:
+        raise UsageError(
+            f"a collection {name} was dropped, and its name stays blocked: pass replace=True to give it again, "
+            "or give another name"
+        )
+
+
+def born(births: Sequence[tuple[str, Entry, bool]], names: Names) -> Names:
+    """With names for new collections: (name, collection, whether it may take the name of another one)."""
+    for name, entry, replace in births:
+        if not replace:
+            check_not_blocked(names, name)
+            if name in names.entries:
+                raise UsageError(f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
+        names = _named(names, name, entry)
+    return names
+
+
 def taken_over(id: str, name: str, names: Names) -> Names | None:
     """With a collection under the name that another one has, which is dropped, or that nobody has."""
     known = names.entries.get(name)
@@ -288,16 +309,19 @@ class Catalog:
                 return entry, True  # an earlier try went through, though its reply was lost
             if known is not None and not replace:
                 return known, False
-            if name in names.graves and not replace:
-                raise UsageError(
-                    f"a collection {name} was dropped, and its name stays blocked: pass replace=True to give it again, "
-                    "or give another name"
-                )
+            if not replace:
+                check_not_blocked(names, name)
             if self._store(
-                _named(names, name, entry), (entry.id, None, _first_state(entry.id, arity, merging, schema))
+                _named(names, name, entry),
+                (entry.id, None, encode_state(first_state(entry.id, arity, merging, schema))),
             ):
                 return entry, True
         raise Determinate(f"collection {name} could not be created: others keep changing the catalog")
+
+    def beside(self, births: Sequence[tuple[str, Entry, bool]]) -> Beside:
+        """The entry that names new collections, to appear together with them."""
+        names = self.read()
+        return ((LOG, names.seqno, encode(born(births, names))),)
 
     def change(self, what: Callable[[Names], Names | None]) -> bool:
         """Apply a function from names to names (or None for no change) until it is stored; whether this call did it.
@@ -323,13 +347,12 @@ class Catalog:
         return self._driver.run(_store(self._session, names, more))
 
 
-def _first_state(id: str, arity: int, merging: Merging, schema: bytes) -> bytes:
-    """The first entry of a collection's log: empty, with its schema."""
+def first_state(id: str, arity: int, merging: Merging, schema: bytes) -> State:
+    """The state of a collection that was just created: empty, with its schema."""
     outcome = apply(new_state(id, arity, merging), AddSchema(None, schema), 0)
-    state = getattr(outcome, "state", None)
-    if state is None:
+    if not isinstance(outcome, Commit):
         raise UsageError(str(outcome.reply))
-    return encode_state(state)
+    return outcome.state
 
 
 def _read(session: Session) -> Protocol[tuple[int, bytes] | None]:

@@ -20,10 +20,19 @@ from timespine.client.session import SharedSession
 from timespine.config import Config
 from timespine.core.effects import Protocol
 from timespine.core.group import Refused, Transaction
-from timespine.core.protocols.commit import commit_transactions, enter, raise_refusal, resolve
+from timespine.core.protocols.commit import (
+    Beside,
+    Moved,
+    commit_transactions,
+    enter,
+    entered,
+    raise_refusal,
+    resolve,
+    unborn,
+)
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Session
-from timespine.core.state import State
+from timespine.core.state import UNBORN, State
 from timespine.core.transitions import Command, ExpireCommitter, ExpireWriter
 from timespine.errors import (
     ClosedError,
@@ -122,6 +131,42 @@ class Committer:
         assert waiting.reply is not None
         return waiting.reply
 
+    def expect(self, first: State) -> None:
+        """Know a collection that is not there yet: it is born with the first transaction that names it."""
+        with self._turn:
+            self._settle()
+            self.session.states[first.collection] = unborn(first)
+
+    def forget_unborn(self, collection: str) -> None:
+        """It was not born, and never will be."""
+        with self._turn:
+            known = self.session.states.get(collection)
+            if known is not None and known.seqno == UNBORN:
+                del self.session.states[collection]
+                self._entered.pop((self.session.writer, collection), None)
+
+    def commit_beside(self, transaction: Transaction, beside: Callable[[], Beside]) -> tuple[Any, ...]:
+        """Commit a transaction by itself, together with entries of other logs, which are made anew until they fit."""
+        self.check_writable()
+        with self._turn:
+            for _ in range(self.config.commit_attempts):
+                try:
+                    (reply,) = self._committed((transaction,), beside())
+                    break
+                except Moved:
+                    continue
+                except Fenced:
+                    self._renew()
+                    raise
+            else:
+                raise Determinate("nothing was committed: others keep changing what was to change with it")
+            if _is_fenced(reply) and not self._is_registered(transaction):
+                self._renew()  # the caller puts its blobs again, under a new writer, and tries again
+        if isinstance(reply, Refused):
+            raise_refusal(reply)
+        self._tell({name for name, _ in transaction.commands})
+        return reply
+
     def run(self, collection: str, make: Callable[[Session], Protocol[T]]) -> T:
         """Run a protocol that commits by itself, alone, with this committer's session."""
         with self._turn:
@@ -192,6 +237,8 @@ class Committer:
         self._settle()
         ids: dict[str, list[Command]] = {}
         for (writer, collection), committer in self._entered.items():
+            if self.session.states[collection].seqno == UNBORN:
+                continue
             ids.setdefault(collection, []).extend((ExpireWriter(writer), ExpireCommitter(committer)))
         for collection in ids:
             self._enter(collection)
@@ -216,6 +263,10 @@ class Committer:
         for each in group:
             self._count(each)
         about = {name for each in group for name, _ in each.transaction.commands}
+        self._tell(about)
+
+    def _tell(self, about: set[str]) -> None:
+        """Tell whoever wants to know which collections were committed to."""
         for tell in self.told:
             tell(about)
 
@@ -272,14 +323,14 @@ class Committer:
         answered = dict(zip(fenced_off, again, strict=True))
         return tuple(answered.get(i, reply) for i, reply in enumerate(replies))
 
-    def _committed(self, transactions: tuple[Transaction, ...]) -> Replies:
+    def _committed(self, transactions: tuple[Transaction, ...], beside: Beside = ()) -> Replies:
         """Commit transactions as one group. Indeterminate only if they themselves may be in."""
         try:
             self._settle()
             for transaction in transactions:
                 for collection, _ in (*transaction.commands, *transaction.reads):
                     self._enter(collection)
-            return self.driver.run(commit_transactions(self.session, *transactions))
+            return self.driver.run(commit_transactions(self.session, *transactions, beside=beside))
         except Indeterminate as error:
             frozen = self.session.frozen
             if frozen is not None and frozen.group.transactions == transactions:
@@ -309,7 +360,12 @@ class Committer:
         """Register committer and writer with a collection, once. Holds the turn."""
         session = self.session
         if (session.writer, collection) not in self._entered:
-            self.driver.run(enter(session, collection))
+            known = session.states.get(collection)
+            if known is not None and known.seqno == UNBORN:
+                # SUBTLE: entering it as others are would create it without its name (test_transaction.py).
+                session.states[collection] = entered(known, session, self.driver.now_ms())
+            else:
+                self.driver.run(enter(session, collection))
             self._entered[session.writer, collection] = session.committer
 
 

@@ -68,10 +68,14 @@ class Driver:
             DeleteBlobs: self._delete,
             ListBlobs: lambda effect: [info.key for info in self.blob.list_keys(effect.prefix)],
             MergeRuns: lambda effect: self.run(self._engine(effect)),
-            Now: lambda effect: int(self._clock() * 1000),
+            Now: lambda effect: self.now_ms(),
             Sleep: lambda effect: self._sleep(effect.ms / 1000),
             FreshId: lambda effect: fresh_id(effect.prefix),
         }
+
+    def now_ms(self) -> int:
+        """This process's clock."""
+        return int(self._clock() * 1000)
 
     def run(self, protocol: Protocol[T]) -> T:
         """Run a protocol to its end: its result, or what it raises."""

@@ -16,14 +16,12 @@ from timespine.client.access import Access, Pool, Shared, decoded_schema
 from timespine.client.alike import check_alike, check_merging, rule_of
 from timespine.client.catalog import (
     NO_RETENTION,
-    TIMELINES,
     Catalog,
     Entry,
     Names,
     check_name,
     discarded,
     first_name,
-    fresh_collection_id,
     renamed,
     retained,
     retained_by_all,
@@ -40,13 +38,14 @@ from timespine.client.loading import load, source_of
 from timespine.client.maintenance import Maintenance
 from timespine.client.metrics import of_store
 from timespine.client.moments import Moment, to_ms, to_time
+from timespine.client.nursery import Nursery, entry_of, shape_of
 from timespine.client.report import Report, said
 from timespine.client.transaction import Transaction, listed
 from timespine.client.vacuum import Vacuumed, vacuum
 from timespine.columnar.cache import PartCache
 from timespine.columnar.engine import Engine
 from timespine.columnar.runs import count
-from timespine.columnar.schema import Schema, define, infer
+from timespine.columnar.schema import Schema, infer
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
 from timespine.core.layers import Merging
@@ -149,9 +148,7 @@ class Store:
         that a reader meets whatever is kept; "by level" never merges what has not expired yet, for collections
         whose history is expired regularly (`timespine.core.by_level`).
         """
-        if schema is not None and (key is not None or value is not None or tuple(cluster) or arity != 1):
-            raise UsageError("a schema says what key, value, cluster and arity are: give either")
-        made = schema if schema is not None else define(key, value, cluster, arity)
+        made = shape_of(key, value, schema, cluster, arity)
         return self._create(name, made, timeline, retain, replace=replace, if_exists=if_exists, merging=merging)[0]
 
     def _create(
@@ -166,19 +163,13 @@ class Store:
         merging: str | None = None,
     ) -> tuple[Collection, bool]:
         """A collection of that name and shape, and whether it is new."""
-        self._committer.check_writable()
-        if timeline not in TIMELINES:
-            raise UsageError(f"timeline is 'clock' or 'counter', not {shown(timeline)}")
         if if_exists not in ("error", "open"):
             raise UsageError(f"if_exists is 'error' or 'open', not {shown(if_exists)}")
         rule = rule_of(merging)
-        retain_ms = to_ms(retain) if retain is not None else None
-        if retain_ms is not None and (timeline != "clock" or made.arity != 1):
-            raise UsageError(NO_RETENTION)
-        now_ms = int(self._shared.clock() * 1000)
-        entry = Entry(fresh_collection_id(check_name(name)), timeline, retain_ms, now_ms)
+        self._committer.check_writable()
+        entry = entry_of(name, made, timeline, retain, self._shared.clock())
         if replace:
-            self._check_replaceable(name)
+            self.check_replaceable(name)
         found, new = self._catalog.create(
             name, entry, made.encode(), made.arity, rule or Merging.FUELED, replace=replace
         )
@@ -191,6 +182,14 @@ class Store:
             check_alike(name, (found, collection.schema), (entry, made))
             check_merging(name, collection._access.state().trace.merging, rule)
         return collection, new
+
+    def adopt(self, access: Access, *, replace: bool) -> None:
+        """Take care of a collection that a transaction has created, perhaps in the place of another one."""
+        if replace:
+            self._dropping.close()
+        with self._lock:
+            self._accesses[access.id] = access
+        self._collection(access.name, access.entry)
 
     def collection(self, name: str) -> Collection:
         """Open a collection by its name; UnknownCollection if there is none."""
@@ -265,13 +264,13 @@ class Store:
         made = infer(arrow, key, cluster=cluster)
         check_name(name)
         if replace:
-            self._check_replaceable(name)
+            self.check_replaceable(name)
         under = f"{name[:80]}.load-{fresh_id('')[:16]}" if replace else name
         collection, new = self._create(under, made, **options)
         try:
             load(collection._access, batches, progress)
             if replace:
-                self._check_replaceable(name)
+                self.check_replaceable(name)
                 self._catalog.change(partial(taken_over, collection.id, name))
                 self._dropping.close()
         except BaseException:
@@ -286,7 +285,7 @@ class Store:
     def transaction(self) -> Transaction:
         """Rows and seals for any number of collections, all of them or none: leave its `with` to commit."""
         self._committer.check_writable()
-        return Transaction(self.collection, self._committer)
+        return Transaction(self.collection, self._committer, Nursery(self, self._shared, self._catalog))
 
     def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Moment) -> None:
         """Say of some collections, all or none, that nothing more comes before a time."""
@@ -419,7 +418,7 @@ class Store:
             access.name, access.entry = name, entry
         return Collection(access, self)
 
-    def _check_replaceable(self, name: str) -> None:
+    def check_replaceable(self, name: str) -> None:
         """A UsageError if somebody has a critical hold on what has a name: nobody could ever release it."""
         known = self._catalog.read().entries.get(check_name(name))
         if known is not None:

@@ -29,12 +29,13 @@ from timespine.client.changing import ATTEMPTS, Compute
 from timespine.client.collection import Collection, expiring
 from timespine.client.committer import Committer
 from timespine.client.moments import Moment
+from timespine.client.nursery import Nursery
 from timespine.client.rows import Snapshot
 from timespine.client.steps import Appending, AppendingFree, Changing, Step, Telling, Writing, is_free
 from timespine.client.storing import Runs, stored_together
 from timespine.client.unsealed import REFUSE
 from timespine.client.writing import once
-from timespine.core.transitions import Command, Seal
+from timespine.core.transitions import AdvanceUpper, Command, Seal
 from timespine.errors import UpperMismatch, UsageError, shown
 from timespine.model.frontier import Frontier
 
@@ -42,9 +43,10 @@ from timespine.model.frontier import Frontier
 class Transaction:
     """What is to happen together. Leave its `with` to commit it; raise to give it up."""
 
-    def __init__(self, find: Callable[[str], Collection], committer: Committer) -> None:
+    def __init__(self, find: Callable[[str], Collection], committer: Committer, nursery: Nursery) -> None:
         self._find = find
         self._committer = committer
+        self._nursery = nursery
         self._steps: list[Step] = []
         self._reads: dict[str, tuple[Access, Frontier]] = {}
         self._times: dict[str, int] = {}
@@ -61,6 +63,15 @@ class Transaction:
         return self._times.get("clock", self._times.get("counter")) if self.replies else None
 
     # What is to happen.
+
+    def create(self, name: str, *, replace: bool = False, **options: Any) -> Collection:
+        """Create a collection, as `store.create` does, and fill it: it is there when the transaction is, or never."""
+        self._check_open()
+        collection = self._nursery.conceive(name, replace=replace, **options)
+        access = collection._access
+        # It is born with the transaction because that names it, whether it has rows for it or not.
+        self.add(Telling(access, lambda: [AdvanceUpper(Frontier.minimum(access.known().arity))]))
+        return collection
 
     def append(
         self, collection: str | Collection, rows: Any, *, at: Moment | None = None, upper: Moment | None = None
@@ -160,6 +171,12 @@ class Transaction:
         """Commit all of it, or raise and leave everything as it is."""
         self._check_open()
         self._is_over = True
+        try:
+            self._commit()
+        finally:
+            self._nursery.close()
+
+    def _commit(self) -> None:
         if not self._steps:
             return
         self._times = _start(self._steps)
@@ -178,7 +195,9 @@ class Transaction:
 
     def give_up(self) -> None:
         """Nothing of it happens."""
-        self._is_over = True
+        if not self._is_over:
+            self._is_over = True
+            self._nursery.close()
 
     def __enter__(self) -> Transaction:
         return self
@@ -196,7 +215,8 @@ class Transaction:
             return collection._access
         if not isinstance(collection, str):
             raise UsageError(f"a transaction is about collections, by name or as they are, not {shown(collection)}")
-        return self._find(collection)._access
+        expected = self._nursery.get(collection)
+        return (expected if expected is not None else self._find(collection))._access
 
     def _check_open(self) -> None:
         if self._is_over:
@@ -255,7 +275,7 @@ class Transaction:
             uppers[step.access.id] = step.reached(upper, at)
         reads = tuple((access.id, expected) for access, expected in self._reads.values())
         pairs = [(step.access.id, each) for step, told in zip(self._steps, commands, strict=True) for each in told]
-        left = iter(self._committer.commit(*pairs, reads=reads))
+        left = iter(self._nursery.commit(pairs, reads) or self._committer.commit(*pairs, reads=reads))
         replies = [[next(left) for _ in told] for told in commands]
         return [
             step.reply(reply, _time_of(step, self._times)) for step, reply in zip(self._steps, replies, strict=True)

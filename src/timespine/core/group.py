@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from timespine.core.state import Commit, State
+from timespine.core.state import UNBORN, Commit, State
 from timespine.core.transitions import AlreadyCommitted, Command, SchemaMismatch, apply
 from timespine.core.transitions.writers import extend
 from timespine.errors import Fenced, TimespineError, UpperMismatch, UsageError, shown
@@ -88,12 +88,18 @@ def judge(states: Mapping[str, State], group: Group, now_ms: int) -> Judged | Co
     current = dict(before)
     replies: list[tuple[Any, ...] | Refused] = []
     relied_on: set[str] = set()
+    named: set[str] = set()
     for transaction in group.transactions:
         reply = _judge_transaction(current, transaction, group.committer, now_ms)
         replies.append(reply)
         if not isinstance(reply, Refused):
             relied_on.update(collection for collection, _ in transaction.reads)
-    changed = {name: state for name, state in current.items() if state is not before[name]}
+            named.update(collection for collection, _ in transaction.commands)
+    changed = {
+        name: state
+        for name, state in current.items()
+        if state is not before[name] or (name in named and state.seqno == UNBORN)
+    }
     if changed:
         # SUBTLE: what was only read is committed too, unchanged, so that the compare-and-set
         # fails if it moved (test_commit.py).

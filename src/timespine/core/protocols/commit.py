@@ -20,7 +20,7 @@ from timespine.core.effects import CompareAndSet, Now, Protocol, Sleep
 from timespine.core.group import CommittedBefore, Group, Judged, Refused, Transaction, judge
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Frozen, Session, determinately_retried, pause_ms
-from timespine.core.state import UNBORN, Commit, State, new_state
+from timespine.core.state import UNBORN, Commit, State
 from timespine.core.transitions import AlreadyCommitted, Command, RegisterCommitter, RegisterWriter, apply
 from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, TimespineError, Unavailable, UsageError
 
@@ -76,12 +76,13 @@ def commit_transactions(session: Session, *transactions: Transaction, beside: Be
     return (yield from commit_group(session, group, beside))
 
 
-def unborn(session: Session, collection: str, arity: int, now_ms: int) -> State:
-    """The state of a collection that is not there yet, to be born with the next group, which names it.
+def unborn(first: State) -> State:
+    """The first state of a collection that is not there yet: it is born with the group that names it."""
+    return msgspec.structs.replace(first, seqno=UNBORN)
 
-    The session is registered with it already: nobody else can be.
-    """
-    state = msgspec.structs.replace(new_state(collection, arity), seqno=UNBORN)
+
+def entered(state: State, session: Session, now_ms: int) -> State:
+    """The state of a collection that is not there yet, with the session registered: nobody else can be."""
     term = session.config.writer_lease_ms
     for command in (RegisterCommitter(session.committer, term), RegisterWriter(session.writer, term)):
         outcome = apply(state, command, now_ms)

@@ -1,0 +1,131 @@
+"""Collections that a transaction creates: they are there, with their names and all else of it, or never.
+
+Until then only this process knows them: rows can be made for them, and blobs be put
+under their ids, which nobody had before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from timespine.client.access import Access, Shared
+from timespine.client.alike import rule_of
+from timespine.client.catalog import (
+    NO_RETENTION,
+    TIMELINES,
+    Catalog,
+    Entry,
+    check_name,
+    first_state,
+    fresh_collection_id,
+)
+from timespine.client.collection import Collection
+from timespine.client.moments import to_ms
+from timespine.columnar.schema import Schema, define
+from timespine.core.group import Transaction
+from timespine.core.layers import Merging
+from timespine.core.transitions import Command
+from timespine.errors import UsageError, shown
+from timespine.model.frontier import Frontier
+
+
+def shape_of(
+    key: Mapping[str, Any] | None,
+    value: Mapping[str, Any] | None,
+    schema: Schema | None,
+    cluster: Sequence[str],
+    arity: int,
+) -> Schema:
+    """The schema that somebody wants: as it is, or by its columns."""
+    if schema is not None and (key is not None or value is not None or tuple(cluster) or arity != 1):
+        raise UsageError("a schema says what key, value, cluster and arity are: give either")
+    return schema if schema is not None else define(key, value, cluster, arity)
+
+
+def entry_of(name: str, made: Schema, timeline: str, retain: Any, now: float) -> Entry:
+    """An entry for a collection that does not exist yet, under an id that nobody had before."""
+    if timeline not in TIMELINES:
+        raise UsageError(f"timeline is 'clock' or 'counter', not {shown(timeline)}")
+    retain_ms = to_ms(retain) if retain is not None else None
+    if retain_ms is not None and (timeline != "clock" or made.arity != 1):
+        raise UsageError(NO_RETENTION)
+    return Entry(fresh_collection_id(check_name(name)), timeline, retain_ms, int(now * 1000))
+
+
+class Home(Protocol):
+    """The store that takes care of what is born."""
+
+    def check_replaceable(self, name: str) -> None:
+        """A UsageError if what has a name cannot be replaced."""
+
+    def adopt(self, access: Access, *, replace: bool) -> None:
+        """Take care of it."""
+
+
+class Expected(NamedTuple):
+    """A collection that is to be born."""
+
+    collection: Collection
+    replace: bool
+    """Whether it may take the name of another one."""
+
+
+class Nursery:
+    """What one transaction creates."""
+
+    def __init__(self, home: Home, shared: Shared, catalog: Catalog) -> None:
+        self._home = home
+        self._shared = shared
+        self._catalog = catalog
+        self._expected: dict[str, Expected] = {}
+
+    def conceive(
+        self,
+        name: str,
+        *,
+        key: Mapping[str, Any] | None = None,
+        value: Mapping[str, Any] | None = None,
+        schema: Schema | None = None,
+        cluster: Sequence[str] = (),
+        arity: int = 1,
+        timeline: str = "clock",
+        retain: Any = None,
+        replace: bool = False,
+        merging: str | None = None,
+    ) -> Collection:
+        """A collection that will be created with the transaction."""
+        made = shape_of(key, value, schema, cluster, arity)
+        entry = entry_of(name, made, timeline, retain, self._shared.clock())
+        rule = rule_of(merging) or Merging.FUELED
+        if name in self._expected:
+            raise UsageError(f"this transaction creates {name} already")
+        if replace:
+            self._home.check_replaceable(name)
+        self._catalog.beside([(name, entry, replace)])  # a name that is taken is refused at once
+        collection = Collection(Access(self._shared, name, entry), self._home)
+        self._shared.committer.expect(first_state(entry.id, made.arity, rule, made.encode()))
+        self._expected[name] = Expected(collection, replace)
+        return collection
+
+    def get(self, name: str) -> Collection | None:
+        """The collection of that name that the transaction creates, if it does."""
+        return self._expected[name].collection if name in self._expected else None
+
+    def commit(
+        self, commands: list[tuple[str, Command]], reads: tuple[tuple[str, Frontier], ...]
+    ) -> tuple[Any, ...] | None:
+        """Commit a transaction together with the names of what it creates; None if it creates nothing."""
+        if not self._expected:
+            return None
+        births = [(name, each.collection._access.entry, each.replace) for name, each in self._expected.items()]
+        transaction = Transaction(tuple(commands), reads)
+        replies = self._shared.committer.commit_beside(transaction, lambda: self._catalog.beside(births))
+        for each in self._expected.values():
+            self._home.adopt(each.collection._access, replace=each.replace)
+        return replies
+
+    def close(self) -> None:
+        """Whatever was not born never will be."""
+        for each in self._expected.values():
+            self._shared.committer.forget_unborn(each.collection.id)
