@@ -513,7 +513,7 @@ def ranged() -> Scene:
     ],
 )
 def test_unsealed_updates_are_found_by_range(ranged: Scene, lower: Frontier, upper: Frontier, expected: str) -> None:
-    parts = plan_unsealed(ranged.state, lower, upper)
+    parts = [part for run in plan_unsealed(ranged.state, lower, upper) for part in run.parts]
     assert "".join(str(row) for part in parts for row, _, _ in ranged.visible(part)) == expected
 
 

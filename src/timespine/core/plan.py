@@ -75,17 +75,21 @@ def plan_changes(state: State, after: Time, until: Time) -> Plan | SinceError | 
     return Plan(state.seqno, state.since, after, until, _runs(state, after, until), state.upper)
 
 
-def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Part, ...]:
-    """The unsealed parts with updates in [lower, upper), truncated to it."""
+def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Run, ...]:
+    """What holds the unsealed updates at times in [lower, upper), seen through it: a run per batch, in no order.
+
+    An update below the collection's upper is sealed, whether it is drained yet or not: it is not among them.
+    """
     check_arity_of(lower, state.arity, "lower")
     check_arity_of(upper, state.arity, "upper")
     if not lower <= upper:
         raise UsageError(f"unsealed updates from {lower} to {upper}: the second must not be before the first")
+    lower = lower.join(state.upper)
+    if upper <= lower:
+        return ()
     return tuple(
-        truncated(part, lower, upper)
-        for batch in state.unsealed
-        if not batch.is_wholly_below(lower) and batch.has_times_below(upper)
-        for part in batch.parts
+        Run(tuple(truncated(part, lower, upper) for part in batch.parts), Order.UNORDERED, batch.schema)
+        for batch in state.unsealed.between(lower, upper)
     )
 
 
