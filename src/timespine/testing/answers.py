@@ -28,7 +28,17 @@ EXPECTED_ERRORS = (Determinate, Indeterminate, Fenced, LeaseExpired)
 
 
 REFUSALS = dict.fromkeys(
-    ("seal", "seal both", "write", "append", "append at one time", "transaction", "trim", "replicated append"),
+    (
+        "seal",
+        "seal both",
+        "write",
+        "write after a read",
+        "append",
+        "append at one time",
+        "transaction",
+        "trim",
+        "replicated append",
+    ),
     (Fenced, UsageError),
 )
 """What an operation may be refused for, if not only for leases: these are often wrong about the upper on purpose."""
@@ -167,7 +177,8 @@ class Answers:
     def _check_unsealed(self, operation: Operation) -> None:
         """What is read of unsealed updates is what was written by then, at those times and not below the upper."""
         name, seqno = operation.collection, operation.details["seqno"]
-        asked = Description(*operation.details["between"], Frontier())
+        lower, until = operation.details["between"]
+        asked = Description(lower, until, Frontier())
         upper = self.world.states[name][seqno].upper
         written = self.world.truth[name][: self.world.truth_sizes[name][seqno]]
         expected = [update for update in restrict(written, asked) if upper.less_equal(update[1])]

@@ -6,6 +6,7 @@ away right there more often than chance would have it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from timespine.core.effects import CompareAndSet, Effect, FreshId, MergeRuns, Protocol, PutBlob
@@ -47,6 +48,7 @@ MARKS: dict[str, tuple[str, type[Effect], str]] = {
     "write": ("", PutBlob, UNCOMMITTED),
     "append at one time": ("", PutBlob, UNCOMMITTED),
     "transaction": ("", PutBlob, UNCOMMITTED),
+    "write after a read": ("", PutBlob, UNCOMMITTED),
     "transactions": ("", PutBlob, IN_A_GROUP),
     "tidy unsealed": ("during a drain", CompareAndSet, "between drain and evict"),
     "merge": ("", MergeRuns, "during a merge response"),
@@ -65,7 +67,16 @@ class Streams(Workload):
     """Chooses operations on streams, and begins them."""
 
     on_both = frozenset(
-        {"append to both", "append at one time", "seal both", "transaction", "transactions", "cut", "close"}
+        {
+            "append to both",
+            "append at one time",
+            "seal both",
+            "transaction",
+            "write after a read",
+            "transactions",
+            "cut",
+            "close",
+        }
     )
 
     def _menu(self) -> list[tuple[int, str, Body]]:
@@ -82,6 +93,7 @@ class Streams(Workload):
             (6, "seal", self._seal),
             (7, "seal both", self._seal_both),
             (14, "transaction", self._transaction),
+            (7, "write after a read", self._write_after_a_read),
             (8, "transactions", self._transactions),
             (10, "cut", self._cut),
             (9, "read unsealed", self._read_unsealed),
@@ -146,7 +158,7 @@ class Streams(Workload):
         self._check_sealed(operation, key, reply, seals)
         return (yield from self._told(process, reply))
 
-    def _check_sealed(self, operation: Operation, key: Key, reply: object, seals: dict[str, Frontier]) -> None:
+    def _check_sealed(self, operation: Operation, key: Key, reply: object, seals: Mapping[str, Frontier]) -> None:
         """An acknowledged seal stands in all collections, a refused one has changed nothing."""
         if isinstance(reply, Refused):
             if key in self.world.atomic.groups:
@@ -158,8 +170,7 @@ class Streams(Workload):
 
     def _transaction(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         """Write to one, append to the other, seal both, release history; it may rely on uppers, also wrong ones."""
-        session, chance = process.session, self.random.random
-        (other,) = (each for each in self.arities if each != name)
+        chance, other = self.random.random, self._other(name)
         uppers, later = self._uppers(process), self._later(process)
         puts: list[tuple[str, Put]] = []
         seals, retained, reads = {}, {}, {}
@@ -168,11 +179,10 @@ class Streams(Workload):
             puts.append((name, (yield from self._put_write(process, name, operation, "w", times))))
         if chance() < 0.6:
             seals[other] = later[other]
-            times = self._times_between(uppers[other], later[other])
-            append = yield from self._put_append(process, other, operation, uppers[other], later[other], times)
+            append = yield from self._put_append(process, other, operation, uppers[other], later[other])
             puts.append((other, append))
-        commands: list[tuple[str, Command]] = [(each, put[0]) for each, put in puts]
-        if chance() < 0.6 or not commands:
+        commands: list[tuple[str, Command]] = []
+        if chance() < 0.6 or not puts:
             seals.update(later)
             commands += [(each, Seal(upper)) for each, upper in later.items()]
         if chance() < 0.3:
@@ -182,14 +192,34 @@ class Streams(Workload):
             reads = {each: uppers[each] for each in self.random.choice(((name,), (other,), (name, other)))}
         if reads and chance() < 0.15:
             reads[name] = self._next_upper(uppers[name])[0]  # a caller that has read something else
-        rows = {each: put[2] for each, put in puts}
-        operation.details.update(about_both=True, both=len(rows) > 1)
-        if rows:
-            operation.details["rows"] = sorted(row for some in rows.values() for row in some)
-        whole = Whole(operation.id, rows, seals, retained, reads)
+        whole = Whole(operation.id, {each: put[2] for each, put in puts}, seals, retained, reads)
+        return (yield from self._commit_whole(process, operation, puts, commands, whole))
+
+    def _write_after_a_read(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
+        """Write to one what follows from the other, which must not have moved on by then."""
+        other, uppers = self._other(name), self._uppers(process)
+        put = yield from self._put_write(process, name, operation, "r", self._times_from(uppers[name], 3))
+        whole = Whole(operation.id, {name: put[2]}, reads={other: uppers[other]})
+        return (yield from self._commit_whole(process, operation, [(name, put)], [], whole))
+
+    def _commit_whole(
+        self,
+        process: Process,
+        operation: Operation,
+        puts: list[tuple[str, Put]],
+        commands: list[tuple[str, Command]],
+        whole: Whole,
+    ) -> Protocol[Any]:
+        """Commit what was put and some commands more, all or nothing."""
+        session = process.session
+        operation.details.update(about_both=True, both=len(puts) > 1)
+        if puts:
+            operation.details["rows"] = sorted(row for rows in whole.rows.values() for row in rows)
+        commands = [*((each, put[0]) for each, put in puts), *commands]
+        transaction = Transaction(tuple(commands), tuple(whole.reads.items()))
         with self.world.atomic.expected(session, whole) as key:
-            (reply,) = yield from commit_transactions(session, Transaction(tuple(commands), tuple(reads.items())))
-        self._check_sealed(operation, key, reply, seals)
+            (reply,) = yield from commit_transactions(session, transaction)
+        self._check_sealed(operation, key, reply, whole.uppers)
         if isinstance(reply, Refused):
             self.world.atomic.check_judged(key, reply.seqnos, f"{operation.kind} {operation.id}")
             if puts:
@@ -199,7 +229,7 @@ class Streams(Workload):
     def _transactions(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         """A group of several: each sees what the ones before it did, and a bad one disturbs nobody."""
         session = process.session
-        (other,) = (each for each in self.arities if each != name)
+        other = self._other(name)
         uppers, later = self._uppers(process), self._later(process)
 
         def put(each: str, label: str, times: list[Time]) -> Protocol[Put]:
@@ -362,6 +392,10 @@ class Streams(Workload):
 
     # What the operations are made of.
 
+    def _other(self, name: str) -> str:
+        (other,) = (each for each in self.arities if each != name)
+        return other
+
     def _uppers(self, process: Process) -> dict[str, Frontier]:
         return {each: self._known(process, each).upper for each in self.arities}
 
@@ -403,10 +437,10 @@ class Streams(Workload):
         return Write(Frontier(tuple(stand)), latest, (part,), data.schema), part.key, _rows(updates)
 
     def _put_append(
-        self, process: Process, name: str, operation: Operation, upper: Frontier, later: Frontier, times: list[Time]
+        self, process: Process, name: str, operation: Operation, upper: Frontier, later: Frontier
     ) -> Protocol[Put]:
         """Data that is put, and the command that would append it."""
-        updates = self._rows_at(operation, "p", times)
+        updates = self._rows_at(operation, "p", self._times_between(upper, later))
         data = self._data(process, name, updates)
         part = yield from write.put_part(process.session, name, data)
         desc = Description(upper, later, Frontier.minimum(self.arities[name]))
