@@ -220,13 +220,15 @@ def _validate_merges(spine: Spine) -> None:
 
 def _validate_batch(spine: Spine, batch: SpineBatch, level: int) -> None:
     """What holds for one batch alone."""
-    what = f"spine batch {batch.rope.lo}-{batch.rope.hi}"
+    wrong = None
     if not batch.desc.since <= spine.since:
-        raise CorruptionError(f"{what} is exact from {batch.desc.since} on, past the spine's since {spine.since}")
-    if batch.len > 1 << level:
-        raise CorruptionError(f"{what} has {batch.len} updates, too many for level {level}")
-    if not batch.fueled and not (isinstance(batch.rope, Leaf) and batch.rope.batch.desc == batch.desc):
-        raise CorruptionError(f"{what} is neither fueled nor a single merged batch")
+        wrong = f"is exact from {batch.desc.since} on, past the spine's since {spine.since}"
+    elif batch.len > 1 << level:
+        wrong = f"has {batch.len} updates, too many for level {level}"
+    elif not batch.fueled and not (isinstance(batch.rope, Leaf) and batch.rope.batch.desc == batch.desc):
+        wrong = "is neither fueled nor a single merged batch"
+    if wrong is not None:
+        raise CorruptionError(f"spine batch {batch.rope.lo}-{batch.rope.hi} {wrong}")
 
 
 def validate_deep(spine: Spine, arity: int) -> None:

@@ -28,6 +28,7 @@ from timespine.errors import Determinate
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.time import Time
 from timespine.testing.real import RealWorld
+from timespine.testing.remembering import remembering
 from timespine.testing.simulator import Faults, Operation, Process, Simulator
 from timespine.testing.streams import Streams
 from timespine.testing.workload import Workload
@@ -72,10 +73,11 @@ def run_history(
     flavour: str = "mixed",
 ) -> Result:
     """Run one history and everything that is checked after it; with real rows on real storage if told so."""
-    if not real:
-        return _run(World(), seed, operations, faults, tracing, flavour)
-    with RealWorld() as world:
-        return _run(world, seed, operations, faults, tracing, flavour)
+    with remembering():
+        if not real:
+            return _run(World(), seed, operations, faults, tracing, flavour)
+        with RealWorld() as world:
+            return _run(world, seed, operations, faults, tracing, flavour)
 
 
 def _run(world: World, seed: int, operations: int, faults: Faults | None, tracing: bool, flavour: str) -> Result:
