@@ -75,7 +75,7 @@ planted: $(VENV)/.dev            ## every planted bug is caught by its pinned se
 
 sim: $(VENV)/.dev            ## many simulated histories, half of them of streams: make sim HISTORIES=20000 SEED=0
 	$(RUN) -m timespine.testing.simulate --histories $$(($(HISTORIES) / 2)) --ops 60 --seed $(SEED) --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour streams --histories $$(($(HISTORIES) / 2)) --ops 45 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour streams --histories $$(($(HISTORIES) / 2)) --ops 40 --seed $(SEED) --jobs $(JOBS)
 
 sim-real: $(VENV)/.dev            ## simulated histories with real Parquet bytes, on real files and SQLite
 	$(RUN) -m timespine.testing.simulate --real --histories $$(($(REAL_HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)
