@@ -8,6 +8,7 @@ PYTEST := -m pytest -n $(JOBS)
 HISTORIES ?= 20000
 REAL_HISTORIES ?= 1000
 SEED ?= 0
+FLAVOUR ?= mixed
 
 .PHONY: demo demo-local spark test check sim sim-real crash replay planted soak bench lint unit unit-O determinism clean help
 
@@ -43,7 +44,8 @@ test: lint unit unit-O determinism planted crash spark sim sim-real demo-local d
 
 check: lint            ## the quick version: lint, types, unit tests, 1,000 histories
 	$(RUN) $(PYTEST) tests
-	$(RUN) -m timespine.testing.simulate --histories 1000 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --histories 500 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour streams --histories 500 --jobs $(JOBS)
 
 lint: $(VENV)/.dev            ## ruff and mypy --strict
 	$(VENV)/bin/ruff check .
@@ -62,27 +64,32 @@ spark: $(VENV)/.dev            ## reads, writes, streams and merges on Spark, an
 	$(RUN) -m pytest tests/spark
 
 determinism: $(VENV)/.dev            ## 100 seeds replay identically, whatever the hash seed
-	@a=$$(PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --histories 100 --jobs $(JOBS) --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
-	b=$$(PYTHONHASHSEED=2 $(RUN) -m timespine.testing.simulate --histories 100 --jobs 1 --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
-	echo "100 seeds under two hash seeds: $$a $$b"; test -n "$$a" -a "$$a" = "$$b"
+	@for flavour in mixed streams; do \
+	a=$$(PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories 50 --jobs $(JOBS) --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
+	b=$$(PYTHONHASHSEED=2 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories 50 --jobs 1 --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
+	echo "50 seeds of $$flavour under two hash seeds: $$a $$b"; test -n "$$a" -a "$$a" = "$$b" || exit 1; \
+	done
 
 planted: $(VENV)/.dev            ## every planted bug is caught by its pinned seed
 	$(RUN) -m pytest tests/simulation/test_planted.py -m slow
 
-sim: $(VENV)/.dev            ## many simulated histories: make sim HISTORIES=20000 SEED=0
-	$(RUN) -m timespine.testing.simulate --histories $(HISTORIES) --ops 60 --seed $(SEED) --jobs $(JOBS)
+sim: $(VENV)/.dev            ## many simulated histories, half of them of streams: make sim HISTORIES=20000 SEED=0
+	$(RUN) -m timespine.testing.simulate --histories $$(($(HISTORIES) / 2)) --ops 60 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour streams --histories $$(($(HISTORIES) / 2)) --ops 40 --seed $(SEED) --jobs $(JOBS)
 
 sim-real: $(VENV)/.dev            ## simulated histories with real Parquet bytes, on real files and SQLite
-	$(RUN) -m timespine.testing.simulate --real --histories $(REAL_HISTORIES) --ops 25 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --real --histories $$(($(REAL_HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --real --flavour streams --histories $$(($(REAL_HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)
 
 crash: $(VENV)/.dev            ## kill -9 of writers, readers and maintenance, at least fifty times
 	$(RUN) -m pytest tests/crash -m slow
 
-replay: $(VENV)/.dev            ## one history, step by step: make replay SEED=42
-	$(RUN) -m timespine.testing.simulate --histories 1 --seed $(SEED) --trace
+replay: $(VENV)/.dev            ## one history, step by step: make replay SEED=42 FLAVOUR=streams
+	$(RUN) -m timespine.testing.simulate --histories 1 --flavour $(FLAVOUR) --seed $(SEED) --trace
 
 soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and the search for every planted bug
-	$(RUN) -m timespine.testing.simulate --histories 200000 --ops 60 --seed 1000000 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --histories 100000 --ops 60 --seed 1000000 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour streams --histories 100000 --ops 60 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --histories 10000 --ops 400 --seed 2000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --real --histories 20000 --ops 60 --seed 3000000 --jobs $(JOBS)
 	MACHINE_EXAMPLES=2000 $(RUN) -m pytest tests/client/test_machine.py

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from scene import WRITER, Scene, at, inline_part, up
 
-from timespine.core.hollow import Part
+from timespine.core.hollow import Order, Part
 from timespine.core.plan import Plan, plan_changes, plan_snapshot, plan_unsealed, seen_through
-from timespine.core.transitions import Drain, Retain, RollUpAll, Seal
+from timespine.core.transitions import Drain, Evict, Retain, RollUpAll, Seal, Trim
 from timespine.core.transitions.push import truncated
 from timespine.errors import NotSealed, SinceError, UsageError
 from timespine.model import CLOSED, Frontier
@@ -228,15 +228,55 @@ def test_changes_of_partially_ordered_times_agree_with_the_oracle() -> None:
         plan_changes(scene.state, (0, 1), (1, 0))
 
 
-def test_unsealed_batches_are_left_out_that_are_sealed_or_outside_of_the_range(scene: Scene) -> None:
-    def keys(lower: Frontier, upper: Frontier) -> list[str]:
-        return [part.key for run in plan_unsealed(scene.state, lower, upper) for part in run.parts]
+# Unsealed updates by time.
 
-    assert keys(at(6), CLOSED) == ["c/w1/p7"]
-    assert keys(at(0), at(6)) == ["c/w1/p5"]
+
+def unsealed(scene: Scene, lower: Frontier, upper: Frontier) -> list[tuple[Any, Any, int]]:
+    runs = plan_unsealed(scene.state, lower, upper)
+    return sorted(update for run in runs for part in run.parts for update in scene.visible(part))
+
+
+def test_unsealed_updates_are_read_by_the_times_they_stand_at(scene: Scene) -> None:
+    assert unsealed(scene, at(0), CLOSED) == [up("a", 5), up("a", 7)]
+    assert unsealed(scene, at(6), CLOSED) == [up("a", 7)]
+    assert unsealed(scene, at(0), at(6)) == [up("a", 5)]
+    assert unsealed(scene, at(6), at(7)) == []
+    assert unsealed(scene, at(7), at(7)) == []
+
+
+def test_only_parts_that_may_have_such_updates_are_read(scene: Scene) -> None:
+    runs = plan_unsealed(scene.state, at(6), CLOSED)
+    assert [part.key for run in runs for part in run.parts] == [f"c/{WRITER}/p7"]
+    assert plan_unsealed(scene.state, at(3), at(3)) == plan_unsealed(scene.state, at(0), at(5)) == ()
+
+
+@pytest.mark.parametrize("tidying", [[], [Drain()], [Drain(), Evict()], [Drain(), Trim(2)]])
+def test_an_update_that_is_sealed_is_not_unsealed_any_more_drained_or_not(scene: Scene, tidying: list[Any]) -> None:
+    scene.write(up("b", 5), up("b", 9))
     scene.do(Seal(at(6)))
-    assert keys(at(0), at(6)) == []
-    assert keys(at(0), at(8)) == ["c/w1/p7"]
+    for command in tidying:
+        scene.do(command)
+    assert unsealed(scene, at(0), CLOSED) == [up("a", 7), up("b", 9)]
+    assert unsealed(scene, at(0), at(8)) == [up("a", 7)]
+    assert unsealed(scene, at(2), at(6)) == []
+
+
+def test_an_append_that_seals_unsealed_updates_takes_them_out(scene: Scene) -> None:
+    scene.append(at(6), up("c", 5))
+    assert unsealed(scene, at(0), CLOSED) == [up("a", 7)]
+
+
+def test_unsealed_updates_of_partially_ordered_times_are_those_not_below_the_upper() -> None:
+    scene = Scene(arity=2)
+    scene.write(up("a", (0, 3)), up("b", (3, 0)), up("c", (4, 4)))
+    scene.do(Seal(Frontier(((0, 2), (4, 0)))))
+    assert unsealed(scene, at(0, 0), CLOSED) == [up("a", (0, 3)), up("c", (4, 4))]
+    assert unsealed(scene, at(0, 0), at(4, 4)) == [up("a", (0, 3))]
+
+
+def test_unsealed_runs_keep_their_schema_and_claim_no_order(scene: Scene) -> None:
+    (run,) = plan_unsealed(scene.state, at(6), CLOSED)
+    assert (run.order, run.schema) == (Order.UNORDERED, None)
 
 
 def test_inline_part_holds_what_it_was_made_from() -> None:

@@ -26,7 +26,7 @@ ON_SPARK = [ROOT / "docs" / "spark.md"]
 
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:src|tests|bench|docs|model|core|location|client|testing)/[\w./-]+)`")
-PLANTED = (ROOT / "tests" / "simulation" / "planted.py").read_text()
+PLANTED = "".join((ROOT / "tests" / "simulation" / name).read_text() for name in ("planted.py", "planted_streams.py"))
 
 
 def prose(page):

@@ -2,21 +2,23 @@
 
 Each is applied in tests only. `python tests/simulation/planted.py` searches, for
 each, the first seed whose history gives it away; `--pin` writes them down for
-`test_planted.py`. A survivor means that a property is missing.
+`test_planted.py`. A survivor means that a property is missing. Those of streams are
+in `planted_streams.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import msgspec
+import planted_streams  # noqa: F401 (for the bugs in it)
+from planting import BUGS, REAL, STREAMS, bug, on_real_storage, patched, patched_everywhere
 
 from timespine.columnar import engine as engine_module
 from timespine.columnar import prune as prune_module
@@ -57,40 +59,11 @@ push_module = sys.modules["timespine.core.transitions.push"]
 readers_module = sys.modules["timespine.core.transitions.readers"]
 unsealed_module = sys.modules["timespine.core.transitions.unsealed"]
 
-BUGS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {}
-
-REAL: set[str] = set()
-"""The bugs that only histories with Parquet, files and SQLite can meet."""
-
 REAL_OPERATIONS = 25
 """Operations of such a history."""
 
 SPREAD = 12
 """Seeds from the pinned one on that may give such a bug away: what a history meets changes with the columnar layer."""
-
-
-def on_real_storage(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
-    REAL.add(plant.__name__)
-    return plant
-
-
-def bug(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
-    BUGS[plant.__name__] = contextlib.contextmanager(plant)
-    return plant
-
-
-def patched(target: object, name: str, value: object) -> contextlib.AbstractContextManager[object]:
-    return mock.patch.object(target, name, value)
-
-
-@contextlib.contextmanager
-def patched_everywhere(real: Callable[..., object], fake: Callable[..., object]) -> Iterator[None]:
-    """A function in whichever columnar module has imported it by name."""
-    with contextlib.ExitStack() as stack:
-        for name, module in sorted(sys.modules.items()):
-            if name.startswith("timespine.columnar.") and getattr(module, real.__name__, None) is real:
-                stack.enter_context(patched(module, real.__name__, fake))
-        yield
 
 
 @bug
@@ -842,7 +815,7 @@ def history(name: str, seed: int) -> Result:
     """A history of the kind that gives a bug away."""
     if name in REAL:
         return run_history(seed, REAL_OPERATIONS, real=True)
-    return run_history(seed, 60)
+    return run_history(seed, 60, flavour="streams" if name in STREAMS else "mixed")
 
 
 def is_caught(name: str, seed: int) -> bool:

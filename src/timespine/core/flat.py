@@ -202,11 +202,13 @@ def validate(spine: Spine, arity: int) -> None:
 
 def _validate_batch(spine: Spine, batch: SpineBatch) -> None:
     """What holds for one batch alone."""
-    what = f"spine batch {batch.rope.lo}-{batch.rope.hi}"
+    wrong = None
     if not batch.desc.since <= spine.since:
-        raise CorruptionError(f"{what} is exact from {batch.desc.since} on, past the spine's since {spine.since}")
-    if not batch.fueled and not (isinstance(batch.rope, Leaf) and batch.rope.batch.desc == batch.desc):
-        raise CorruptionError(f"{what} is neither fueled nor a single merged batch")
+        wrong = f"is exact from {batch.desc.since} on, past the spine's since {spine.since}"
+    elif not batch.fueled and not (isinstance(batch.rope, Leaf) and batch.rope.batch.desc == batch.desc):
+        wrong = "is neither fueled nor a single merged batch"
+    if wrong is not None:
+        raise CorruptionError(f"spine batch {batch.rope.lo}-{batch.rope.hi} {wrong}")
 
 
 def validate_deep(spine: Spine, arity: int) -> None:

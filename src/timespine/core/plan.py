@@ -101,10 +101,12 @@ def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Run, 
     check_arity_of(upper, state.arity, "upper")
     if not lower <= upper:
         raise UsageError(f"unsealed updates from {lower} to {upper}: the second must not be before the first")
-    first = lower.join(state.upper)
+    lower = lower.join(state.upper)
+    if upper <= lower:
+        return ()
     return tuple(
-        Run(tuple(truncated(part, first, upper) for part in batch.parts), Order.UNORDERED, batch.schema)
-        for batch in state.unsealed.between(first, upper)
+        Run(tuple(truncated(part, lower, upper) for part in batch.parts), Order.UNORDERED, batch.schema)
+        for batch in state.unsealed.between(lower, upper)
     )
 
 

@@ -28,7 +28,8 @@ def check_parts(parts: Iterable[Part], arity: int) -> None:
     for part in parts:
         if part.key or part.inline is None:
             parse_blob_key(part.key)
-        check_frontiers((part.lower, part.upper, part.rewrite), arity)
+        if part.is_truncated or part.rewrite is not None:
+            check_frontiers((part.lower, part.upper, part.rewrite), arity)
 
 
 def check_hollow(batches: Iterable[HollowBatch], arity: int) -> None:

@@ -76,7 +76,10 @@ class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def less_equal(self, time: Time) -> bool:
         """Whether `time` is at or after the frontier."""
-        return any(times.less_equal(element, time) for element in self.elements)
+        elements = self.elements
+        if len(elements) == 1:
+            return times.less_equal(elements[0], time)
+        return any(times.less_equal(element, time) for element in elements)
 
     def less_than(self, time: Time) -> bool:
         """Whether `time` is strictly after some element."""

@@ -15,8 +15,9 @@ from timespine.errors import (
     UpperMismatch,
     UsageError,
 )
+from timespine.model.description import Description
 from timespine.model.frontier import Frontier
-from timespine.model.oracle import accumulate, difference
+from timespine.model.oracle import accumulate, consolidate, difference, restrict
 from timespine.model.time import Time
 from timespine.testing.holding import Holding
 from timespine.testing.simulator import Operation
@@ -26,7 +27,20 @@ EXPECTED_ERRORS = (Determinate, Indeterminate, Fenced, LeaseExpired)
 """What a caller may be told when storage fails or its leases lapse."""
 
 
-REFUSALS = dict.fromkeys(("seal", "write", "append", "trim", "replicated append"), (Fenced, UsageError))
+REFUSALS = dict.fromkeys(
+    (
+        "seal",
+        "seal both",
+        "write",
+        "write after a read",
+        "append",
+        "append at one time",
+        "transaction",
+        "trim",
+        "replicated append",
+    ),
+    (Fenced, UsageError),
+)
 """What an operation may be refused for, if not only for leases: these are often wrong about the upper on purpose."""
 
 
@@ -39,6 +53,8 @@ class Answers:
     rows: dict[str, list[str]]
     """Rows that were inserted, to be retracted some time."""
     holding: Holding
+    halves: dict[str, int]
+    """Per operation that appended to both at one common time: that time."""
 
     def _check(self, operation: Operation) -> None:
         """Compare the outcome of an operation with the truth."""
@@ -60,6 +76,10 @@ class Answers:
             self._check_next(operation)
         elif operation.kind.startswith("snapshot"):
             self._check_snapshot(operation)
+        elif operation.kind == "cut":
+            self._check_cut(operation)
+        elif operation.kind == "read unsealed":
+            self._check_unsealed(operation)
         elif operation.kind == "listen" and isinstance(reply, dict):
             self._check_changes(operation)
         elif operation.kind == "listen" and "after" in operation.details and reply is None:
@@ -84,7 +104,8 @@ class Answers:
         if impossible and committed is not None:
             self.world.violate(f"{operation.kind} {operation.id} was refused and is there")
         if committed is not None:
-            self.rows[operation.collection].extend(operation.details["rows"])
+            if "keep" not in operation.details:
+                self.rows[operation.collection].extend(operation.details["rows"])
             if not operation.invoked <= committed <= operation.returned:
                 self.world.violate(f"{operation.kind} {operation.id} took effect outside of its call")
 
@@ -111,7 +132,8 @@ class Answers:
             if not isinstance(reason, (UsageError, Fenced)):
                 self.world.violate(f"append next {operation.id} in a partial order was refused: {reason!r}")
         elif isinstance(reason, UpperMismatch) and operation.kind != "append next":
-            names = tuple(self.arities) if "both" in operation.details else (operation.collection,)
+            about_both = "both" in operation.details or "about_both" in operation.details
+            names = tuple(self.arities) if about_both else (operation.collection,)
             uppers = [
                 upper
                 for name in names
@@ -123,7 +145,10 @@ class Answers:
             self.world.violate(f"{operation.kind} {operation.id} was refused: {reason!r}")
 
     def _check_snapshot(self, operation: Operation) -> None:
-        name, as_of, reply = operation.collection, operation.details["as_of"], operation.result
+        self._check_read(operation, operation.collection, operation.details["as_of"], operation.result)
+
+    def _check_read(self, operation: Operation, name: str, as_of: Time, reply: Any) -> None:
+        """A collection as of one time is the truth, or cannot be read at that time."""
         state = self.world.head(name)
         if isinstance(reply, SinceError):
             if state.since.less_equal(as_of):
@@ -134,6 +159,32 @@ class Answers:
                 self.world.violate(f"snapshot of {name} at {as_of} was not sealed though upper is {state.upper}")
         else:
             self.compare(name, as_of, reply, f"{operation.kind} {operation.id}")
+
+    def _check_cut(self, operation: Operation) -> None:
+        """A cut is the truth of both as of one time, and has both halves of what was appended at one time, or none."""
+        found: dict[str, Any] = operation.result
+        for name, as_of in operation.details["as_of"].items():
+            if isinstance(found[name], NotSealed):
+                self.world.violate(f"cut {operation.id} at {as_of}, which is complete in {name}: {found[name]!r}")
+            self._check_read(operation, name, as_of, found[name])
+        if len(found) < 2 or not all(isinstance(counts, dict) for counts in found.values()):
+            return
+        for half, at in self.halves.items():
+            there = [name for name, counts in found.items() if f"{half}.0" in counts]
+            if len(there) == 1:
+                self.world.violate(f"cut {operation.id} has {half}, at {at}, only in {there[0]}")
+
+    def _check_unsealed(self, operation: Operation) -> None:
+        """What is read of unsealed updates is what was written by then, at those times and not below the upper."""
+        name, seqno = operation.collection, operation.details["seqno"]
+        lower, until = operation.details["between"]
+        asked = Description(lower, until, Frontier())
+        upper = self.world.states[name][seqno].upper
+        written = self.world.truth[name][: self.world.truth_sizes[name][seqno]]
+        expected = [update for update in restrict(written, asked) if upper.less_equal(update[1])]
+        if operation.result != sorted(consolidate(expected), key=str):
+            found = f"{operation.result}, not {expected}"
+            self.world.violate(f"read unsealed {operation.id} of {name} in {asked} at upper {upper}: {found}")
 
     def _check_changes(self, operation: Operation) -> None:
         name, after, until = operation.collection, operation.details["after"], operation.details["until"]

@@ -28,7 +28,9 @@ from timespine.errors import Determinate
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.time import Time
 from timespine.testing.real import RealWorld
+from timespine.testing.remembering import remembering
 from timespine.testing.simulator import Faults, Operation, Process, Simulator
+from timespine.testing.streams import Streams
 from timespine.testing.workload import Workload
 from timespine.testing.world import World
 
@@ -42,6 +44,9 @@ FAULT_KINDS = (
     "clock jumps",
     "outages",
 )
+
+FLAVOURS: dict[str, type[Workload]] = {"mixed": Workload, "streams": Streams}
+"""What histories may be of."""
 
 YEAR_MS = 365 * 24 * 3_600_000
 
@@ -60,19 +65,25 @@ class Result:
 
 
 def run_history(
-    seed: int, operations: int, faults: Faults | None = None, tracing: bool = False, real: bool = False
+    seed: int,
+    operations: int,
+    faults: Faults | None = None,
+    tracing: bool = False,
+    real: bool = False,
+    flavour: str = "mixed",
 ) -> Result:
     """Run one history and everything that is checked after it; with real rows on real storage if told so."""
-    if not real:
-        return _run(World(), seed, operations, faults, tracing)
-    with RealWorld() as world:
-        return _run(world, seed, operations, faults, tracing)
+    with remembering():
+        if not real:
+            return _run(World(), seed, operations, faults, tracing, flavour)
+        with RealWorld() as world:
+            return _run(world, seed, operations, faults, tracing, flavour)
 
 
-def _run(world: World, seed: int, operations: int, faults: Faults | None, tracing: bool) -> Result:
+def _run(world: World, seed: int, operations: int, faults: Faults | None, tracing: bool, flavour: str) -> Result:
     simulator = Simulator(seed, faults, world)
     simulator.tracing = tracing
-    workload = Workload(simulator, operations)
+    workload = FLAVOURS[flavour](simulator, operations)
     simulator.run(workload.next_operation, steps_max=400 * operations + 20_000)
     done = len(simulator.history)
     if not world.violations:
@@ -248,7 +259,7 @@ def _check_history(simulator: Simulator, workload: Workload) -> None:
         refused = isinstance(operation.result, Refused) or isinstance(operation.error, Determinate)
         if refused and operation.id in world.committed:
             world.violate(f"{operation.kind} {operation.id} was refused and became durable later")
-        if "both" in operation.details:
+        if operation.details.get("both"):
             where = [name for name in workload.arities if operation.id in written.get(name, ())]
             if len(where) == 1:
                 world.violate(f"{operation.kind} {operation.id} is only in {where[0]}")

@@ -2,24 +2,27 @@
 
 A history is decided by its seed alone. On a violation the seed and a shrunken
 trace are printed; `--seed S --histories 1 --trace` replays one history in full.
-With `--real`, rows are in Parquet, blobs are files and logs are in SQLite.
+With `--real`, rows are in Parquet, blobs are files and logs are in SQLite. With
+`--flavour streams`, histories are of writes ahead of the seal and of transactions.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
+from functools import partial
 from multiprocessing import get_context
 
-from timespine.testing.checker import FAULT_KINDS, Result, run_history
+from timespine.testing.checker import FAULT_KINDS, FLAVOURS, Result, run_history
 from timespine.testing.parquet import PATHS
 from timespine.testing.simulator import Faults
+from timespine.testing.streams import POINTS
 
 CHUNK = 25
 """Histories that a worker runs between two reports."""
@@ -27,17 +30,31 @@ CHUNK = 25
 ENOUGH = 200
 """Histories with real rows of which some must have got everywhere."""
 
+MANY = 500
+"""Histories of streams of which some must have been disturbed at every marked point."""
+
+MARKED = tuple(f"{what}: {point}" for point in POINTS for what in ("crash", "outage"))
+"""What must have happened at every point that histories of streams have marked."""
+
 
 Done = tuple[int, int, Counter[str], list[tuple[int, list[str]]], int]
 """How many histories, their operations, their counts, their violations, a digest of all."""
 
 
-def run_seeds(seeds: range, operations: int, real: bool = False) -> Done:
-    """Run some histories."""
+def run_seeds(seeds: range, operations: int, real: bool = False, flavour: str = "mixed") -> Done:
+    """Run some histories. They are small: what they leave behind in cycles is collected once, after all of them."""
+    gc.disable()
+    try:
+        return _run_seeds(seeds, operations, real, flavour)
+    finally:
+        gc.enable()
+
+
+def _run_seeds(seeds: range, operations: int, real: bool, flavour: str) -> Done:
     done, counts, digest = 0, Counter[str](), 0
     failed: list[tuple[int, list[str]]] = []
     for seed in seeds:
-        result = run_history(seed, operations, real=real)
+        result = run_history(seed, operations, real=real, flavour=flavour)
         done += result.operations
         counts.update(result.counts)
         digest = (digest * 31 + result.digest) % (1 << 61)
@@ -47,31 +64,34 @@ def run_seeds(seeds: range, operations: int, real: bool = False) -> Done:
     return len(seeds), done, counts, failed, digest
 
 
-def shrink(seed: int, operations: int, real: bool = False) -> tuple[Result, Faults, int]:
+def shrink(seed: int, operations: int, real: bool = False, flavour: str = "mixed") -> tuple[Result, Faults, int]:
     """A shorter and calmer history of the same seed that still goes wrong, with its trace."""
+    run = partial(run_history, seed, real=real, flavour=flavour)
     faults, smallest = Faults(), operations
     for fewer in sorted({*range(1, min(operations, 12)), *range(12, operations, 6)}):
-        if run_history(seed, fewer, faults, real=real).violations:
+        if run(fewer, faults).violations:
             smallest = fewer
             break
     for calmer in ("fail", "crash", "pause", "clock", "outage"):
         kept = getattr(faults, calmer)
         setattr(faults, calmer, 0.0)
-        if not run_history(seed, smallest, faults, real=real).violations:
+        if not run(smallest, faults).violations:
             setattr(faults, calmer, kept)
-    return run_history(seed, smallest, faults, tracing=True, real=real), faults, smallest
+    return run(smallest, faults, tracing=True), faults, smallest
 
 
-def report_failure(seed: int, operations: int, violations: list[str], real: bool = False) -> None:
+def report_failure(
+    seed: int, operations: int, violations: list[str], real: bool = False, flavour: str = "mixed"
+) -> None:
     """Print a violation so that somebody can begin to look."""
     print(f"\nseed {seed}: {violations[0]}")
-    result, faults, smallest = shrink(seed, operations, real)
+    result, faults, smallest = shrink(seed, operations, real, flavour)
     print(f"shrunk to {smallest} operations with {faults}; the last steps:")
     for line in result.trace[-60:]:
         print(f"  {line}")
     for violation in result.violations:
         print(f"  => {violation}")
-    options = f"--seed {seed} --histories 1 --ops {operations} --trace{' --real' if real else ''}"
+    options = f"--seed {seed} --histories 1 --ops {operations} --flavour {flavour} --trace{' --real' if real else ''}"
     print(f"replay: python -m timespine.testing.simulate {options}")
 
 
@@ -88,13 +108,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--real", action="store_true", help="with Parquet, files and SQLite")
+    parser.add_argument("--flavour", choices=sorted(FLAVOURS), default="mixed", help="what they are of (default mixed)")
     parser.add_argument("--trace", action="store_true", help="print every step (with --histories 1)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
     options = parser.parse_args(arguments)
     if options.histories < 1 or options.ops < 1 or options.jobs < 1 or options.seed < 0:
         parser.error("--histories, --ops and --jobs must be at least 1, --seed at least 0")
     if options.trace:
-        result = run_history(options.seed, options.ops, tracing=True, real=options.real)
+        result = run_history(options.seed, options.ops, tracing=True, real=options.real, flavour=options.flavour)
         print("\n".join([*result.trace, *result.violations, f"digest {result.digest:08x}"]))
         return 1 if result.violations else 0
     return _run(options)
@@ -102,13 +123,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _results(options: argparse.Namespace) -> Iterator[Done]:
     """What came of every chunk, in order."""
-    arguments = (list(_chunks(options.seed, options.histories)), repeat(options.ops), repeat(options.real))
+    run = partial(run_seeds, operations=options.ops, real=options.real, flavour=options.flavour)
+    chunks = list(_chunks(options.seed, options.histories))
     if options.jobs == 1:
-        yield from map(run_seeds, *arguments)
+        yield from map(run, chunks)
         return
     # Not forked: Arrow and Polars have threads of their own, which do not survive that.
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run_seeds, *arguments)
+        yield from pool.map(run, chunks)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -133,6 +155,7 @@ def _run(options: argparse.Namespace) -> int:
         "crashes": counts["crashes"],
         "commits": counts["commits"],
         **({"paths": {kind: counts[kind] for kind in PATHS}} if options.real else {}),
+        **({"marked points": {kind: counts[kind] for kind in MARKED}} if options.flavour == "streams" else {}),
         "violations": len(failed),
         "histories per second": round(histories / seconds, 1),
         "digest": f"{digest:016x}",
@@ -143,8 +166,12 @@ def _run(options: argparse.Namespace) -> int:
         for name, value in figures.items():
             print(f"{name:22} {value}")
     for seed, violations in failed[:3]:
-        report_failure(seed, options.ops, violations, options.real)
-    unreached = [kind for kind in PATHS if not counts[kind]] if options.real and histories >= ENOUGH else []
+        report_failure(seed, options.ops, violations, options.real, options.flavour)
+    wanted = (
+        *(PATHS if options.real and histories >= ENOUGH else ()),
+        *(MARKED if options.flavour == "streams" and not options.real and histories >= MANY else ()),
+    )
+    unreached = [kind for kind in wanted if not counts[kind]]
     if unreached:
         print(f"{histories} histories and never any {', '.join(unreached)}: they are too tame")
     return 1 if failed or unreached else 0

@@ -35,11 +35,15 @@ from timespine.core.state import State
 from timespine.errors import Determinate, Indeterminate
 from timespine.testing.world import World
 
-MUTATING = (CompareAndSet, PutBlob, DeleteBlobs, Truncate)
-DELICATE = (DeleteBlobs, Truncate)
+MUTATING = frozenset({CompareAndSet, PutBlob, DeleteBlobs, Truncate})
+DELICATE = frozenset({DeleteBlobs, Truncate})
 """Where a crash leaves most to be picked up by others: it is made more likely there."""
 
-STORAGE = (*MUTATING, Scan, GetBlob, ListBlobs)
+MARKED_CRASH = 4
+MARKED_OUTAGE = 6
+"""How much likelier a crash and an outage are at a point that the workload has marked."""
+
+STORAGE = MUTATING | {Scan, GetBlob, ListBlobs}
 
 
 @dataclass(slots=True)
@@ -82,7 +86,7 @@ class Operation:
 class Process:
     """A process: a session, a clock, and the operation it is at."""
 
-    __slots__ = ("clock", "effect", "entered", "name", "operation", "session", "stack", "wake")
+    __slots__ = ("clock", "effect", "entered", "mark", "name", "operation", "session", "stack", "wake")
 
     def __init__(self, name: str, session: Session, clock: int) -> None:
         self.name = name
@@ -95,6 +99,8 @@ class Process:
         self.operation: Operation | None = None
         self.stack: list[Protocol[Any]] = []
         self.effect: Effect | None = None
+        self.mark = ""
+        """The delicate point that it is at, if it is at one: crashes and outages are made more likely there."""
 
 
 class Simulator:
@@ -161,7 +167,8 @@ class Simulator:
         """Let a process do its next effect, unless chance has other plans."""
         chance = self.random.random()
         faults = self.faults
-        if chance < faults.crash * (40 if isinstance(process.effect, DELICATE) else 1):
+        often = 40 if type(process.effect) in DELICATE else MARKED_CRASH if process.mark else 1
+        if chance < faults.crash * often:
             self.crash(process)
             return
         chance -= faults.crash
@@ -176,17 +183,24 @@ class Simulator:
             process.clock += self.random.choice((-20_000, -500, 500, 5_000, 20_000))
         chance -= faults.clock
         if 0 <= chance < faults.outage:
-            self.world.counts["outages"] += 1
-            self.outage_until = self.world.step + 60
+            self._begin_outage()
+        if process.mark and self.random.random() < faults.outage * MARKED_OUTAGE:
+            self.world.counts[f"outage: {process.mark}"] += 1
+            self._begin_outage()
         if self.ghosts and self.random.random() < 0.1:
             self._release(self.random.randrange(len(self.ghosts)))
         self._do(process)
+
+    def _begin_outage(self) -> None:
+        """Storage goes away."""
+        self.world.counts["outages"] += 1
+        self.outage_until = self.world.step + 60
 
     def _do(self, process: Process) -> None:
         """Carry out the effect that a process waits for."""
         effect = process.effect
         assert effect is not None
-        if isinstance(effect, STORAGE):
+        if type(effect) in STORAGE:
             self._storage(process, effect)
         elif isinstance(effect, Now):
             self._resume(process, self.now + process.clock, None)
@@ -210,7 +224,7 @@ class Simulator:
                 self.note(process, f"{_short(effect)}")
             self._resume(process, perform(effect), None)
             return
-        mutating = isinstance(effect, MUTATING)
+        mutating = type(effect) in MUTATING
         kind = self.random.randrange(5 if mutating else 2)
         name = ("determinate", "slow", "indeterminate not", "indeterminate done", "ghost")[kind]
         self.world.counts[name] += 1
@@ -243,7 +257,9 @@ class Simulator:
     def crash(self, process: Process) -> None:
         """A process dies, and another one comes in its place."""
         self.world.counts["crashes"] += 1
-        self.note(process, "crashes")
+        if process.mark:
+            self.world.counts[f"crash: {process.mark}"] += 1
+        self.note(process, f"crashes {process.mark}".rstrip())
         for protocol in process.stack:
             protocol.close()
         self.world.reopen()
@@ -285,6 +301,8 @@ class Simulator:
         for name, believed in process.session.states.items():
             if (believed.seqno + self.world.step) % 3 == 0:
                 replayed = self.world.states[name][believed.seqno]
+                if believed is replayed:
+                    continue
                 wrong = [each for each in State.__struct_fields__ if getattr(believed, each) != getattr(replayed, each)]
                 if wrong or thin(believed.trace) != thin(replayed.trace):
                     self.world.violate(f"{process.name} has another {wrong or 'trace'} of {name} at {believed.seqno}")

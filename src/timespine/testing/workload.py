@@ -60,6 +60,9 @@ Body = Callable[[Process, str, Operation], Protocol[Any]]
 class Workload(Answers):
     """Chooses operations, and begins them."""
 
+    on_both: frozenset[str] = frozenset({"append to both"})
+    """The operations that need all collections, not one."""
+
     def __init__(self, simulator: Simulator, operations: int) -> None:
         self.simulator = simulator
         self.random = simulator.random
@@ -77,7 +80,19 @@ class Workload(Answers):
         self.holding = Holding(self.world)
         self.sink_batch = dict.fromkeys(self.arities, 0)
         """Per collection: the batch that its streaming sink is at."""
-        self.menu: list[tuple[int, str, Body]] = [
+        # Every third history is mostly maintenance of one collection: long chains of merges and collections.
+        self.heavy = simulator.seed % 3 == 1
+        self.names = ("c1",) if self.heavy else tuple(self.arities)
+        self.menu = self._menu()
+        favours = simulator.format.favours
+        self.weights = [
+            weight * favours.get(kind, 1) * (8 if self.heavy and kind in MAINTENANCE else 1)
+            for weight, kind, _ in self.menu
+        ]
+
+    def _menu(self) -> list[tuple[int, str, Body]]:
+        """What there is to do, and how often."""
+        return [
             (26, "append", self._append),
             (8, "append to both", self._append_to_both),
             (8, "append next", self._append_next),
@@ -101,14 +116,6 @@ class Workload(Answers):
             (3, "sweep", self._sweep),
             (7, "expire leases", self._expire),
         ]
-        # Every third history is mostly maintenance of one collection: long chains of merges and collections.
-        self.heavy = simulator.seed % 3 == 1
-        self.names = ("c1",) if self.heavy else tuple(self.arities)
-        favours = simulator.format.favours
-        self.weights = [
-            weight * favours.get(kind, 1) * (8 if self.heavy and kind in MAINTENANCE else 1)
-            for weight, kind, _ in self.menu
-        ]
 
     def next_operation(self, process: Process) -> bool:
         """Begin the next operation in a process; False if there are none left."""
@@ -128,7 +135,7 @@ class Workload(Answers):
     def _entered(self, process: Process, name: str, body: Body, operation: Operation) -> Protocol[Any]:
         """The operation, after creating the collections and registering with them if need be."""
         try:
-            for each in self.arities if operation.kind == "append to both" else (name,):
+            for each in self.arities if operation.kind in self.on_both else (name,):
                 if each not in process.entered:
                     yield from self.open(process.session, each)
                     process.entered.add(each)

@@ -31,6 +31,7 @@ from timespine.errors import TimespineError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import Row, Update, restrict
+from timespine.testing.atomic import Atomicity
 from timespine.testing.engine import OPAQUE, Format
 
 
@@ -63,6 +64,8 @@ class World:
         """When every entry was committed, by key."""
         self.truth: dict[str, list[Update]] = {}
         """Every update that was ever committed, by collection."""
+        self.truth_sizes: dict[str, list[int]] = {}
+        """How many updates that were after every entry, by collection."""
         self.committed: dict[str, int] = {}
         """The step at which the updates of an operation first became durable, by operation."""
         self.next_free: dict[str, int] = {}
@@ -78,6 +81,7 @@ class World:
         self.deleted: set[str] = set()
         self.violations: list[str] = []
         self.counts: Counter[str] = Counter()
+        self.atomic = Atomicity(self.states, self.truth, self.violate)
         self.perform: dict[type[Effect], Callable[..., object]] = {
             Scan: self._scan,
             CompareAndSet: self._compare_and_set,
@@ -112,6 +116,7 @@ class World:
             return wrong
         for key, _, data in effect.writes:
             self._commit(key, data)
+        self.atomic.committed(key for key, _, _ in effect.writes)
         return None
 
     def _commit(self, key: str, data: bytes) -> None:
@@ -133,6 +138,7 @@ class World:
                 self._learn(key, change, old, state)
                 self.states[key].append(state)
                 self.commit_steps[key].append(self.step)
+            self.truth_sizes.setdefault(key, []).append(len(self.truth[key]))
         except TimespineError as error:
             self.violate(f"{key}: an entry does not replay: {error!r}")
             return
@@ -196,7 +202,9 @@ class World:
         self.truth[key].extend(updates)
         for row, _, diff in updates:
             if diff > 0:
-                self.committed.setdefault(operation_of(row), self.step)
+                name = operation_of(row)
+                self.committed.setdefault(name, self.step)
+                self.atomic.fresh.add(name)
 
     def _exists(self, part: Part) -> bool:
         data = self.blobs.get(part.key)

@@ -1,0 +1,354 @@
+"""Planted bugs of streams: unsealed updates, transactions over several collections, groups, and closing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from unittest import mock
+
+import msgspec
+from planting import bug, in_streams, patched
+
+from timespine.core import group as group_module
+from timespine.core.effects import CompareAndSet
+from timespine.core.forest import Forest
+from timespine.core.hollow import Order, Run
+from timespine.core.protocols import collect, commit, maintain
+from timespine.core.protocols.session import determinately_retried
+from timespine.core.state import Commit, NoOp
+from timespine.core.transitions import TRANSITIONS, Drain, Evict, ExpireCommitter, Seal, Write, apply
+from timespine.errors import Indeterminate, UpperMismatch
+from timespine.model.frontier import Frontier
+from timespine.testing import streams
+
+append_module = sys.modules["timespine.core.transitions.append"]
+push_module = sys.modules["timespine.core.transitions.push"]
+unsealed_module = sys.modules["timespine.core.transitions.unsealed"]
+
+
+# Transactions.
+
+
+@in_streams
+@bug
+def a_seal_of_several_collections_moves_only_the_first() -> Iterator[None]:
+    real = group_module._judge_transaction
+
+    def judge(current, transaction, committer, now_ms):
+        seals = [name for name, command in transaction.commands if isinstance(command, Seal)]
+        kept = [each for each in transaction.commands if not isinstance(each[1], Seal) or each[0] == seals[0]]
+        return real(current, group_module.Transaction(tuple(kept), transaction.reads), committer, now_ms)
+
+    with patched(group_module, "_judge_transaction", judge):
+        yield
+
+
+@in_streams
+@bug
+def a_refused_transaction_leaves_its_first_command_applied() -> Iterator[None]:
+    real = group_module._judge_transaction
+
+    def judge(current, transaction, committer, now_ms):
+        reply = real(current, transaction, committer, now_ms)
+        name, command = transaction.commands[0]
+        if isinstance(reply, group_module.Refused) and len(transaction.commands) > 1 and name in current:
+            outcome = apply(current[name], command, now_ms)
+            if isinstance(outcome, Commit):
+                current[name] = outcome.state
+        return reply
+
+    with patched(group_module, "_judge_transaction", judge):
+        yield
+
+
+@in_streams
+@bug
+def commands_of_a_transaction_do_not_see_each_other() -> Iterator[None]:
+    def judge(current, transaction, committer, now_ms):
+        outcomes = []
+        for name, command in transaction.commands:
+            if name not in current or committer not in (None, *current[name].committers):
+                return group_module._refused(current, transaction, group_module.UsageError("nobody"))
+            outcomes.append((name, apply(current[name], command, now_ms)))
+        for name, expected in transaction.reads:
+            if current[name].upper != expected:
+                return group_module._refused(current, transaction, UpperMismatch(expected, current[name].upper))
+        for _, outcome in outcomes:
+            if isinstance(outcome.reply, group_module.Refusal):
+                return group_module._refused(current, transaction, outcome.reply)
+        current.update((name, outcome.state) for name, outcome in outcomes if isinstance(outcome, Commit))
+        return tuple(outcome.reply for _, outcome in outcomes)
+
+    with patched(group_module, "_judge_transaction", judge):
+        yield
+
+
+@in_streams
+@bug
+def an_upper_that_moved_on_satisfies_whoever_relied_on_it() -> Iterator[None]:
+    real = group_module._judge_transaction
+
+    def judge(current, transaction, committer, now_ms):
+        reads = [
+            (name, current[name].upper if name in current and expected <= current[name].upper else expected)
+            for name, expected in transaction.reads
+        ]
+        return real(current, group_module.Transaction(transaction.commands, tuple(reads)), committer, now_ms)
+
+    with patched(group_module, "_judge_transaction", judge):
+        yield
+
+
+@in_streams
+@bug
+def what_was_only_read_is_not_compared_when_it_is_committed() -> Iterator[None]:
+    real = group_module.judge
+
+    def judge(states, group, now_ms):
+        judged = real(states, group, now_ms)
+        if not isinstance(judged, group_module.Judged):
+            return judged
+        written = {name for each in group.transactions for name, _ in each.commands}
+        changed = {name: state for name, state in judged.changed.items() if name in written}
+        return group_module.Judged(changed, judged.replies)
+
+    with patched(commit, "judge", judge):
+        yield
+
+
+# Groups.
+
+
+@in_streams
+@bug
+def a_later_transaction_is_judged_by_the_state_before_the_group() -> Iterator[None]:
+    real_judge, real = group_module.judge, group_module._judge_transaction
+    before = {}
+
+    def judge(states, group, now_ms):
+        before.clear()
+        before.update(states)
+        return real_judge(states, group, now_ms)
+
+    def judge_transaction(current, transaction, committer, now_ms):
+        for name, expected in transaction.reads:
+            if name in before and before[name].upper != expected:
+                return group_module._refused(current, transaction, UpperMismatch(expected, before[name].upper))
+        return real(current, group_module.Transaction(transaction.commands), committer, now_ms)
+
+    with patched(commit, "judge", judge), patched(group_module, "_judge_transaction", judge_transaction):
+        yield
+
+
+@in_streams
+@bug
+def a_refusal_names_the_state_that_its_group_led_to() -> Iterator[None]:
+    real = group_module._refused
+
+    def refused(current, transaction, reason):
+        reply = real(current, transaction, reason)
+        return group_module.Refused(reason, tuple((name, seqno + 1) for name, seqno in reply.seqnos))
+
+    with patched(group_module, "_refused", refused):
+        yield
+
+
+@in_streams
+@bug
+def a_group_is_written_one_log_at_a_time() -> Iterator[None]:
+    def store(session, group, judged, states):
+        for name, state in judged.changed.items():
+            data = commit.encode_diff(commit.diff(states[name], state))
+            mismatch = yield from determinately_retried(session, CompareAndSet(((name, states[name].seqno, data),)))
+            if mismatch is not None:
+                return False
+        commit._learn(session, judged)
+        return True
+
+    with patched(commit, "_store", store):
+        yield
+
+
+@in_streams
+@bug
+def a_group_whose_reply_was_lost_is_committed_once_more() -> Iterator[None]:
+    real_judge, real_store = group_module.judge, commit._store
+
+    def judge(states, group, now_ms):
+        judged = real_judge(states, group, now_ms)
+        if isinstance(judged, group_module.CommittedBefore):
+            numbers = [state.committers[group.committer].group for state in states.values()]
+            return real_judge(states, msgspec.structs.replace(group, number=max(numbers) + 1), now_ms)
+        return judged
+
+    def store(session, group, judged, states):
+        try:
+            stored = yield from real_store(session, group, judged, states)
+        except Indeterminate:
+            stored = False
+        # It is not looked whether it is in: what is in doubt is tried again from the start.
+        if session.frozen is not None:
+            session.frozen, session.group = None, session.group + 1
+        return stored
+
+    def resolve(session):
+        if session.frozen is not None:
+            raise Indeterminate("not looked at")
+        return None
+        yield
+
+    with patched(commit, "judge", judge), patched(commit, "_store", store), patched(commit, "resolve", resolve):
+        yield
+
+
+@in_streams
+@bug
+def a_committer_that_gives_up_stays_registered() -> Iterator[None]:
+    with mock.patch.dict(TRANSITIONS, {ExpireCommitter: lambda state, command, now_ms: NoOp(None)}):
+        yield
+
+
+# Unsealed updates.
+
+
+@in_streams
+@bug
+def writes_go_by_the_trace_and_not_by_the_upper() -> Iterator[None]:
+    real = TRANSITIONS[Write]
+
+    def write(state, command, now_ms):
+        outcome = real(msgspec.structs.replace(state, upper=state.trace.upper), command, now_ms)
+        if isinstance(outcome, NoOp):
+            return outcome
+        return Commit(msgspec.structs.replace(outcome.state, upper=state.upper), outcome.reply)
+
+    with mock.patch.dict(TRANSITIONS, {Write: write}):
+        yield
+
+
+def _later(frontier: Frontier) -> Frontier:
+    return Frontier(tuple(tuple(c + 1 for c in time) for time in frontier))
+
+
+@in_streams
+@bug
+def a_drain_begins_one_time_too_late() -> Iterator[None]:
+    def drained(state, upper):
+        lower = _later(state.trace.upper)
+        return [
+            Run(tuple(push_module.truncated(part, lower, upper) for part in batch.parts), Order.UNORDERED, batch.schema)
+            for batch in state.unsealed.between(state.trace.upper, upper)
+        ]
+
+    with patched(unsealed_module, "drained_runs", drained):
+        yield
+
+
+@in_streams
+@bug
+def a_drain_goes_by_the_upper_of_an_older_state() -> Iterator[None]:
+    real = TRANSITIONS[Drain]
+
+    def drain(state, command, now_ms):
+        uppers = [entry.upper for entry in state.history if state.trace.upper < entry.upper <= state.upper]
+        if len(uppers) < 2:
+            return real(state, command, now_ms)
+        # The batch is said to reach the upper of now, and has what an older state would have drained.
+        runs = push_module.drained_runs(state, uppers[0])
+        return Commit(push_module.pushed(state, runs, state.upper), state.upper)
+
+    with mock.patch.dict(TRANSITIONS, {Drain: drain}):
+        yield
+
+
+@in_streams
+@bug
+def evict_takes_what_is_only_partly_drained() -> Iterator[None]:
+    def evict(state, command, now_ms):
+        kept = [batch for batch in state.unsealed if not batch.has_times_below(state.trace.upper)]
+        gone = len(state.unsealed) - len(kept)
+        if not gone:
+            return NoOp(0)
+        return Commit(msgspec.structs.replace(state, unsealed=Forest.of(kept)), gone)
+
+    with mock.patch.dict(TRANSITIONS, {Evict: evict}):
+        yield
+
+
+@in_streams
+@bug
+def evict_does_not_wait_for_the_drain() -> Iterator[None]:
+    def tidy(session, collection):
+        yield from maintain.commit(session, collection, Evict(), Drain())
+
+    def evict(state, command, now_ms):
+        kept = [batch for batch in state.unsealed if not batch.is_wholly_below(state.upper)]
+        gone = len(state.unsealed) - len(kept)
+        if not gone:
+            return NoOp(0)
+        return Commit(msgspec.structs.replace(state, unsealed=Forest.of(kept)), gone)
+
+    with patched(maintain, "tidy_unsealed", tidy), mock.patch.dict(TRANSITIONS, {Evict: evict}):
+        yield
+
+
+@in_streams
+@bug
+def trim_loses_the_rows_at_the_bound() -> Iterator[None]:
+    def truncated(part, lower, upper):
+        return push_module.truncated(part, None if lower is None else _later(lower), upper)
+
+    with patched(unsealed_module, "truncated", truncated):
+        yield
+
+
+@in_streams
+@bug
+def an_append_counts_the_unsealed_updates_in_its_range_twice() -> Iterator[None]:
+    def drained(state, upper):
+        return 2 * push_module.drained_runs(state, upper)
+
+    with patched(append_module, "drained_runs", drained):
+        yield
+
+
+@in_streams
+@bug
+def unsealed_reads_begin_where_the_trace_ends() -> Iterator[None]:
+    real = streams.plan_unsealed
+
+    def plan(state, lower, upper):
+        return real(msgspec.structs.replace(state, upper=state.trace.upper), lower, upper)
+
+    with patched(streams, "plan_unsealed", plan):
+        yield
+
+
+@in_streams
+@bug
+def unsealed_reads_miss_batches_that_reach_beyond_the_range() -> Iterator[None]:
+    real = Forest.between
+
+    def between(forest, lower, upper):
+        return (batch for batch in real(forest, lower, upper) if batch.is_wholly_below(upper))
+
+    real_plan = streams.plan_unsealed
+
+    def plan(state, lower, upper):
+        with patched(Forest, "between", between):
+            return real_plan(state, lower, upper)
+
+    with patched(streams, "plan_unsealed", plan):
+        yield
+
+
+@in_streams
+@bug
+def garbage_collection_forgets_what_is_unsealed() -> Iterator[None]:
+    real = collect.references
+
+    def references(state):
+        return real(msgspec.structs.replace(state, unsealed=Forest()))
+
+    with patched(collect, "references", references):
+        yield
