@@ -1,19 +1,18 @@
 """One committer per process and store: what arrives while a commit is under way goes into the next one.
 
-There is no thread for it. Whoever comes first leads: it takes all that waits,
-commits it as one group, hands out the replies, and the next one leads. So a lone
-caller pays nothing for it, and eight callers share one durable write.
+Whoever leads takes all that waits (`timespine.client.line`) and commits it as one
+group: eight callers share one durable write.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from timespine.client.driver import Driver
+from timespine.client.line import Line, Waiting
 from timespine.client.session import SharedSession
 from timespine.config import Config
 from timespine.core.effects import Protocol
@@ -41,34 +40,18 @@ Replies = tuple[tuple[Any, ...] | Refused, ...]
 
 STORE_CLOSED = "this store is closed: open it again"
 
-GROUP_MAX = 256
-"""Transactions in one group: an entry of the log has a bound, and so has the wait of the last in line."""
-
-
-class _Waiting:
-    """A transaction in line."""
-
-    __slots__ = ("error", "reply", "transaction")
-
-    def __init__(self, transaction: Transaction) -> None:
-        self.transaction = transaction
-        self.reply: tuple[Any, ...] | Refused | None = None
-        self.error: Exception | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.reply is not None or self.error is not None
-
 
 class Committer:
     """Commits for all threads of a process. Renews itself when it was expired while it slept."""
 
-    def __init__(self, driver: Driver, config: Config, *, read_only: bool = False) -> None:
+    def __init__(
+        self, driver: Driver, config: Config, *, read_only: bool = False, session: SharedSession | None = None
+    ) -> None:
         self.driver = driver
         self._read_only = read_only
         self.config = config
         self._turn = threading.Lock()
-        self._line: deque[_Waiting] = deque()
+        self._line: Line[Transaction] = Line()
         self._entered: dict[tuple[str, str], str] = {}
         # By writer and collection, the committer that was registered with it. SUBTLE: by writer, so that whoever
         # reads the session and then looks here sees both of one moment (test_committer.py).
@@ -77,7 +60,7 @@ class Committer:
         """Called after every commit, with the collections that it was about."""
         self.name_of: Callable[[str], str] = str
         """What people call a collection: errors speak of it by its name."""
-        self.session = SharedSession(config)
+        self.session = session if session is not None else SharedSession(config)
         """Whoever commits holds the turn; whoever only reads states may use it at any time."""
 
     @property
@@ -109,16 +92,8 @@ class Committer:
     def offer(self, transaction: Transaction) -> tuple[Any, ...] | Refused:
         """Commit one transaction together with whatever else waits; its replies, or why it was refused."""
         self.check_writable()
-        waiting = _Waiting(transaction)
-        self._line.append(waiting)
-        while not waiting.is_done:
-            with self._turn:
-                if not waiting.is_done:
-                    self._lead()
-        if waiting.error is not None:
-            raise waiting.error
-        assert waiting.reply is not None
-        return waiting.reply
+        reply: tuple[Any, ...] | Refused = self._line.offer(transaction, self._lead)
+        return reply
 
     def run(self, collection: str, make: Callable[[Session], Protocol[T]]) -> T:
         """Run a protocol that commits by itself, alone, with this committer's session."""
@@ -199,26 +174,19 @@ class Committer:
         self._entered.clear()
         self.driver.run(commit_transactions(self.session, *ends))
 
-    def _lead(self) -> None:
-        """Commit what waits as one group. Holds the turn."""
-        group = [self._line.popleft() for _ in range(min(len(self._line), GROUP_MAX))]
-        try:
+    def _lead(self, group: list[Waiting[Transaction]]) -> None:
+        """Commit what waits as one group."""
+        with self._turn:
             self._answer(group)
-        except BaseException:
-            # Interrupted in the middle: nobody who waits in this group may wait for ever.
-            for each in group:
-                if not each.is_done:
-                    each.error = Indeterminate("whoever was committing this was interrupted: it may have happened")
-            raise
         self.session.count("grouped", len(group) - 1)
-        about = {name for each in group for name, _ in each.transaction.commands}
+        about = {name for each in group for name, _ in each.item.commands}
         for tell in self.told:
             tell(about)
 
-    def _answer(self, group: list[_Waiting]) -> None:
+    def _answer(self, group: list[Waiting[Transaction]]) -> None:
         """Commit a group, and give each its reply or its error."""
         try:
-            replies = self._commit_group(tuple(each.transaction for each in group))
+            replies = self._commit_group(tuple(each.item for each in group))
         except (UsageError, CorruptionError, VersionError) as error:
             # One of them cannot be committed at all: there is no such collection, its log is damaged, or all
             # together are too large. Unless something is in doubt, each is tried alone, to disturb nobody.

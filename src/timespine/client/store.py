@@ -104,7 +104,8 @@ class Store:
         self._driver = Driver(blob, consensus, self._merge, clock=clock, sleep=sleep)
         self._committer = Committer(self._driver, config, read_only=read_only)
         # Maintenance commits by itself: nobody who writes waits for a merge.
-        self._upkeep = Committer(self._driver, config, read_only=read_only)
+        beside = self._committer.session.beside()
+        self._upkeep = Committer(self._driver, config, read_only=read_only, session=beside)
         self._leases = Leases(self._committer, read_only=read_only, monotonic=monotonic)
         self._shared = Shared(
             self._committer, self._leases, blob, self._cache, self._pool, config, clock, audit=audit, location=location

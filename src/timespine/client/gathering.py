@@ -1,0 +1,175 @@
+"""Small appends that wait for each other become one batch: converted, encoded and committed once.
+
+Each still stands at a time of its own, in the order in which they came, so nobody can
+tell except by the clock, and by the history, which has one line for all of them. What
+does not fit is told to whoever gave it, and disturbs nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from timespine.client import writing
+from timespine.client.access import Access
+from timespine.client.given import with_diffs, with_keys
+from timespine.client.line import Waiting
+from timespine.client.moments import Moment
+from timespine.client.storing import stored
+from timespine.client.writing import Committed, after, commit_between, free_time
+from timespine.columnar.consolidate import consolidate
+from timespine.columnar.rows import updates
+from timespine.columnar.schema import Schema
+from timespine.core.hollow import Run
+from timespine.errors import CorruptionError, UpperMismatch, UsageError, VersionError
+from timespine.model.frontier import Frontier
+from timespine.model.time import INT64_MAX
+
+ROWS_MAX = 64
+"""Rows of an append that waits for others: more are worth a batch of their own."""
+
+_PLAIN = frozenset({int, float, str, bool, bytes, type(None)})
+
+
+class Small(NamedTuple):
+    """The rows of one append."""
+
+    rows: Any
+    likeness: Hashable
+    """Rows that are alike can be converted together: each is read as it would be by itself."""
+
+
+class Alike(NamedTuple):
+    """Some appends, converted together."""
+
+    places: list[int]
+    """Which ones of the group."""
+    rows: NDArray[np.int64]
+    """How many each of them has."""
+    table: pa.Table
+    """Their updates, without times yet."""
+
+
+def append(
+    access: Access, rows: Any, at: Moment | None, upper: Moment | None, expected_upper: Moment | None
+) -> Committed:
+    """Append rows, with others that wait if they are few and nothing is said about their time."""
+    if at is None and upper is None and expected_upper is None:
+        likeness, names = _likeness(rows)
+        _, schema = access.schema(access.known())
+        if likeness is not None and schema.arity == 1 and schema.time_names[0] not in names:
+            access.committer.check_writable()
+            committed: Committed = access.appending.offer(Small(rows, likeness), partial(_append_all, access))
+            return committed
+    return writing.append(access, rows, at, upper, expected_upper)
+
+
+def _likeness(rows: Any) -> tuple[Hashable | None, Sequence[str]]:
+    """What rows have in common with others that are read in the same way, and their columns; None: with nobody.
+
+    SUBTLE: how values of Python are read depends on the types of all values of a column, so only those whose
+    types are the same, and have nothing inside, are read together (test_gathering.py).
+    """
+    if isinstance(rows, pa.Table):
+        return (rows.schema, rows.column_names) if 0 < rows.num_rows <= ROWS_MAX else (None, ())
+    if type(rows) is list and 0 < len(rows) <= ROWS_MAX and set(map(type, rows)) == {dict}:
+        kinds = set(map(_kinds, rows))
+        if len(kinds) == 1:
+            (likeness,) = kinds
+            names, types = likeness
+            if _PLAIN.issuperset(types):
+                return likeness, names
+    return None, ()
+
+
+def _kinds(row: dict[str, Any]) -> tuple[tuple[str, ...], tuple[type, ...]]:
+    return tuple(row), tuple(map(type, row.values()))
+
+
+def _append_all(access: Access, group: list[Waiting[Small]]) -> None:
+    """Append what waits, and give each its reply or its error."""
+    left = group
+    if len(group) > 1:
+        try:
+            left = _append_together(access, group)
+        except (UsageError, CorruptionError, VersionError):
+            pass  # together they cannot be committed: each is told why, or is committed, by itself
+        except Exception as error:
+            for each in group:
+                each.error = error
+            return
+    for each in left:
+        try:
+            each.reply = writing.append(access, each.item.rows, None, None, None)
+        except Exception as error:
+            each.error = error
+
+
+def _append_together(access: Access, group: list[Waiting[Small]]) -> list[Waiting[Small]]:
+    """Append as one batch what can be converted; the rest."""
+    while True:
+        state = access.known()
+        id, schema = access.schema(state)
+        all_alike = _converted(group, schema)
+        fitting = sorted(place for alike in all_alike for place in alike.places)
+        first = free_time(access, state)
+        if len(fitting) < 2 or state.upper.is_closed or first + len(fitting) > INT64_MAX:
+            return group
+        times = {place: first + number for number, place in enumerate(fitting)}
+        table = pa.concat_tables(_timed(alike, times, schema) for alike in all_alike)
+        table = consolidate(table, (*schema.order_names, *schema.time_names))
+        commit = partial(_commit, access, table, first, len(fitting), state.upper)
+        try:
+            stored(access, id, schema, table, commit, share=len(fitting))
+        except UpperMismatch:
+            continue  # another process was first, and the free times are later ones
+        access.committer.session.count("grouped", len(fitting) - 1)
+        rows = np.bincount(table.column(schema.time_names[0]).to_numpy() - first, minlength=len(fitting)).tolist()
+        for place, count in zip(fitting, rows, strict=True):
+            group[place].reply = Committed(times[place], after(times[place]), count)
+        return [each for each in group if not each.is_done]
+
+
+def _commit(
+    access: Access, table: pa.Table, first: int, appends: int, expected: Frontier, runs: tuple[Run, ...]
+) -> Frontier:
+    new_upper = after(first + appends - 1)
+    return commit_between(access, runs, table.num_rows, Frontier.at(first), new_upper, expected, "append")
+
+
+def _converted(group: list[Waiting[Small]], schema: Schema) -> list[Alike]:
+    """The appends as tables, as few as possible; those that do not fit the schema are left out."""
+    by_likeness: dict[Hashable, list[int]] = {}
+    for place, each in enumerate(group):
+        by_likeness.setdefault(each.item.likeness, []).append(place)
+    found: list[Alike] = []
+    for places in by_likeness.values():
+        try:
+            found.append(_alike(group, places, schema))
+        except UsageError:
+            for place in places:
+                try:
+                    found.append(_alike(group, [place], schema))
+                except UsageError:
+                    continue  # it is told so when it is tried by itself
+    return found
+
+
+def _alike(group: list[Waiting[Small]], places: list[int], schema: Schema) -> Alike:
+    given = [group[place].item.rows for place in places]
+    rows = pa.concat_tables(given) if isinstance(given[0], pa.Table) else list(chain.from_iterable(given))
+    table = updates(with_keys(with_diffs(rows, schema), schema), schema, (0,))
+    return Alike(places, np.array([len(each) for each in given]), table)
+
+
+def _timed(alike: Alike, times: dict[int, int], schema: Schema) -> pa.Table:
+    """Appends as updates, each at its time."""
+    column = np.repeat(np.array([times[place] for place in alike.places], np.int64), alike.rows)
+    place = alike.table.column_names.index(schema.time_names[0])
+    return alike.table.set_column(place, alike.table.schema.field(place), pa.array(column))
