@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from places import BLOBS, Place, Script, in_threads
 
+from timespine.client import catalog
 from timespine.client.catalog import LOG, MAGIC, Catalog, Entry, Names, decode, encode
 from timespine.client.maintenance import EXPIRE_S
 from timespine.columnar.schema import define
@@ -210,6 +211,22 @@ def test_an_unknown_name_is_answered_with_those_that_there_are(place):
     store.create("customers", key=KEY)
     with pytest.raises(UsageError, match="customers"):
         store["orders"]
+
+
+def test_names_are_decoded_once_until_somebody_changes_them(place, monkeypatch):
+    store, other = place.open(), place.open()
+    decoded = []
+    monkeypatch.setattr(catalog, "decode", lambda seqno, data: decoded.append(seqno) or decode(seqno, data))
+    for name in ("a", "b", "c"):
+        store.create(name, key=KEY)
+        assert store[name].name == name
+    assert store.names() == ["a", "b", "c"]
+    assert decoded == []  # it knows what it has stored
+    assert other.names() == other.names() == ["a", "b", "c"]
+    assert decoded == [2]
+    store.rename("a", "z")
+    assert other.names() == ["b", "c", "z"]
+    assert decoded == [2, 3]
 
 
 # Renaming and dropping.

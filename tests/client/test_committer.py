@@ -177,6 +177,21 @@ def test_a_transaction_may_rely_on_a_collection_that_it_only_reads(place):
     assert left.upper == Frontier.at(3)
 
 
+def test_a_process_registers_with_many_collections_in_one_commit(place):
+    names = [f"c{number}" for number in range(9)]
+    store = place.open()
+    for name in names:
+        numbers(store, name)
+    gate = Gate(place.consensus)
+    other = place.open(consensus=gate)
+    other.seal(names, 5)
+    assert [len(keys) for keys in gate.sets] == [9, 9]
+    assert [store[name].upper for name in names] == [Frontier.at(5)] * 9
+    gate.sets.clear()
+    other.close()
+    assert [len(keys) for keys in gate.sets] == [9]
+
+
 # Leases that lapse.
 
 

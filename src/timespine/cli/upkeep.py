@@ -18,7 +18,7 @@ from timespine.cli.output import done, write_document, write_done, write_table
 from timespine.cli.progress import progress, waiting
 from timespine.cli.text import counted, one_line, size
 from timespine.client.doctor import Report, examine
-from timespine.client.maintenance import Report as Upkept
+from timespine.client.report import Report as Upkept
 from timespine.client.store import Store
 
 Names = Annotated[

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -202,19 +202,27 @@ class Catalog:
     def __init__(self, driver: Driver, session: Session) -> None:
         self._driver = driver
         self._session = session
+        self._known: Names | None = None
+        """The newest names that were read or stored: they are decoded once, however many there are."""
 
     def read(self) -> Names:
         """The names as of now."""
-        return self._driver.run(_read(self._session))
+        names = self._driver.run(_read(self._session, self._known))
+        self._known = names
+        return names
 
     def find(self, name: str) -> Entry:
         """The collection of that name, or a UsageError that names the ones there are."""
+        return self.find_all([name])[0]
+
+    def find_all(self, names: Sequence[str]) -> list[Entry]:
+        """The collections of some names, all as of one moment."""
         entries = self.read().entries
-        entry = entries.get(check_name(name))
-        if entry is None:
-            there = ", ".join(sorted(entries)[:10]) or "none"
-            raise UsageError(f"there is no collection {name}; there are: {there}")
-        return entry
+        for name in names:
+            if check_name(name) not in entries:
+                there = ", ".join(sorted(entries)[:10]) or "none"
+                raise UsageError(f"there is no collection {name}; there are: {there}")
+        return [entries[name] for name in names]
 
     def create(self, name: str, entry: Entry, schema: bytes, arity: int, *, replace: bool) -> tuple[Entry, bool]:
         """Give a name to a new collection; the entry that has the name now, and whether it is the new one."""
@@ -246,7 +254,10 @@ class Catalog:
         raise Determinate("the catalog could not be changed: others keep changing it")
 
     def _store(self, names: Names, *more: tuple[str, int | None, bytes]) -> bool:
-        return self._driver.run(_store(self._session, names, more))
+        stored = self._driver.run(_store(self._session, names, more))
+        if stored:
+            self._known = msgspec.structs.replace(names, seqno=0 if names.seqno is None else names.seqno + 1)
+        return stored
 
 
 def _first_state(id: str, arity: int, schema: bytes) -> bytes:
@@ -258,9 +269,13 @@ def _first_state(id: str, arity: int, schema: bytes) -> bytes:
     return encode_state(state)
 
 
-def _read(session: Session) -> Protocol[Names]:
-    entries: list[tuple[int, bytes]] = yield from retried(session, Scan(LOG, 0))
-    return decode(*entries[-1]) if entries else Names(None, {})
+def _read(session: Session, known: Names | None) -> Protocol[Names]:
+    """The newest names; those that are known, if there are none after them."""
+    after = known.seqno if known is not None else None
+    entries: list[tuple[int, bytes]] = yield from retried(session, Scan(LOG, 0 if after is None else after + 1))
+    if entries:
+        return decode(*entries[-1])
+    return known if known is not None else Names(None, {})
 
 
 def _store(session: Session, names: Names, more: tuple[tuple[str, int | None, bytes], ...]) -> Protocol[bool]:

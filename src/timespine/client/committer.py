@@ -38,6 +38,9 @@ T = TypeVar("T")
 
 Replies = tuple[tuple[Any, ...] | Refused, ...]
 
+ENTER_MAX = 1024
+"""Collections that are registered with in one commit."""
+
 STORE_CLOSED = "this store is closed: open it again"
 
 
@@ -166,8 +169,8 @@ class Committer:
         ids: dict[str, list[Command]] = {}
         for (writer, collection), committer in self._entered.items():
             ids.setdefault(collection, []).extend((ExpireWriter(writer), ExpireCommitter(committer)))
+        self._enter(*ids)
         for collection in ids:
-            self._enter(collection)
             current = (ExpireWriter(self.session.writer), ExpireCommitter(self.session.committer))
             ids[collection].extend(each for each in current if each not in ids[collection])
         ends = [Transaction(tuple((name, each) for each in commands)) for name, commands in sorted(ids.items())]
@@ -232,9 +235,7 @@ class Committer:
         """Commit transactions as one group. Indeterminate only if they themselves may be in."""
         try:
             self._settle()
-            for transaction in transactions:
-                for collection, _ in (*transaction.commands, *transaction.reads):
-                    self._enter(collection)
+            self._enter(*(name for each in transactions for name, _ in (*each.commands, *each.reads)))
             return self.driver.run(commit_transactions(self.session, *transactions))
         except Indeterminate as error:
             frozen = self.session.frozen
@@ -261,12 +262,14 @@ class Committer:
         committer, writer = self.session.committer, self.session.writer
         return all(state is None or (committer in state.committers and writer in state.writers) for state in states)
 
-    def _enter(self, collection: str) -> None:
-        """Register committer and writer with a collection, once. Holds the turn."""
+    def _enter(self, *collections: str) -> None:
+        """Register committer and writer with collections, once. Holds the turn."""
         session = self.session
-        if (session.writer, collection) not in self._entered:
-            self.driver.run(enter(session, collection))
-            self._entered[session.writer, collection] = session.committer
+        new = [name for name in dict.fromkeys(collections) if (session.writer, name) not in self._entered]
+        for start in range(0, len(new), ENTER_MAX):
+            some = new[start : start + ENTER_MAX]
+            self.driver.run(enter(session, *some))
+            self._entered.update(((session.writer, name), session.committer) for name in some)
 
 
 def _is_fenced(reply: tuple[Any, ...] | Refused) -> bool:

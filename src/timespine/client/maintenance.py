@@ -20,11 +20,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from timespine.client.access import Access
+from timespine.client.report import COUNTED, Report
+from timespine.client.settled import Settled
 from timespine.core.effects import Protocol
 from timespine.core.layers import MergeRequest
 from timespine.core.protocols import collect, maintain
@@ -69,31 +71,6 @@ FINISH_ROWS = 1 << 17
 STEPS_MIN = 64
 """Steps for one collection in one go, at least: more of them, the more batches there are."""
 
-COUNTED = ("merges", "rollups", "collected", "swept", "leases", "failures")
-
-
-@dataclass(slots=True)
-class Report:
-    """What a round of maintenance did."""
-
-    merges: int = 0
-    rollups: int = 0
-    collected: int = 0
-    """Blobs deleted because only old states referred to them."""
-    swept: int = 0
-    """Blobs deleted because nobody ever referred to them."""
-    leases: int = 0
-    """Leases that had lapsed."""
-    failures: int = 0
-    skipped: list[str] = field(default_factory=list)
-    """What could not be done, and why."""
-
-    def add(self, other: Report) -> None:
-        """Add up two reports."""
-        for name in COUNTED:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.skipped.extend(other.skipped)
-
 
 @dataclass(slots=True)
 class _Upkeep:
@@ -134,6 +111,7 @@ class Maintenance:
         self._sleep = sleep
         self._looked = monotonic()  # whoever exits soon looks after what it has opened, and no more
         self._upkeep: dict[str, _Upkeep] = {}
+        self._settled = Settled()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -151,8 +129,9 @@ class Maintenance:
         self._thread = threading.Thread(target=self._loop, name="timespine-maintenance", daemon=True)
         self._thread.start()
 
-    def wake(self) -> None:
-        """Something was committed: there may be something to do."""
+    def wake(self, collections: Iterable[str] = ()) -> None:
+        """Something was committed to these: there may be something to do."""
+        self._settled.take_back(collections)
         self._wake.set()
 
     def stop(self) -> None:
@@ -190,11 +169,12 @@ class Maintenance:
                 self._stop.wait(0.02)
 
     def round(self) -> bool:
-        """One step for every open collection; whether there was anything to do.
+        """One step for every open collection that may need one; whether there was anything to do.
 
         Now and then the others get as many as they need: whoever wrote to them may have exited at once.
         """
-        busy = sum(self._look_after(access, 1) for access in self._accesses()) > 0
+        due = self._settled.others(self._accesses(), self._monotonic())
+        busy = sum(self._look_after(access, 1) for access in due) > 0
         now = self._monotonic()
         if now - self._looked >= EXPIRE_S:
             self._looked = now
@@ -220,9 +200,15 @@ class Maintenance:
                     return False
                 with self._at_work:
                     upkeep = self._remembered(access)
-                    if not self._step(upkeep, idle=most is None and self._is_idle(upkeep), most=most):
+                    self._settled.put(access.id, self._monotonic())
+                    idle = most is None and self._is_idle(upkeep)
+                    did = self._step(upkeep, idle=idle, most=most)
+                    if did or not idle or upkeep.skipped:
+                        self._settled.take_back([access.id])
+                    if not did:
                         return False
         except Exception as error:  # also what no error of ours is: this thread is the last to notice
+            self._settled.take_back([access.id])
             self._skip(f"{access.name}: {type(error).__name__}: {error}")
             return False
         return True

@@ -36,9 +36,10 @@ from timespine.client.cut import Cut, cut
 from timespine.client.driver import Driver, fresh_id
 from timespine.client.leases import Leases
 from timespine.client.loading import load, source_of
-from timespine.client.maintenance import Maintenance, Report
+from timespine.client.maintenance import Maintenance
 from timespine.client.metrics import of_process
 from timespine.client.moments import Moment, to_ms, to_time
+from timespine.client.report import Report
 from timespine.client.transaction import Transaction, listed
 from timespine.client.vacuum import Vacuumed, vacuum
 from timespine.columnar.cache import PartCache
@@ -112,6 +113,7 @@ class Store:
         )
         self._catalog = Catalog(self._driver, self._committer.session)
         self._accesses: dict[str, Access] = {}
+        self._named: dict[str, Access] = {}
         self._lock = threading.Lock()
         self.maintenance = Maintenance(
             self._upkeep.run, self._opened, free_bytes, others=self._others, monotonic=monotonic, sleep=sleep
@@ -183,7 +185,11 @@ class Store:
 
     def collection(self, name: str) -> Collection:
         """Open a collection by its name."""
-        return self._collection(name, self._catalog.find(name))
+        return self._found([name])[0]
+
+    def _found(self, names: Sequence[str]) -> list[Collection]:
+        """Collections by their names, all looked up at once."""
+        return [self._collection(*each) for each in zip(names, self._catalog.find_all(names), strict=True)]
 
     __getitem__ = collection
 
@@ -205,7 +211,7 @@ class Store:
         self._catalog.change(partial(renamed, id, old, new))
         with self._lock:
             if id in self._accesses:
-                self._accesses[id].name = new
+                self._name(self._accesses[id], new)
 
     def drop(self, name: str) -> None:
         """Remove a collection. Its data goes when nobody can read it any more, with maintenance.
@@ -258,7 +264,7 @@ class Store:
     def transaction(self) -> Transaction:
         """Rows and seals for any number of collections, all of them or none: leave its `with` to commit."""
         self._committer.check_writable()
-        return Transaction(self.collection, self._committer)
+        return Transaction(self._found, self._committer)
 
     def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Moment) -> None:
         """Say of some collections, all or none, that nothing more comes before a time."""
@@ -274,7 +280,10 @@ class Store:
         timeout: float | None = WAIT_S,
     ) -> Cut:
         """Several collections as of one time; the largest that is complete in all of them, if none is named."""
-        found = [self.collection(each) if isinstance(each, str) else each for each in listed(collections)]
+        given = listed(collections)
+        names = [each for each in given if isinstance(each, str)]
+        by_name = dict(zip(names, self._found(names), strict=True))
+        found = [by_name[each] if isinstance(each, str) else each for each in given]
         return cut(found, as_of, timeout, multiplicity=multiplicity)
 
     # Maintenance.
@@ -378,11 +387,17 @@ class Store:
             access = self._accesses.get(entry.id)
             if access is None:
                 access = self._accesses[entry.id] = Access(self._shared, name, entry)
-            for other in self._accesses.values():
-                if other.name == name:
-                    other.name = f"{name} ({other.id})"  # it had the name before
-            access.name, access.entry = name, entry
+            self._name(access, name)
+            access.entry = entry
         return Collection(access, self)
+
+    def _name(self, access: Access, name: str) -> None:
+        """Call a collection by its name; whoever had it before is called by its id, too."""
+        known = self._named.get(name)
+        if known is not None and known is not access and known.name == name:
+            known.name = f"{name} ({known.id})"
+        access.name = name
+        self._named[name] = access
 
     def _close_dropped(self) -> None:
         """Close what was dropped: whoever has a handle still is told so, and is not promised what nobody will keep.
@@ -443,7 +458,7 @@ class Store:
     def _told(self, collections: set[str]) -> None:
         with self._shared.committed:
             self._shared.committed.notify_all()
-        self.maintenance.wake()
+        self.maintenance.wake(collections)
         for access in filter(None, map(self._accesses.get, collections)):
             self.maintenance.bound(access)
 
@@ -476,5 +491,7 @@ class Store:
             if buried:
                 self._catalog.change(partial(buried_for_good, id))
                 with self._lock:
-                    self._accesses.pop(id, None)
+                    gone_for_good = self._accesses.pop(id, None)
+                    if gone_for_good is not None and self._named.get(gone_for_good.name) is gone_for_good:
+                        del self._named[gone_for_good.name]
         return gone
