@@ -61,6 +61,8 @@ class Line(Generic[T]):
         self._mutex = threading.Lock()
         self._waiting: deque[Waiting[T]] = deque()
         self._is_led = False
+        self._is_crowded = False
+        """Whether the last one who led was not alone."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -97,9 +99,11 @@ class Line(Generic[T]):
 
     def _lead(self, waiting: Waiting[T], answer: Answer[T]) -> None:
         """Do what waits; the first in line is whoever leads."""
-        time.sleep(0)  # those who were just answered may have more: let them stand in line first
+        if self._is_crowded:
+            time.sleep(0)  # those who were just answered may have more: let them stand in line first
         with self._mutex:
             group = [self._waiting.popleft() for _ in range(min(len(self._waiting), GROUP_MAX))]
+            self._is_crowded = len(group) > 1 or len(self._waiting) > 0
         try:
             answer(group)
         finally:
@@ -118,6 +122,7 @@ class Line(Generic[T]):
                 return
             waiting.leads = False
             if self._waiting:
+                self._is_crowded = True
                 self._waiting[0].leads = True
                 self._waiting[0].woken.release()
             else:
