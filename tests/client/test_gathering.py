@@ -141,22 +141,29 @@ def test_what_says_more_or_is_not_plain_or_not_small_waits_for_nobody(place, gat
         collection.append(rows)
 
 
-def test_a_group_that_another_process_outruns_stands_at_later_times(place, gate, monkeypatch):
-    store, collection = opened(place, gate)
+@pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
+@pytest.mark.parametrize("lost", [1, gathering.ATTEMPTS])
+def test_a_group_that_another_process_outruns_stands_at_later_times(place, gate, monkeypatch, config, lost):
+    store, collection = opened(place, gate, config=config)
     other = place.open()["items"]
     consolidate, first = gathering.consolidate, []
 
     def outrun(table, order):
         """Between the look at the free times and the commit."""
-        if not first:
+        if len(first) < lost:
             first.append(other.append([{"n": 100}]).time)
         return consolidate(table, order)
 
     monkeypatch.setattr(gathering, "consolidate", outrun)
-    done = together(gate, store, [lambda n=n: collection.append([{"n": n}]) for n in range(1, 4)])
-    assert first == [2]
-    assert [each.time for each in done] == [1, 3, 4]
-    assert rows_of(other) == [0, 1, 2, 3, 100]
+    given = [[{"n": 1}], [{"n": 2}, {"n": 2}], [{"n": 3}], [{"n": "bad"}]]
+    *done, bad = together(gate, store, [lambda rows=rows: collection.append(rows) for rows in given])
+    assert first == list(range(2, 2 + lost))
+    assert [each.time for each in done] == [1, 2 + lost, 3 + lost]
+    assert [each.upper for each in done] == [Frontier.at(each.time + 1) for each in done]
+    assert [each.rows for each in done] == [1, 1, 1]
+    assert isinstance(bad, UsageError)
+    assert rows_of(other) == [0, 1, 2, 2, 3] + [100] * lost
+    assert place.open().vacuum().blobs == []
 
 
 def test_a_column_that_another_process_added_is_found_by_those_who_need_it(place, gate):

@@ -21,18 +21,20 @@ from timespine.client.access import Access
 from timespine.client.given import with_diffs, with_keys
 from timespine.client.line import Waiting
 from timespine.client.moments import Moment
-from timespine.client.storing import stored
-from timespine.client.writing import Committed, after, commit_between, free_time
+from timespine.client.storing import Loose, Runs, stored, stored_together
+from timespine.client.writing import Committed, after, commit_between, free_time, made_of, next_of
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.rows import updates
 from timespine.columnar.schema import Schema
-from timespine.core.hollow import Run
 from timespine.errors import CorruptionError, UpperMismatch, UsageError, VersionError
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX
 
 ROWS_MAX = 64
 """Rows of an append that waits for others: more are worth a batch of their own."""
+
+ATTEMPTS = 4
+"""How often a batch of several appends may lose to other processes before each is one of its own."""
 
 _PLAIN = frozenset({int, float, str, bool, bytes, type(None)})
 
@@ -113,32 +115,57 @@ def _append_all(access: Access, group: list[Waiting[Small]]) -> None:
 
 def _append_together(access: Access, group: list[Waiting[Small]]) -> list[Waiting[Small]]:
     """Append as one batch what can be converted; the rest."""
-    while True:
+    id, schema = access.schema(access.known())
+    all_alike = _converted(group, schema)
+    fitting = sorted(place for alike in all_alike for place in alike.places)
+    (time_name,) = schema.time_names
+    for _ in range(ATTEMPTS):
         state = access.known()
-        id, schema = access.schema(state)
-        all_alike = _converted(group, schema)
-        fitting = sorted(place for alike in all_alike for place in alike.places)
         first = free_time(access, state)
         if len(fitting) < 2 or state.upper.is_closed or first + len(fitting) > INT64_MAX:
             return group
         times = {place: first + number for number, place in enumerate(fitting)}
-        table = pa.concat_tables(_timed(alike, times, schema) for alike in all_alike)
-        table = consolidate(table, (*schema.order_names, *schema.time_names))
+        timed = pa.concat_tables(_timed(alike, times, time_name) for alike in all_alike)
+        table = consolidate(timed, (*schema.order_names, time_name))
         commit = partial(_commit, access, table, first, len(fitting), state.upper)
         try:
             stored(access, id, schema, table, commit, share=len(fitting))
         except UpperMismatch:
             continue  # another process was first, and the free times are later ones
-        access.committer.session.count("grouped", len(fitting) - 1)
-        rows = np.bincount(table.column(schema.time_names[0]).to_numpy() - first, minlength=len(fitting)).tolist()
+        rows = np.bincount(table.column(time_name).to_numpy() - first, minlength=len(fitting)).tolist()
         for place, count in zip(fitting, rows, strict=True):
             group[place].reply = Committed(times[place], after(times[place]), count)
-        return [each for each in group if not each.is_done]
+        return _left(access, group)
+    return _append_each(access, [group[place] for place in fitting], group)
 
 
-def _commit(
-    access: Access, table: pa.Table, first: int, appends: int, expected: Frontier, runs: tuple[Run, ...]
-) -> Frontier:
+def _append_each(access: Access, fitting: list[Waiting[Small]], group: list[Waiting[Small]]) -> list[Waiting[Small]]:
+    """Append each as a batch of its own, in one commit; the rest.
+
+    Other processes were first again and again. Now the commit itself decides where each batch stands, which
+    takes longer, but nothing has to be encoded once more while others are at it.
+    """
+    at = free_time(access, access.known())
+    made = [made_of(access, each.item.rows, (at,)) for each in fitting]
+
+    def commit(runs: list[Runs]) -> tuple[Any, ...]:
+        commands = [next_of(access, some, each.table.num_rows, at) for some, each in zip(runs, made, strict=True)]
+        return access.committer.commit(*((access.id, command) for command in commands))
+
+    replies = stored_together([Loose(access, each.id, each.schema, each.table) for each in made], commit)
+    for each, reply, some in zip(fitting, replies, made, strict=True):
+        each.reply = Committed(reply.time, reply.upper, some.table.num_rows)
+    return _left(access, group)
+
+
+def _left(access: Access, group: list[Waiting[Small]]) -> list[Waiting[Small]]:
+    """Those that were not appended with the others."""
+    left = [each for each in group if not each.is_done]
+    access.committer.session.count("grouped", len(group) - len(left) - 1)
+    return left
+
+
+def _commit(access: Access, table: pa.Table, first: int, appends: int, expected: Frontier, runs: Runs) -> Frontier:
     new_upper = after(first + appends - 1)
     return commit_between(access, runs, table.num_rows, Frontier.at(first), new_upper, expected, "append")
 
@@ -168,8 +195,8 @@ def _alike(group: list[Waiting[Small]], places: list[int], schema: Schema) -> Al
     return Alike(places, np.array([len(each) for each in given]), table)
 
 
-def _timed(alike: Alike, times: dict[int, int], schema: Schema) -> pa.Table:
+def _timed(alike: Alike, times: dict[int, int], time_name: str) -> pa.Table:
     """Appends as updates, each at its time."""
     column = np.repeat(np.array([times[place] for place in alike.places], np.int64), alike.rows)
-    place = alike.table.column_names.index(schema.time_names[0])
+    place = alike.table.column_names.index(time_name)
     return alike.table.set_column(place, alike.table.schema.field(place), pa.array(column))
