@@ -47,6 +47,7 @@ from timespine.columnar.schema import define
 from timespine.core.protocols import maintain
 from timespine.location.consensus import Write
 
+ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- streams: begin -->", "<!-- streams: end -->"
 KEY, VALUE = {"id": "int64"}, {"note": "string"}
 NOTE_BYTES = 92
@@ -196,7 +197,7 @@ def _processes(bench: Bench, processes: int, writers: int) -> dict[str, float]:
     with bench.store() as store:
         log = store.create("log", key=KEY, value=VALUE, timeline="counter")
         command = [sys.executable, "-m", "bench.streams", "--writer", store.location, str(writers)]
-        ports = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        ports: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT}
         started = [
             subprocess.Popen([*command, str(number), str(bench.sizes.seconds)], **ports) for number in range(processes)
         ]

@@ -99,7 +99,7 @@ class Line(Generic[T]):
 
     def _lead(self, waiting: Waiting[T], answer: Answer[T]) -> None:
         """Do what waits; the first in line is whoever leads."""
-        if self._is_crowded:
+        if self._is_crowded and len(self._waiting) < GROUP_MAX:
             time.sleep(0)  # those who were just answered may have more: let them stand in line first
         with self._mutex:
             group = [self._waiting.popleft() for _ in range(min(len(self._waiting), GROUP_MAX))]
