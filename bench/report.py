@@ -53,12 +53,18 @@ def markdown(report: Report) -> str:
 
 def fill(file: Path, report: Report) -> None:
     """Put the figures between the two marks of a page; a page without them is refused, a new one gets them."""
-    page = file.read_text() if file.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{file} has no lines {BEGIN} and {END} to put the figures between")
-    file.write_text(f"{before}{BEGIN}\n\n{markdown(report)}\n{END}{after}")
+    if not file.exists():
+        file.write_text(f"# Benchmarks\n\n{BEGIN}\n{END}\n")
+    put_between(file, BEGIN, END, markdown(report))
+
+
+def put_between(file: Path, begin: str, end: str, figures: str) -> None:
+    """Put figures between two marks of a page, or refuse one that does not have them."""
+    before, first, rest = file.read_text().partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        raise SystemExit(f"{file} has no lines {begin} and {end} to put the figures between")
+    file.write_text(f"{before}{begin}\n\n{figures}\n{end}{after}")
 
 
 def _head(report: Report) -> str:

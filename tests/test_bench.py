@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import figures, report, rows
+from bench import figures, report, rows, streams
 from bench.__main__ import main
 from bench.harness import About, Kept, Plan, measure
 from bench.works import WORKS
@@ -73,6 +73,29 @@ def test_rows_are_a_function_of_id_and_version() -> None:
     assert not some.column("total").equals(rows.rows(np.array([5, 3]), 1).column("total"))
     halves = rows.plus(rows.digest(all_of_them.slice(0, 4)), rows.digest(all_of_them.slice(4)))
     assert halves == rows.digest(all_of_them)
+
+
+def test_streams_run_and_their_figures_fill_a_page_of_their_own(tmp_path: Path) -> None:
+    found, page = tmp_path / "found.json", tmp_path / "page.md"
+    page.write_text(f"before\n{streams.BEGIN}\nold\n{streams.END}\nafter\n")
+    arguments = ["--quick", "--repeat", "1", "--dir", str(tmp_path), "--json", str(found)]
+    streams.main(arguments)
+    rows = json.loads(found.read_text())["found"]
+    assert {row["system"] for row in rows if row["work"] == "appends of one row by 4 threads"} == {
+        "ours",
+        "ours, Arrow tables",
+        "without group commit",
+        "SQLite, a commit per row",
+    }
+    assert all(0 <= row["median"] < 1e9 for row in rows)
+    streams.main(["--from", str(found), "--markdown", str(page)])
+    said = page.read_text()
+    assert said.startswith("before\n")
+    assert said.endswith("after\n")
+    assert "old" not in said
+    assert "| appends per second | without group commit |" in said
+    with pytest.raises(SystemExit):
+        streams.main(["nothing-of-the-sort"])
 
 
 def _made_up() -> tuple[figures.Report, figures.Entry]:

@@ -176,13 +176,18 @@ def together(gate, store, works):
         check(gate.waiting.wait(60), "the first one commits nothing")
         for place, thread in enumerate(threads[1:], 1):
             thread.start()
-            until(lambda place=place: len(store._committer._line) == place)
+            until(lambda place=place: in_line(store) == place)
     finally:
         gate.free.set()
     for thread in threads:
         thread.join(60)
         check(not thread.is_alive(), "somebody waits for ever")
     return results
+
+
+def in_line(store):
+    """How many wait: for a commit, or to be appended with others."""
+    return len(store._committer._line) + sum(len(access.appending) for access in store.handles.all())
 
 
 def in_threads(*works):

@@ -6,7 +6,7 @@ import threading
 import calls
 import pytest
 from expect import check, until
-from places import BLOBS, QUICK, Gate, Place, Script, in_threads
+from places import BLOBS, QUICK, Gate, Place, Script, in_line, in_threads
 
 import timespine as ts
 from timespine.client import opening
@@ -160,7 +160,7 @@ def test_whoever_appends_while_the_store_is_closed_has_either_succeeded_for_good
     check(gate.waiting.wait(60), "nobody commits")
     for place_in_line, thread in enumerate(writers[1:], 1):
         thread.start()
-        until(lambda at_least=place_in_line: len(store._committer._line) >= at_least)
+        until(lambda at_least=place_in_line: in_line(store) >= at_least)
     closing = threading.Thread(target=store.close)
     closing.start()
     until(lambda: store._closed)  # it is being closed, while one commits and fifteen stand in line

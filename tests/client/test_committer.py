@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from places import BLOBS, QUICK, Gate, Place, Script, in_threads, together
 
-from timespine.client.committer import GROUP_MAX, _Waiting
+from timespine.client.line import GROUP_MAX
 from timespine.core.group import Refused, Transaction
 from timespine.core.hollow import empty_batch
 from timespine.core.transitions import AdvanceUpper, AppendNext, Exert, ExpireCommitter, ExpireWriter
@@ -91,11 +91,10 @@ def test_a_group_has_a_bound_and_the_rest_goes_into_the_next(place):
     collection.append([{"n": -1}])
     gate.sets.clear()
     command = AppendNext(EMPTY, 0)
-    waiting = [_Waiting(Transaction(((collection.id, command),))) for _ in range(GROUP_MAX + 1)]
-    store._committer._line.extend(waiting)
-    store._committer.commit((collection.id, command))
-    assert len(gate.sets) == 2
-    assert all(each.is_done for each in waiting)
+    commit = store._committer.commit
+    done = together(gate, store, [lambda: commit((collection.id, command)) for _ in range(1 + GROUP_MAX + 1)])
+    assert len(gate.sets) == 3
+    assert len({reply.time for (reply,) in done}) == len(done)
     assert collection.upper == Frontier.at(1 + GROUP_MAX + 2)
 
 
@@ -108,12 +107,13 @@ def test_an_invalid_command_in_a_group_gets_its_own_error_and_disturbs_nobody(pl
         gate,
         store,
         [
-            lambda: collection.append([{"n": 0}]),
-            lambda: collection.append([{"n": 1}]),
+            # Tuples: lists would wait to be appended together, and not in this line.
+            lambda: collection.append(({"n": 0},)),
+            lambda: collection.append(({"n": 1},)),
             lambda: collection.append([{"n": 2}], expected_upper=1),
             lambda: store._committer.commit((collection.id, "not a command")),
             lambda: store._committer.commit(("no-such-collection", Exert(1))),
-            lambda: collection.append([{"n": 3}]),
+            lambda: collection.append(({"n": 3},)),
         ],
     )
     assert (first.time, second.time, last.time) == (1, 2, 3)
@@ -175,6 +175,21 @@ def test_a_transaction_may_rely_on_a_collection_that_it_only_reads(place):
     with pytest.raises(UpperMismatch):
         commit((left.id, AdvanceUpper(Frontier.at(4))), reads=((right.id, Frontier.at(0)),))
     assert left.upper == Frontier.at(3)
+
+
+def test_a_process_registers_with_many_collections_in_one_commit(place):
+    names = [f"c{number}" for number in range(9)]
+    store = place.open()
+    for name in names:
+        numbers(store, name)
+    gate = Gate(place.consensus)
+    other = place.open(consensus=gate)
+    other.seal(names, 5)
+    assert [len(keys) for keys in gate.sets] == [9, 9]
+    assert [store[name].upper for name in names] == [Frontier.at(5)] * 9
+    gate.sets.clear()
+    other.close()
+    assert [len(keys) for keys in gate.sets] == [9]
 
 
 # Leases that lapse.

@@ -18,6 +18,7 @@ from places import BLOBS, Clock, Place, Script, counted, in_threads
 import timespine as ts
 from timespine.client.maintenance import EXPIRE_S, GATHER, IDLE_S, OVERDUE, SPARE_BYTES, SWEEP_S, VAIN_MAX
 from timespine.client.report import SKIPPED_MAX
+from timespine.client.settled import SETTLED_S
 from timespine.config import Config
 from timespine.core.hollow import Part
 from timespine.core.transitions import ClaimMerge, RegisterWriter, RollUpAll, Seal, Write
@@ -877,3 +878,64 @@ def test_a_store_without_a_background_rolls_up_what_is_long_overdue(place):
     assert replayed <= max(OVERDUE * config.rollup_seqnos, state.trace.hollow_count // 4) + 2
     assert orders.count() == 200
     assert place.open(config=config)["orders"].count() == 200
+
+
+# Many collections.
+
+
+def looks(store, monkeypatch):
+    """The names of the collections that maintenance looks at, as it does."""
+    seen = []
+    step = store.maintenance._step
+    monkeypatch.setattr(
+        store.maintenance, "_step", lambda upkeep, **how: seen.append(upkeep.access.name) or step(upkeep, **how)
+    )
+    return seen
+
+
+def settled(place, store):
+    """Rounds until there is nothing to do."""
+    while store.maintenance.round():
+        pass
+    place.clock.advance(IDLE_S)
+    while store.maintenance.round():
+        pass
+
+
+def test_a_round_looks_at_what_was_written_to_however_many_collections_are_open(place, monkeypatch):
+    store, other = place.open(), place.open()
+    handles = {name: create(store, name) for name in "abc"}
+    settled(place, store)
+    seen = looks(store, monkeypatch)
+    store.maintenance.round()
+    assert seen == []
+    fill(handles["b"], 1)
+    settled(place, store)
+    assert set(seen) == {"b"}
+    # Whatever others did is found after a while.
+    seen.clear()
+    fill(other["c"], 2 * GATHER)
+    place.clock.advance(SETTLED_S)
+    settled(place, store)
+    assert set(seen) == {"a", "b", "c"}
+    assert runs(handles["c"]) == 1
+
+
+def test_what_is_committed_while_a_collection_is_looked_at_is_looked_at_again(place, monkeypatch):
+    store = place.open()
+    orders = create(store)
+    settled(place, store)
+    place.clock.advance(SETTLED_S)
+    step, late = store.maintenance._step, []
+
+    def meanwhile(upkeep, **how):
+        did = step(upkeep, **how)
+        if not late:
+            late.append(orders.append([{"k": 1, "v": "late"}]))
+        return did
+
+    monkeypatch.setattr(store.maintenance, "_step", meanwhile)
+    store.maintenance.round()
+    seen = looks(store, monkeypatch)
+    store.maintenance.round()
+    assert seen == ["orders"]

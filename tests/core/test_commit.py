@@ -704,13 +704,21 @@ def test_collection_that_the_session_never_entered_is_closed_to_it() -> None:
 def test_entering_registers_committer_and_writer_in_one_commit() -> None:
     stage = Stage()
     session = stage.stranger()
-    state = stage.run(enter(session, "c"))
-    assert state is session.state("c")
+    stage.run(enter(session, "c"))
+    assert session.state("c") == stage.head()
     assert stage.head().seqno == 1
     lease = stage.now_ms + CONFIG.writer_lease_ms
     assert stage.head().writers[session.writer].until_ms == lease
     assert stage.head().committers[session.committer].until_ms == lease
     assert session.group == 0
+
+
+def test_entering_many_collections_is_one_commit() -> None:
+    stage = Stage("a", "b", "c")
+    session = stage.stranger()
+    stage.run(enter(session, "c", "a", "b"))
+    assert [len(each.writes) for each in stage.effects if isinstance(each, CompareAndSet)] == [3]
+    assert all(session.writer in stage.head(name).writers for name in "abc")
 
 
 @pytest.mark.parametrize("fault", list(Fault))

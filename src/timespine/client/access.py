@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from timespine.client.catalog import Entry
 from timespine.client.committer import STORE_CLOSED, Committer
 from timespine.client.leases import Leases
+from timespine.client.line import Line
 from timespine.client.moments import Moment, to_time
 from timespine.columnar.cache import PartCache
 from timespine.columnar.parts import Parts
@@ -109,6 +110,8 @@ class Access:
     entry: Entry
     changing: threading.Lock = field(default_factory=threading.Lock)
     """Held while rows are read to be changed: threads of one process need not race for the upper."""
+    appending: Line[Any] = field(default_factory=Line)
+    """Where small appends wait for each other."""
 
     @property
     def id(self) -> str:

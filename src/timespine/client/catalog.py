@@ -272,26 +272,26 @@ class Catalog:
     def __init__(self, driver: Driver, session: Session) -> None:
         self._driver = driver
         self._session = session
-        self._known: tuple[tuple[int, bytes], Names] | None = None
-        """The entry that was read last, and what it says: names change rarely, and there may be thousands."""
+        self._known: Names | None = None
+        """The newest names that were read or stored: they are decoded once, however many there are."""
 
     def read(self) -> Names:
-        """The names as of now. They are read every time, and decoded again only if they changed."""
-        entry = self._driver.run(_read(self._session))
-        if entry is None:
-            return Names(None, {})
-        known = self._known
-        if known is None or known[0] != entry:
-            known = self._known = (entry, decode(*entry))
-        return known[1]
+        """The names as of now."""
+        names = self._driver.run(_read(self._session, self._known))
+        self._known = names
+        return names
 
     def find(self, name: str) -> Entry:
         """The collection of that name, or an UnknownCollection that names the ones there are."""
+        return self.find_all([name])[0]
+
+    def find_all(self, wanted: Sequence[str]) -> list[Entry]:
+        """The collections of some names, all as of one moment."""
         names = self.read()
-        entry = names.entries.get(check_name(name))
-        if entry is None:
-            raise names.unknown(name)
-        return entry
+        for name in wanted:
+            if check_name(name) not in names.entries:
+                raise names.unknown(name)
+        return [names.entries[name] for name in wanted]
 
     def create(
         self, name: str, entry: Entry, schema: bytes, arity: int, merging: Merging, *, replace: bool
@@ -344,7 +344,10 @@ class Catalog:
         raise Determinate("the catalog could not be changed: others keep changing it")
 
     def _store(self, names: Names, *more: tuple[str, int | None, bytes]) -> bool | None:
-        return self._driver.run(_store(self._session, names, more))
+        stored = self._driver.run(_store(self._session, names, more))
+        if stored:
+            self._known = msgspec.structs.replace(names, seqno=0 if names.seqno is None else names.seqno + 1)
+        return stored
 
 
 def first_state(id: str, arity: int, merging: Merging, schema: bytes) -> State:
@@ -355,9 +358,13 @@ def first_state(id: str, arity: int, merging: Merging, schema: bytes) -> State:
     return outcome.state
 
 
-def _read(session: Session) -> Protocol[tuple[int, bytes] | None]:
-    entries: list[tuple[int, bytes]] = yield from retried(session, Scan(LOG, 0))
-    return entries[-1] if entries else None
+def _read(session: Session, known: Names | None) -> Protocol[Names]:
+    """The newest names; those that are known, if there are none after them."""
+    after = known.seqno if known is not None else None
+    entries: list[tuple[int, bytes]] = yield from retried(session, Scan(LOG, 0 if after is None else after + 1))
+    if entries:
+        return decode(*entries[-1])
+    return known if known is not None else Names(None, {})
 
 
 def _store(session: Session, names: Names, more: tuple[tuple[str, int | None, bytes], ...]) -> Protocol[bool | None]:

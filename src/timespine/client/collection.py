@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from timespine.client import changing, holds, unsealed, writing
+from timespine.client import changing, gathering, holds, unsealed
 from timespine.client.access import Access
 from timespine.client.changes import Changes
 from timespine.client.evolving import evolve
@@ -87,7 +87,7 @@ class Collection:
         if is_spark_frame(rows):
             committed: Committed = handed("writing").append(self._access, rows, at, upper, expected_upper)
             return committed
-        return writing.append(self._access, rows, at, upper, expected_upper)
+        return gathering.append(self._access, rows, at, upper, expected_upper)
 
     def write(self, rows: Any, *, at: Moment | None = None, times: str | None = None, late: str = REFUSE) -> Written:
         """Make updates durable ahead of the seal: at any times that are not complete yet, in any order, by anybody.

@@ -1,8 +1,7 @@
 """One committer per process and store: what arrives while a commit is under way goes into the next one.
 
-There is no thread for it. Whoever comes first leads: it takes all that waits,
-commits it as one group, hands out the replies, and the next one leads. So a lone
-caller pays nothing for it, and eight callers share one durable write.
+Whoever leads takes all that waits (`timespine.client.line`) and commits it as one
+group: eight callers share one durable write.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from __future__ import annotations
 import copy
 import re
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
 from timespine.client.driver import Driver
+from timespine.client.line import Line, Waiting
 from timespine.client.session import SharedSession
 from timespine.config import Config
 from timespine.core.effects import Protocol
@@ -50,36 +49,23 @@ T = TypeVar("T")
 
 Replies = tuple[tuple[Any, ...] | Refused, ...]
 
+ENTER_MAX = 1024
+"""Collections that are registered with in one commit."""
+
 STORE_CLOSED = "this store is closed: open it again"
-
-GROUP_MAX = 256
-"""Transactions in one group: an entry of the log has a bound, and so has the wait of the last in line."""
-
-
-class _Waiting:
-    """A transaction in line."""
-
-    __slots__ = ("error", "reply", "transaction")
-
-    def __init__(self, transaction: Transaction) -> None:
-        self.transaction = transaction
-        self.reply: tuple[Any, ...] | Refused | None = None
-        self.error: Exception | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.reply is not None or self.error is not None
 
 
 class Committer:
     """Commits for all threads of a process. Renews itself when it was expired while it slept."""
 
-    def __init__(self, driver: Driver, config: Config, *, read_only: bool = False) -> None:
+    def __init__(
+        self, driver: Driver, config: Config, *, read_only: bool = False, session: SharedSession | None = None
+    ) -> None:
         self.driver = driver
         self._read_only = read_only
         self.config = config
         self._turn = threading.Lock()
-        self._line: deque[_Waiting] = deque()
+        self._line: Line[Transaction] = Line()
         self._entered: dict[tuple[str, str], str] = {}
         # By writer and collection, the committer that was registered with it. SUBTLE: by writer, so that whoever
         # reads the session and then looks here sees both of one moment (test_committer.py).
@@ -88,7 +74,7 @@ class Committer:
         """Called after every commit, with the collections that it was about."""
         self.name_of: Callable[[str], str] = str
         """What people call a collection: errors speak of it by its name."""
-        self.session = SharedSession(config)
+        self.session = session if session is not None else SharedSession(config)
         """Whoever commits holds the turn; whoever only reads states may use it at any time."""
 
     @property
@@ -120,16 +106,8 @@ class Committer:
     def offer(self, transaction: Transaction) -> tuple[Any, ...] | Refused:
         """Commit one transaction together with whatever else waits; its replies, or why it was refused."""
         self.check_writable()
-        waiting = _Waiting(transaction)
-        self._line.append(waiting)
-        while not waiting.is_done:
-            with self._turn:
-                if not waiting.is_done:
-                    self._lead()
-        if waiting.error is not None:
-            raise waiting.error
-        assert waiting.reply is not None
-        return waiting.reply
+        reply: tuple[Any, ...] | Refused = self._line.offer(transaction, self._lead)
+        return reply
 
     def expect(self, first: State) -> None:
         """Know a collection that is not there yet: it is born with the first transaction that names it."""
@@ -140,8 +118,7 @@ class Committer:
     def forget_unborn(self, collection: str) -> None:
         """It was not born, and never will be."""
         with self._turn:
-            known = self.session.states.get(collection)
-            if known is not None and known.seqno == UNBORN:
+            if _is_unborn(self.session, collection):
                 del self.session.states[collection]
                 self._entered.pop((self.session.writer, collection), None)
 
@@ -237,32 +214,25 @@ class Committer:
         self._settle()
         ids: dict[str, list[Command]] = {}
         for (writer, collection), committer in self._entered.items():
-            if self.session.states[collection].seqno == UNBORN:
+            if _is_unborn(self.session, collection):
                 continue
             ids.setdefault(collection, []).extend((ExpireWriter(writer), ExpireCommitter(committer)))
+        self._enter(*ids)
         for collection in ids:
-            self._enter(collection)
             current = (ExpireWriter(self.session.writer), ExpireCommitter(self.session.committer))
             ids[collection].extend(each for each in current if each not in ids[collection])
         ends = [Transaction(tuple((name, each) for each in commands)) for name, commands in sorted(ids.items())]
         self._entered.clear()
         self.driver.run(commit_transactions(self.session, *ends))
 
-    def _lead(self) -> None:
-        """Commit what waits as one group. Holds the turn."""
-        group = [self._line.popleft() for _ in range(min(len(self._line), GROUP_MAX))]
-        try:
+    def _lead(self, group: list[Waiting[Transaction]]) -> None:
+        """Commit what waits as one group."""
+        with self._turn:
             self._answer(group)
-        except BaseException:
-            # Interrupted in the middle: nobody who waits in this group may wait for ever.
-            for each in group:
-                if not each.is_done:
-                    each.error = Indeterminate("whoever was committing this was interrupted: it may have happened")
-            raise
         self.session.count("grouped", len(group) - 1)
         for each in group:
             self._count(each)
-        about = {name for each in group for name, _ in each.transaction.commands}
+        about = {name for each in group for name, _ in each.item.commands}
         self._tell(about)
 
     def _tell(self, about: set[str]) -> None:
@@ -270,18 +240,18 @@ class Committer:
         for tell in self.told:
             tell(about)
 
-    def _count(self, answered: _Waiting) -> None:
+    def _count(self, answered: Waiting[Transaction]) -> None:
         """Count the commands of a transaction by their kinds, and those that failed: all of them did, or none."""
-        commands = answered.transaction.commands
+        commands = answered.item.commands
         for _, command in commands:
             self.session.count(f"commands {_kind(type(command).__name__)}")
         if answered.error is not None or isinstance(answered.reply, Refused):
             self.session.count("commands failed", len(commands))
 
-    def _answer(self, group: list[_Waiting]) -> None:
+    def _answer(self, group: list[Waiting[Transaction]]) -> None:
         """Commit a group, and give each its reply or its error."""
         try:
-            replies = self._commit_group(tuple(each.transaction for each in group))
+            replies = self._commit_group(tuple(each.item for each in group))
         except (UsageError, CorruptionError, VersionError) as error:
             # One of them cannot be committed at all: there is no such collection, its log is damaged, or all
             # together are too large. Unless something is in doubt, each is tried alone, to disturb nobody.
@@ -327,9 +297,7 @@ class Committer:
         """Commit transactions as one group. Indeterminate only if they themselves may be in."""
         try:
             self._settle()
-            for transaction in transactions:
-                for collection, _ in (*transaction.commands, *transaction.reads):
-                    self._enter(collection)
+            self._enter(*(name for each in transactions for name, _ in (*each.commands, *each.reads)))
             return self.driver.run(commit_transactions(self.session, *transactions, beside=beside))
         except Indeterminate as error:
             frozen = self.session.frozen
@@ -356,17 +324,24 @@ class Committer:
         committer, writer = self.session.committer, self.session.writer
         return all(state is None or (committer in state.committers and writer in state.writers) for state in states)
 
-    def _enter(self, collection: str) -> None:
-        """Register committer and writer with a collection, once. Holds the turn."""
+    def _enter(self, *collections: str) -> None:
+        """Register committer and writer with collections, once. Holds the turn."""
         session = self.session
-        if (session.writer, collection) not in self._entered:
-            known = session.states.get(collection)
-            if known is not None and known.seqno == UNBORN:
-                # SUBTLE: entering it as others are would create it without its name (test_transaction.py).
-                session.states[collection] = entered(known, session, self.driver.now_ms())
-            else:
-                self.driver.run(enter(session, collection))
-            self._entered[session.writer, collection] = session.committer
+        new = [name for name in dict.fromkeys(collections) if (session.writer, name) not in self._entered]
+        for name in [name for name in new if _is_unborn(session, name)]:
+            # SUBTLE: entering it as others are would create it without its name (test_transaction.py).
+            session.states[name] = entered(session.states[name], session, self.driver.now_ms())
+            self._entered[session.writer, name] = session.committer
+            new.remove(name)
+        for start in range(0, len(new), ENTER_MAX):
+            some = new[start : start + ENTER_MAX]
+            self.driver.run(enter(session, *some))
+            self._entered.update(((session.writer, name), session.committer) for name in some)
+
+
+def _is_unborn(session: Session, collection: str) -> bool:
+    known = session.states.get(collection)
+    return known is not None and known.seqno == UNBORN
 
 
 @cache

@@ -20,13 +20,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from timespine.client.access import Access
 from timespine.client.report import Report, said
 from timespine.client.rewriting import worth_rewriting
+from timespine.client.settled import Settled
 from timespine.core.effects import Protocol
 from timespine.core.layers import MergeRequest
 from timespine.core.protocols import collect, maintain
@@ -110,6 +111,7 @@ class Maintenance:
         self._sleep = sleep
         self._looked = monotonic()  # whoever exits soon looks after what it has opened, and no more
         self._upkeep: dict[str, _Upkeep] = {}
+        self._settled = Settled()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -126,8 +128,9 @@ class Maintenance:
         self._thread = threading.Thread(target=self._loop, name="timespine-maintenance", daemon=True)
         self._thread.start()
 
-    def wake(self) -> None:
-        """Something was committed: there may be something to do."""
+    def wake(self, collections: Iterable[str] = ()) -> None:
+        """Something was committed to these: there may be something to do."""
+        self._settled.take_back(collections)
         self._wake.set()
 
     def stop(self) -> None:
@@ -167,11 +170,12 @@ class Maintenance:
                 self._stop.wait(0.02)
 
     def round(self) -> bool:
-        """One step for every open collection; whether there was anything to do.
+        """One step for every open collection that may need one; whether there was anything to do.
 
         Now and then the others get as many as they need: whoever wrote to them may have exited at once.
         """
-        busy = sum(self._look_after(access, 1) for access in self._accesses()) > 0
+        due = self._settled.others(self._accesses(), self._monotonic())
+        busy = sum(self._look_after(access, 1) for access in due) > 0
         now = self._monotonic()
         if now - self._looked >= EXPIRE_S:
             self._looked = now
@@ -197,9 +201,15 @@ class Maintenance:
                     return False
                 with self._at_work:
                     upkeep = self._remembered(access)
-                    if not self._step(upkeep, idle=most is None and self._is_idle(upkeep), most=most):
+                    self._settled.put(access.id, self._monotonic())
+                    idle = most is None and self._is_idle(upkeep)
+                    did = self._step(upkeep, idle=idle, most=most)
+                    if did or not idle or upkeep.skipped:
+                        self._settled.take_back([access.id])
+                    if not did:
                         return False
         except Exception as error:  # also what no error of ours is: this thread is the last to notice
+            self._settled.take_back([access.id])
             self.report.skip(f"{access.name}: {said(error)}")
             return False
         return True
@@ -425,7 +435,8 @@ class Maintenance:
             if sweep_temporary is not None:
                 sweep_temporary(SWEEP_S, access.shared.clock())
             with contextlib.suppress(UsageError):  # a foreign object below the prefix is nobody's to delete
-                self.report.swept += int(self._run(access.id, lambda session: collect.sweep(session, access.id)) or 0)
+                # It commits nothing, so nobody has to register for it with every collection that is there.
+                self.report.swept += access.committer.look(lambda session: collect.sweep(session, access.id))
         return did
 
     def _expire(self, upkeep: _Upkeep, state: State) -> None:

@@ -102,7 +102,7 @@ def of_store(store: Store) -> dict[str, float]:
     """What this process counted, and what the collections that it has open consist of, as far as it knows."""
     figures = of_process(store)
     states = store._committer.session.states
-    found = [buckets(store._shared, state) for access in store._opened() if (state := states.get(access.id))]
+    found = [buckets(store._shared, state) for access in store.handles.all() if (state := states.get(access.id))]
     for name in BUCKETS:
         figures[name.replace("_", " ")] = sum(each[name] for each in found)
     return figures
@@ -155,7 +155,7 @@ class StoreCollector(Collector):
             names = {entry.id: name for name, entry in self._store._catalog.read().entries.items()}
         except TimespineError:
             return []
-        return [(names[access.id], access) for access in self._store._opened() if access.id in names]
+        return [(names[access.id], access) for access in self._store.handles.all() if access.id in names]
 
     def describe(self) -> list[Metric]:
         """Nothing: what there is depends on the collections."""

@@ -29,6 +29,15 @@ class SharedSession(Session):
 
     def renewed(self) -> SharedSession:
         """A session under fresh ids that knows what this one knows, and goes on sharing it."""
+        session = self.beside()
+        session.counters = self.counters
+        return session
+
+    def beside(self) -> SharedSession:
+        """A session of the same process with ids and counters of its own: what the one learns the other knows.
+
+        Otherwise each would replay what the other has committed.
+        """
         session = SharedSession(self.config)
-        session.states, session.counters, session._learning = self.states, self.counters, self._learning
+        session.states, session._learning = self.states, self._learning
         return session

@@ -21,7 +21,6 @@ from timespine.client.catalog import (
     Names,
     check_name,
     discarded,
-    first_name,
     renamed,
     retained,
     retained_by_all,
@@ -32,6 +31,7 @@ from timespine.client.committer import Committer
 from timespine.client.cut import Cut, cut
 from timespine.client.driver import Driver, fresh_id
 from timespine.client.dropping import Dropping
+from timespine.client.handles import Handles
 from timespine.client.heart import Heart
 from timespine.client.leases import Leases
 from timespine.client.loading import load, source_of
@@ -101,21 +101,23 @@ class Store:
         self._driver = Driver(blob, consensus, self._merge, clock=clock, sleep=sleep)
         self._committer = Committer(self._driver, config, read_only=read_only)
         # Maintenance commits by itself: nobody who writes waits for a merge.
-        self._upkeep = Committer(self._driver, config, read_only=read_only)
+        beside = self._committer.session.beside()
+        self._upkeep = Committer(self._driver, config, read_only=read_only, session=beside)
         self._leases = Leases(self._committer, read_only=read_only, monotonic=monotonic)
         self._shared = Shared(
             self._committer, self._leases, blob, self._cache, self._pool, config, clock, audit=audit, location=location
         )
         self._catalog = Catalog(self._driver, self._committer.session)
         self._dropping = Dropping(self._catalog, self._committer)
-        self._accesses: dict[str, Access] = {}
+        self.handles = Handles()
+        """The collections that are open here."""
         self._lock = threading.Lock()
         self.maintenance = Maintenance(
-            self._upkeep.run, self._opened, free_bytes, others=self._others, monotonic=monotonic, sleep=sleep
+            self._upkeep.run, self.handles.all, free_bytes, others=self._others, monotonic=monotonic, sleep=sleep
         )
         """What looks after the collections."""
         self._committer.told.append(self._told)
-        self._committer.name_of = self._name_of
+        self._committer.name_of = self.handles.name_of
         self.heart = Heart(self._shared, self.engine)
         """What keeps alive what this process counts on."""
         self.heart.start()
@@ -187,14 +189,16 @@ class Store:
         """Take care of a collection that a transaction has created, perhaps in the place of another one."""
         if replace:
             self._dropping.close()
-        with self._lock:
-            self._accesses[access.id] = access
-        self._collection(access.name, access.entry)
+        self.handles.adopt(access)
 
     def collection(self, name: str) -> Collection:
         """Open a collection by its name; UnknownCollection if there is none."""
+        return self._found([name])[0]
+
+    def _found(self, names: Sequence[str]) -> list[Collection]:
+        """Collections by their names, all looked up at once."""
         self._committer.check_open()
-        return self._collection(name, self._catalog.find(name))
+        return [self._collection(*each) for each in zip(names, self._catalog.find_all(names), strict=True)]
 
     __getitem__ = collection
 
@@ -226,9 +230,7 @@ class Store:
 
         id = self._catalog.find(old).id
         self._catalog.change(partial(renamed, id, old, new))
-        with self._lock:
-            if id in self._accesses:
-                self._accesses[id].name = new
+        self.handles.rename(id, new)
 
     def drop(self, name: str, *, force: bool = False) -> bool:
         """Remove a collection; False if that was done before. Its name stays blocked: see `create`.
@@ -285,7 +287,7 @@ class Store:
     def transaction(self) -> Transaction:
         """Rows and seals for any number of collections, all of them or none: leave its `with` to commit."""
         self._committer.check_writable()
-        return Transaction(self.collection, self._committer, Nursery(self, self._shared, self._catalog))
+        return Transaction(self._found, self._committer, Nursery(self, self._shared, self._catalog))
 
     def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Moment) -> None:
         """Say of some collections, all or none, that nothing more comes before a time."""
@@ -301,7 +303,10 @@ class Store:
         timeout: float | None = WAIT_S,
     ) -> Cut:
         """Several collections as of one time; the largest that is complete in all of them, if none is named."""
-        found = [self.collection(each) if isinstance(each, str) else each for each in listed(collections)]
+        given = listed(collections)
+        names = [each for each in given if isinstance(each, str)]
+        by_name = dict(zip(names, self._found(names), strict=True))
+        found = [by_name[each] if isinstance(each, str) else each for each in given]
         return cut(found, as_of, timeout, multiplicity=multiplicity)
 
     # Maintenance.
@@ -391,7 +396,7 @@ class Store:
         self._committer.check_writable()
 
         # A handle that is open knows its collection by id, whatever it is called by now.
-        opened = next((access for access in self._opened() if access.name == name), None)
+        opened = next((access for access in self.handles.all() if access.name == name), None)
         id = opened.id if opened is not None else self._catalog.find(name).id
         if retain_ms is not None and self._committer.state(id).arity != 1:
             raise UsageError(NO_RETENTION)
@@ -401,22 +406,14 @@ class Store:
     def compact(self, id: str) -> None:
         """Merge a collection into one run."""
         self._committer.check_writable()
-        access = next((access for access in self._opened() if access.id == id), None)
+        access = self.handles.get(id)
         if access is None:
-            raise ClosedError(f"collection {self._name_of(id)} was dropped")
+            raise ClosedError(f"collection {self.handles.name_of(id)} was dropped")
         self.maintenance.compact(access)
 
     def _collection(self, name: str, entry: Entry) -> Collection:
         self._committer.check_open()
-        with self._lock:
-            access = self._accesses.get(entry.id)
-            if access is None:
-                access = self._accesses[entry.id] = Access(self._shared, name, entry)
-            for other in self._accesses.values():
-                if other.name == name:
-                    other.name = f"{name} ({other.id})"  # it had the name before
-            access.name, access.entry = name, entry
-        return Collection(access, self)
+        return Collection(self.handles.open(self._shared, name, entry), self)
 
     def check_replaceable(self, name: str) -> None:
         """A UsageError if somebody has a critical hold on what has a name: nobody could ever release it."""
@@ -424,17 +421,11 @@ class Store:
         if known is not None:
             self._dropping.check_unheld(name, known.id, f"drop it first with store.drop({name!r}, force=True)")
 
-    def _name_of(self, id: str) -> str:
-        """What people call a collection, or called it once."""
-        with self._lock:
-            access = self._accesses.get(id)
-        return access.name if access is not None else first_name(id)
-
     def _learn(self, names: Names) -> None:
         """Take over what others changed about collections that are open here: names, and how long history is kept."""
         self._shared.retain_ms = names.retain_ms
         for name, entry in names.entries.items():
-            if entry.id in self._accesses:
+            if entry.id in self.handles:
                 self._collection(name, entry)
 
     def _others(self) -> list[Access]:
@@ -444,12 +435,8 @@ class Store:
         if names.dropped:
             self._bury()
         return [
-            Access(self._shared, name, entry) for name, entry in names.entries.items() if entry.id not in self._accesses
+            Access(self._shared, name, entry) for name, entry in names.entries.items() if entry.id not in self.handles
         ]
-
-    def _opened(self) -> list[Access]:
-        with self._lock:
-            return list(self._accesses.values())
 
     def _schemas(self, collection: str) -> list[Schema]:
         return [decoded_schema(data) for data in self._upkeep.known(collection).schemas]
@@ -472,8 +459,8 @@ class Store:
     def _told(self, collections: set[str]) -> None:
         with self._shared.committed:
             self._shared.committed.notify_all()
-        self.maintenance.wake()
-        for access in filter(None, map(self._accesses.get, collections)):
+        self.maintenance.wake(collections)
+        for access in filter(None, map(self.handles.get, collections)):
             self.maintenance.bound(access)
 
     def _end_listeners(self) -> None:
@@ -487,7 +474,5 @@ class Store:
     def _bury(self) -> int:
         """Let the data of dropped collections go, as far as nobody reads it any more; blobs that went."""
         buried, gone = self._dropping.bury(self.maintenance, lambda id: Access(self._shared, id, Entry(id)))
-        with self._lock:
-            for id in buried:
-                self._accesses.pop(id, None)
+        self.handles.forget(buried)
         return gone

@@ -25,6 +25,9 @@ R = TypeVar("R")
 STORE_ATTEMPTS = 3
 """How often rows are put again: once because the state has no room, once because the writer was expired, once more."""
 
+SHARE_MAX = 16
+"""As many appends together may be as large inline as so many of them by themselves."""
+
 
 class Loose(NamedTuple):
     """Updates in order that belong to a collection, and are not durable yet."""
@@ -34,14 +37,18 @@ class Loose(NamedTuple):
     """The schema that they are written with."""
     schema: Schema
     table: pa.Table
+    share: int = 1
+    """Of how many appends: each of them might be inline."""
 
 
 Runs = tuple[Run, ...]
 
 
-def stored(access: Access, id: int, schema: Schema, table: pa.Table, commit: Callable[[Runs], R]) -> R:
+def stored(
+    access: Access, id: int, schema: Schema, table: pa.Table, commit: Callable[[Runs], R], *, share: int = 1
+) -> R:
     """Make rows durable and commit what points at them."""
-    return stored_together([Loose(access, id, schema, table)], lambda runs: commit(runs[0]))
+    return stored_together([Loose(access, id, schema, table, share)], lambda runs: commit(runs[0]))
 
 
 def stored_together(given: Sequence[Loose], commit: Callable[[list[Runs]], R]) -> R:
@@ -104,17 +111,18 @@ def count_appended(access: Access, runs: tuple[Run, ...], rows: int) -> None:
 
 
 def make_runs(
-    access: Access, id: int, schema: Schema, table: pa.Table, *, inline: bool = True
+    access: Access, id: int, schema: Schema, table: pa.Table, share: int = 1, *, inline: bool = True
 ) -> tuple[Runs, HollowBatch | None]:
     """Rows in order as a run: inline if it is tiny, else as parts; and the blobs to delete if it comes to nothing."""
     if table.num_rows == 0:
         return (), None
     config = access.config
-    if inline and table.nbytes <= 16 * config.inline_part_bytes:
+    most = config.inline_part_bytes * min(share, SHARE_MAX)
+    if inline and table.nbytes <= 16 * most:
         data = encode_inline(table)
         # Full by what is known already: the commit would only say so.
         fits = access.known().inline_bytes + len(data) <= config.inline_total_bytes
-        if fits and len(data) <= config.inline_part_bytes:
+        if fits and len(data) <= most:
             return (Run((inline_part(table, data),), Order.SORTED, id),), None
     writer = access.committer.writer(access.id)
     shared = access.shared

@@ -43,7 +43,9 @@ from timespine.model.frontier import Frontier
 class Transaction:
     """What is to happen together. Leave its `with` to commit it; raise to give it up."""
 
-    def __init__(self, find: Callable[[str], Collection], committer: Committer, nursery: Nursery) -> None:
+    def __init__(
+        self, find: Callable[[Sequence[str]], list[Collection]], committer: Committer, nursery: Nursery
+    ) -> None:
         self._find = find
         self._committer = committer
         self._nursery = nursery
@@ -116,8 +118,7 @@ class Transaction:
 
     def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Moment) -> None:
         """Say of some collections that nothing more comes before a time."""
-        for collection in listed(collections):
-            access = self._access(collection)
+        for access in self._accesses(listed(collections)):
             self._tell_seal(access, Frontier((access.time_of(upper),)))
 
     def expire(self, collection: str | Collection, before: Moment, *, ahead: bool = False) -> None:
@@ -139,7 +140,8 @@ class Transaction:
         if options.get("as_of") is not None:
             raise UsageError("a transaction relies on the newest rows: read others before it")
         access = self._access(collection)
-        rows = self._find(access.name).snapshot(**options)
+        (found,) = self._find([access.name])
+        rows = found.snapshot(**options)
         self.expect(collection, rows.upper if rows.upper is not None else Frontier.minimum(access.known().arity))
         return rows
 
@@ -210,13 +212,18 @@ class Transaction:
     # Inside.
 
     def _access(self, collection: str | Collection) -> Access:
+        return self._accesses([collection])[0]
+
+    def _accesses(self, collections: Sequence[str | Collection]) -> list[Access]:
+        """Collections, by name or as they are; names are looked up together."""
         self._check_open()
-        if isinstance(collection, Collection):
-            return collection._access
-        if not isinstance(collection, str):
-            raise UsageError(f"a transaction is about collections, by name or as they are, not {shown(collection)}")
-        expected = self._nursery.get(collection)
-        return (expected if expected is not None else self._find(collection))._access
+        for each in collections:
+            if not isinstance(each, str | Collection):
+                raise UsageError(f"a transaction is about collections, by name or as they are, not {shown(each)}")
+        given = [self._nursery.get(each) or each if isinstance(each, str) else each for each in collections]
+        names = [each for each in given if isinstance(each, str)]
+        found = iter(self._find(names) if names else ())
+        return [each._access if isinstance(each, Collection) else next(found)._access for each in given]
 
     def _check_open(self) -> None:
         if self._is_over:

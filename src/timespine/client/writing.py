@@ -150,9 +150,14 @@ def commit_next(
     access: Access, runs: tuple[Run, ...], rows: int, at: int, operation: str, together: Together = ()
 ) -> Committed:
     """Commit runs whose rows stand at one time, at that time or the next free one."""
-    command = AppendNext(HollowBatch(anywhere(1), rows, runs), at, None, operation, access.config.inline_total_bytes)
-    reply = commit_first(access, command, together)
+    reply = commit_first(access, next_of(access, runs, rows, at, operation), together)
     return Committed(reply.time, reply.upper, rows)
+
+
+def next_of(access: Access, runs: tuple[Run, ...], rows: int, at: int, operation: str = "append") -> AppendNext:
+    """The command that appends runs whose rows stand at one time, at that time or the next free one."""
+    batch = HollowBatch(anywhere(1), rows, runs)
+    return AppendNext(batch, at, None, operation, access.config.inline_total_bytes)
 
 
 def commit_first(access: Access, command: Command, together: Together) -> Any:

@@ -58,7 +58,7 @@ def consolidate_runs(table: pa.Table, order: Sequence[str], starts: Sequence[int
     if table.num_columns != len(order) + 1:
         raise UsageError(f"{len(order)} columns and a diff are not the {table.num_columns} columns of the table")
     rows = table.num_rows
-    if rows == 0:
+    if rows == 0 or (rows == 1 and table.column(DIFF)[0].as_py()):
         return table
     columns = [single(table.column(name)) for name in order]
     packed = pack(columns, rows, until_apart=True)

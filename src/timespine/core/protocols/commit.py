@@ -34,8 +34,8 @@ class Moved(Determinate):
     """What was to appear beside a group follows a head that is not the newest any more. Nothing was committed."""
 
 
-def enter(session: Session, collection: str) -> Protocol[State]:
-    """Register the session's committer and writer with a collection, once per session.
+def enter(session: Session, *collections: str) -> Protocol[None]:
+    """Register the session's committer and writer with some collections at once, once per session.
 
     SUBTLE: a session that was expired must not come back under the same id, or a
     group of it whose outcome is unknown could be applied twice. So this is done
@@ -44,11 +44,10 @@ def enter(session: Session, collection: str) -> Protocol[State]:
     yield from resolve(session)
     term = session.config.writer_lease_ms
     commands = (RegisterCommitter(session.committer, term), RegisterWriter(session.writer, term))
-    group = Group((Transaction(tuple((collection, each) for each in commands)),))
-    (reply,) = yield from commit_group(session, group)
-    if isinstance(reply, Refused):
-        raise_refusal(reply)
-    return session.state(collection)
+    group = Group(tuple(Transaction(tuple((name, each) for each in commands)) for name in collections))
+    for reply in (yield from commit_group(session, group)):
+        if isinstance(reply, Refused):
+            raise_refusal(reply)
 
 
 def raise_refusal(refused: Refused) -> NoReturn:

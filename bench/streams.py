@@ -1,0 +1,547 @@
+"""Streams: many writers, many collections, data out of order. Each work against the same work done the plain way.
+
+python -m bench.streams                                  everything, full sizes
+python -m bench.streams groups growth --quick            some of it, small: does it run, not how fast is it
+python -m bench.streams --json FILE --markdown docs/benchmarks.md
+
+    groups    appends per second of 8 and 64 threads, with and without group commit, and of 8 processes
+    seals     one seal of 1,000 collections, against sealing them one by one
+    growth    what a commit costs with 10 to 10,000 collections in the store
+    drain     unsealed batches that become part of the trace, and updates from write to compact
+    order     the same updates at random times by write and seal, and in order by append
+    latency   from the call that writes to the listener that has the row
+
+Everything is a folder with SQLite, each commit fsynced. What is compared runs in turns; what is
+printed is the median of the repetitions, their spread, and the ratio of ours to the other. Where it
+says so a figure is a rate, of which more is better; all others are times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+import timespine as ts
+from bench.report import machine, put_between
+from timespine.client import line
+from timespine.client.catalog import Entry, first_state, fresh_collection_id
+from timespine.columnar.schema import define
+from timespine.core.codec import encode_state
+from timespine.core.layers import Merging
+from timespine.core.protocols import maintain
+from timespine.location.consensus import Write
+
+ROOT = Path(__file__).parent.parent
+BEGIN, END = "<!-- streams: begin -->", "<!-- streams: end -->"
+KEY, VALUE = {"id": "int64"}, {"note": "string"}
+NOTE_BYTES = 92
+"""With its id, a row has 100 bytes."""
+RATES = ("appends per second", "batches per second", "updates per second")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything."""
+
+    seconds: float = 5.0
+    writers: tuple[int, ...] = (8, 64)
+    processes: int = 8
+    sealed: int = 1000
+    collections: tuple[int, ...] = (10, 100, 1000, 10_000)
+    appends: int = 300
+    batches: int = 1000
+    steps: int = 1000
+    rows: int = 100
+    events: int = 300
+
+
+QUICK = Sizes(0.3, (2, 4), 2, 20, (5, 20), 10, 20, 20, 10, 10)
+
+
+class Bench:
+    """One run."""
+
+    def __init__(self, folder: Path, sizes: Sizes, repeat: int) -> None:
+        self.folder, self.sizes, self.repeat = folder, sizes, repeat
+        self.found: list[dict[str, Any]] = []
+
+    def compare(self, work: str, **runs: Callable[[], dict[str, float]]) -> None:
+        """Run what is compared in turns, and print what was found. The first is ours."""
+        values: dict[str, dict[str, list[float]]] = {name: {} for name in runs}
+        for _ in range(self.repeat):
+            for name, run in runs.items():
+                for figure, value in run().items():
+                    values[name].setdefault(figure, []).append(value)
+        print(f"\n{work}", flush=True)
+        for name, figures in values.items():
+            for figure, each in figures.items():
+                row = {"work": work, "system": name, "figure": figure, "median": statistics.median(each), "all": each}
+                self.found.append(row)
+        for line_ in _lines([row for row in self.found if row["work"] == work]):
+            print(f"  {line_[0]:36} {line_[1]:26} {line_[2]:>12}  {line_[3]:26} {line_[4]}", flush=True)
+
+    @contextmanager
+    def store(self, *, maintenance: bool = True) -> Iterator[ts.Store]:
+        """A store of its own."""
+        path = self.folder / "store"
+        shutil.rmtree(path, ignore_errors=True)
+        with ts.open(path, maintenance=maintenance) as opened:
+            yield opened
+
+
+# Many writers.
+
+
+def groups(bench: Bench) -> None:
+    """Appends of one row of 100 bytes, by threads of one process, for some seconds."""
+    for writers in bench.sizes.writers:
+        bench.compare(
+            f"appends of one row by {writers} threads",
+            **{
+                "ours": lambda writers=writers: _appends(bench, writers, _as_rows),
+                "ours, Arrow tables": lambda writers=writers: _appends(bench, writers, _as_table),
+                "without group commit": lambda writers=writers: _alone(bench, writers),
+                "SQLite, a commit per row": lambda writers=writers: _sqlite(bench, writers),
+            },
+        )
+    many = bench.sizes.processes
+    bench.compare(
+        f"appends of one row by {many} processes of {bench.sizes.writers[0]} threads",
+        ours=lambda: _processes(bench, many, bench.sizes.writers[0]),
+    )
+
+
+def _as_rows(id: int, note: str) -> Any:
+    return [{"id": id, "note": note}]
+
+
+def _as_table(id: int, note: str) -> Any:
+    return pa.table({"id": [id], "note": [note]})
+
+
+def _appends(bench: Bench, writers: int, rows: Callable[[int, str], Any]) -> dict[str, float]:
+    with bench.store() as store:
+        log = store.create("log", key=KEY, value=VALUE, timeline="counter")
+        log.append(rows(-1, "first"))
+        figures, done = _written(writers, bench.sizes.seconds, lambda id, note: log.append(rows(id, note)))
+        _require(log.snapshot().count() == done + 1, "rows are missing, or there twice")
+    return figures
+
+
+def _alone(bench: Bench, writers: int) -> dict[str, float]:
+    """The same, where nobody shares a commit."""
+    most, line.GROUP_MAX = line.GROUP_MAX, 1
+    try:
+        return _appends(bench, writers, _as_rows)
+    finally:
+        line.GROUP_MAX = most
+
+
+def _sqlite(bench: Bench, writers: int) -> dict[str, float]:
+    """A table of SQLite, as durable: what one commit per row costs by itself."""
+    path = bench.folder / "rows.db"
+    path.unlink(missing_ok=True)
+    turn = threading.Lock()
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("CREATE TABLE log (id INTEGER, note TEXT)")
+
+        def insert(id: int, note: str) -> None:
+            with turn:
+                connection.execute("INSERT INTO log VALUES (?, ?)", (id, note))
+
+        figures, done = _written(writers, bench.sizes.seconds, insert)
+        _require(connection.execute("SELECT count(*) FROM log").fetchone() == (done,), "rows are missing")
+    return figures
+
+
+def _written(
+    writers: int, seconds: float, write: Callable[[int, str], Any], first: int = 0
+) -> tuple[dict[str, float], int]:
+    """Let threads write rows for some seconds: how many per second, how long one takes, and how many in all."""
+    notes = [np.random.default_rng(number).bytes(NOTE_BYTES // 2).hex() for number in range(64)]
+    times: list[list[float]] = [[] for _ in range(writers)]
+    began = time.perf_counter()
+
+    def work(writer: int) -> None:
+        id = first + writer
+        while (start := time.perf_counter()) < began + seconds:
+            write(id, notes[id % 64])
+            times[writer].append(time.perf_counter() - start)
+            id += writers
+
+    _in_threads([lambda writer=writer: work(writer) for writer in range(writers)])
+    lasted = time.perf_counter() - began
+    done = sum(map(len, times))
+    return {"appends per second": done / lasted, **_spread([each for some in times for each in some])}, done
+
+
+def _processes(bench: Bench, processes: int, writers: int) -> dict[str, float]:
+    with bench.store() as store:
+        log = store.create("log", key=KEY, value=VALUE, timeline="counter")
+        command = [sys.executable, "-m", "bench.streams", "--writer", store.location, str(writers)]
+        ports: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT}
+        started = [
+            subprocess.Popen([*command, str(number), str(bench.sizes.seconds)], **ports) for number in range(processes)
+        ]
+        for each in started:
+            each.stdout.readline()  # it is ready
+        for each in started:
+            each.stdin.write(b"go\n")
+            each.stdin.flush()
+        said = [msgspec.json.decode(each.communicate()[0], type=dict[str, float]) for each in started]
+        _require(log.snapshot().count() == sum(each.pop("done") for each in said), "rows are missing, or there twice")
+    figures = {figure: max(each[figure] for each in said) for figure in said[0]}
+    return {**figures, "appends per second": sum(each["appends per second"] for each in said)}
+
+
+def writer(location: str, writers: int, number: int, seconds: float) -> None:
+    """One of several processes that append."""
+    with ts.open(location) as store:
+        log = store["log"]
+        log.append(_as_rows(-1, "first"))
+        print("ready", flush=True)
+        sys.stdin.readline()
+        figures, done = _written(writers, seconds, lambda id, note: log.append(_as_rows(id, note)), number << 32)
+    print(json.dumps({**figures, "done": done + 1}))
+
+
+# Many collections.
+
+
+def seals(bench: Bench) -> None:
+    """One seal of many collections, each with something to seal."""
+    many = bench.sizes.sealed
+
+    def together(store: ts.Store, names: list[str]) -> None:
+        store.seal(names, 1)
+
+    def one_by_one(store: ts.Store, names: list[str]) -> None:
+        for name in names:
+            store.seal(name, 1)
+
+    def run(seal: Callable[[ts.Store, list[str]], None]) -> dict[str, float]:
+        with bench.store(maintenance=False) as store:
+            names = _created(store, many)
+        with ts.open(store.location, maintenance=False) as again:
+            first = _seconds(lambda: seal(again, names))
+            with again.transaction() as tx:
+                for name in names:
+                    tx.write(name, [{"id": 1, "note": "x"}], at=1)
+            sealed = _seconds(lambda: again.seal(names, 2) if seal is together else _each(again, names, 2))
+            _require(all(again[name].snapshot(as_of=1).count() == 1 for name in names[:20]), "a row is missing")
+        return {"first seal of a process": first, "seal": sealed}
+
+    bench.compare(
+        f"seal of {many:,} collections",
+        **{"ours": lambda: run(together), "one by one": lambda: run(one_by_one)},
+    )
+
+
+def _each(store: ts.Store, names: list[str], upper: int) -> None:
+    for name in names:
+        store.seal(name, upper)
+
+
+def growth(bench: Bench) -> None:
+    """What things cost in a store of more and more collections."""
+    for count in bench.sizes.collections:
+        bench.compare(f"a store of {count:,} collections", ours=lambda count=count: _grown(bench, count))
+
+
+def _grown(bench: Bench, count: int) -> dict[str, float]:
+    with bench.store(maintenance=False) as store:
+        names = _created(store, count)
+    figures: dict[str, float] = {}
+    opened: list[ts.Store] = []
+    figures["open"] = _seconds(lambda: opened.append(ts.open(store.location)))
+    with opened[0] as again:
+        figures["names()"] = _seconds(again.names)
+        figures["names() again"] = _seconds(again.names)
+        one = again[names[count // 2]]
+        one.append([{"id": 0, "note": "first"}])
+        figures |= _prefixed("append, one open", _spread(_appended(one, bench.sizes.appends)))
+        handles = [again[name] for name in names]
+        figures |= _prefixed("append, all open", _spread(_appended(one, bench.sizes.appends)))
+        some = handles[:: max(count // bench.sizes.appends, 1)]
+        for each in some:
+            each.append([{"id": 0, "note": "first"}])  # which registers the process with it
+        each_one = [seconds for each in some for seconds in _appended(each, 1)]
+        figures |= _prefixed("append, in turns", _spread(each_one))
+        figures["create"] = statistics.median(
+            _seconds(lambda name=name: again.create(name, key=KEY, value=VALUE)) for name in ("x", "y", "z")
+        )
+    return figures
+
+
+def _appended(collection: Any, times: int) -> list[float]:
+    return [_seconds(lambda id=id: collection.append([{"id": id, "note": "x" * NOTE_BYTES}])) for id in range(times)]
+
+
+def _created(store: ts.Store, count: int) -> list[str]:
+    """Many collections at once: their logs first, then all names in one change."""
+    schema = define(KEY, VALUE, (), 1)
+    entries = {name: Entry(fresh_collection_id(name), "counter") for name in (f"c{n:05}" for n in range(count))}
+    writes = [
+        Write(entry.id, None, encode_state(first_state(entry.id, 1, Merging.FUELED, schema.encode())))
+        for entry in entries.values()
+    ]
+    for start in range(0, count, 1000):
+        _require(store._driver.consensus.compare_and_set(writes[start : start + 1000]) is None, "an id is taken")
+    store._catalog.change(lambda names: msgspec.structs.replace(names, entries={**names.entries, **entries}))
+    return list(entries)
+
+
+# Ahead of the seal.
+
+
+def drain(bench: Bench) -> None:
+    """Batches that were written ahead of the seal become part of the trace, and then one run."""
+    count, rows = bench.sizes.batches, bench.sizes.rows
+
+    def run() -> dict[str, float]:
+        with bench.store(maintenance=False) as store:
+            log = store.create("log", key=KEY, value=VALUE, timeline="counter")
+            tables = [_table(np.arange(rows) + number * rows, number) for number in range(count)]
+            wrote = _seconds(lambda: [log.write(each) for each in tables])
+            sealed = _seconds(lambda: log.seal(count))
+            drained = _seconds(lambda: store._upkeep.run(log.id, lambda each: maintain.tidy_unsealed(each, log.id)))
+            _require(len(log._access.state().unsealed) == 0, "something was not drained")
+            merged = _seconds(lambda: log.compact(wait=True))
+            _require(log.snapshot().count() == count * rows, "rows are missing")
+        whole = wrote + sealed + drained + merged
+        return {
+            "drained and evicted, batches per second": count / drained,
+            "write to compact, updates per second": count * rows / whole,
+            "write of a batch": wrote / count,
+            "seal": sealed,
+            "drain and evict": drained,
+            "merge": merged,
+        }
+
+    bench.compare(f"{count:,} writes of {rows} rows, sealed, drained and merged", ours=run)
+
+
+def order(bench: Bench) -> None:
+    """The same updates, in order by append and at random times by write."""
+    steps, rows = bench.sizes.steps, bench.sizes.rows
+    times = np.repeat(np.arange(steps), rows)
+    shuffled = np.random.default_rng(7).permutation(len(times))
+
+    def in_order(log: Any) -> None:
+        for step in range(steps):
+            log.append(_table(np.arange(rows) + step * rows, step))
+
+    def out_of_order(log: Any) -> None:
+        for batch in np.split(shuffled, steps):
+            log.write(_table(batch, times[batch]))
+        for upper in range(steps // 10, steps + 1, max(steps // 10, 1)):
+            log.seal(upper)
+        log.seal(steps)
+
+    def run(ingest: Callable[[Any], None]) -> dict[str, float]:
+        with bench.store() as store:
+            log = store.create("log", key=KEY, value=VALUE, timeline="counter")
+            took = {"ingest": _seconds(lambda: ingest(log)), "read at once": _seconds(lambda: _read(log, steps))}
+            took["maintain"] = _seconds(store.maintain)
+            took["read after maintenance"] = _seconds(lambda: _read(log, steps))
+            _require(_read(log, steps // 2) == (steps // 2 + 1) * rows, "rows are at other times")
+        return {**took, "ingested, updates per second": steps * rows / took["ingest"]}
+
+    bench.compare(
+        f"{steps:,} steps of {rows} rows",
+        **{"ours": lambda: run(out_of_order), "in order, by append": lambda: run(in_order)},
+    )
+
+
+def _table(ids: Any, times: Any) -> pa.Table:
+    notes = pa.array(np.char.mod("%092d", ids).astype(object), pa.string())
+    return pa.table({"id": ids, "note": notes, "_time": np.broadcast_to(times, len(ids)).copy()})
+
+
+def _read(log: Any, before: int) -> int:
+    table = log.snapshot(as_of=min(before, log.upper.elements[0][0] - 1)).to_arrow()
+    return int(table.num_rows)
+
+
+# Listeners.
+
+
+def latency(bench: Bench) -> None:
+    """One row at a time, from the call that appends it to the listener that has it."""
+
+    def subscribed(log: Any, seen: Callable[[pa.Table], None]) -> Callable[[], Any]:
+        feed = log.subscribe(as_of=0, snapshot=False)
+
+        def listen() -> None:
+            for event in feed:
+                if event.rows is not None:
+                    seen(event.rows)
+
+        threading.Thread(target=listen, daemon=True).start()
+        return lambda: feed.close()
+
+    listeners = {"ours, subscribe": subscribed}
+    # A listener that is called back goes here: it is given the collection and what to call with rows, and gives back
+    # what ends it.
+    bench.compare(
+        f"{bench.sizes.events} rows, each from the call of append to the listener",
+        **{name: lambda listen=listen: _heard(bench, listen) for name, listen in listeners.items()},
+    )
+
+
+def _heard(bench: Bench, listen: Callable[[Any, Callable[[pa.Table], None]], Callable[[], Any]]) -> dict[str, float]:
+    heard: dict[int, float] = {}
+    told = threading.Condition()
+
+    def seen(rows: pa.Table) -> None:
+        with told:
+            heard.update((id, time.perf_counter()) for id in rows.column("id").to_pylist())
+            told.notify_all()
+
+    with bench.store() as store:
+        log = store.create("log", key=KEY, value=VALUE, timeline="counter")
+        log.append([{"id": -1, "note": "first"}])
+        end = listen(log, seen)
+        called, answered = [], []
+        for id in range(bench.sizes.events):
+            called.append(time.perf_counter())
+            log.append([{"id": id, "note": "x" * NOTE_BYTES}])
+            answered.append(time.perf_counter())
+            with told:
+                _require(told.wait_for(lambda id=id: id in heard, 60), "the listener heard nothing")
+        end()
+    figures = _prefixed("from the call", _spread([heard[id] - each for id, each in enumerate(called)]))
+    return figures | _prefixed(
+        "from the answer", _spread([max(heard[id] - each, 0) for id, each in enumerate(answered)])
+    )
+
+
+# How it is told.
+
+
+def _spread(times: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    return {"p50": ordered[len(ordered) // 2], "p99": ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)]}
+
+
+def _prefixed(what: str, figures: dict[str, float]) -> dict[str, float]:
+    return {f"{what}, {name}": value for name, value in figures.items()}
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise RuntimeError(f"wrong answer: {otherwise}")
+
+
+def _in_threads(works: Sequence[Callable[[], None]]) -> None:
+    failures: list[BaseException] = []
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    if failures:
+        raise failures[0]
+
+
+def _lines(rows: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str, str]]:
+    """Figure, system, median, spread, and how ours compares: by the first system of the same work."""
+    for figure in dict.fromkeys(row["figure"] for row in rows):
+        same = [row for row in rows if row["figure"] == figure]
+        for row in same:
+            shown = [_shown(figure, value) for value in (row["median"], min(row["all"]), max(row["all"]))]
+            ratio = f"{same[0]['median'] / row['median']:.2f}" if row is not same[0] and row["median"] else ""
+            yield figure, row["system"], shown[0], f"{shown[1]} - {shown[2]}", ratio
+
+
+def _shown(figure: str, value: float) -> str:
+    if figure.endswith(RATES):
+        return f"{value:,.0f}"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """All figures as tables."""
+    about = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
+    sizes = "quick sizes: not for comparison" if report["quick"] else "full sizes"
+    lines = [f"Measured {report['when']} ({sizes}, repetitions: {report['repeat']}) on: {about}."]
+    for work in dict.fromkeys(row["work"] for row in report["found"]):
+        lines += ["", f"**{work[:1].upper()}{work[1:]}**", "", "| figure | | median | spread | ours / other |"]
+        lines += ["| --- | --- | --- | --- | --- |"]
+        lines += [f"| {' | '.join(each)} |" for each in _lines([row for row in report["found"] if row["work"] == work])]
+    return "\n".join(lines) + "\n"
+
+
+WORKS = {each.__name__: each for each in (groups, seals, growth, drain, order, latency)}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.streams", description=__doc__.splitlines()[0])
+    parser.add_argument("works", nargs="*", help=f"of {', '.join(WORKS)}; all of them by default")
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it run, not how fast is it")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--dir", type=Path, help="where the stores are made")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--from", dest="source", type=Path, help="figures that were measured before")
+    parser.add_argument("--markdown", type=Path, help="a page with the marks to put the tables between")
+    parser.add_argument("--writer", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.writer:
+        location, writers, number, seconds = options.writer
+        writer(location, int(writers), int(number), float(seconds))
+        return
+    unknown = [each for each in options.works if each not in WORKS]
+    if unknown:
+        parser.error(f"no such work: {unknown[0]}")
+    report = json.loads(options.source.read_text()) if options.source else _measured(options)
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.markdown:
+        put_between(options.markdown, BEGIN, END, markdown(report))
+
+
+def _measured(options: argparse.Namespace) -> dict[str, Any]:
+    when = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+    about = {"when": when, "machine": machine(), "quick": options.quick, "repeat": options.repeat}
+    with tempfile.TemporaryDirectory(prefix="bench-streams-", dir=options.dir) as folder:
+        bench = Bench(Path(folder), QUICK if options.quick else Sizes(), options.repeat)
+        for name in options.works or WORKS:
+            WORKS[name](bench)
+    return {**about, "found": bench.found}
+
+
+if __name__ == "__main__":
+    main()
