@@ -5,7 +5,10 @@
     update_preimage                     says nothing that the others do not
 
 A key may come several times if something says which one is the last: the column that
-is named as the sequence. Without one, a key that comes twice is an error.
+is named as the sequence. Without one, a key that comes twice is an error. Of changes of
+a key that are last together, a row that comes wins over one that goes: that is how a
+change feed gives an update whose images it cannot pair. Two different rows that come
+are an error.
 """
 
 from __future__ import annotations
@@ -22,9 +25,6 @@ from timespine.columnar.rows import conform
 from timespine.columnar.schema import Schema
 from timespine.errors import UsageError, shown
 from timespine.spark.building import refuse_null_keys
-
-APPEND, UPSERT, DELETE = "append", "upsert", "delete"
-"""How rows of a stream are written: added, by key, or as keys of what goes."""
 
 COMES = ("insert", "update_postimage", "upsert", "update")
 GOES = ("delete",)
@@ -64,14 +64,33 @@ def latest(rows: pa.Table, schema: Schema, sequence: str | None) -> pa.Table:
     if sequence is not None:
         if frame[sequence].null_count():
             raise UsageError(f"column {sequence} says which change is the last, and has nulls: fill them")
-        return frame.sort(sequence, maintain_order=True).unique(keys, keep="last").to_arrow()
+        return _last(frame, keys, sequence).to_arrow()
     repeats = len(frame) - frame.select(keys).n_unique()
     if repeats:
         raise UsageError(
             f"{repeats} rows repeat the key of another one: give each key once, "
-            "or name the column that says which one is the last (sequenceBy)"
+            "or name the column that says which one is the last (sequenceBy; in a change feed that is _commit_version)"
         )
     return frame.to_arrow()
+
+
+def _last(frame: pl.DataFrame, keys: list[str], sequence: str) -> pl.DataFrame:
+    """Of every key, what comes last by its sequence."""
+    ordered = frame.sort(sequence, maintain_order=True)
+    last = ordered.filter(pl.col(sequence) == pl.col(sequence).last().over(keys))
+    if CHANGE_TYPE in last.columns:
+        comes = ~pl.col(CHANGE_TYPE).is_in(GOES)
+        last = last.filter(comes | ~comes.any().over(keys))
+    once = last.unique(keys, keep="last", maintain_order=True)
+    if len(once) < len(last):
+        coming = last if CHANGE_TYPE not in last.columns else last.filter(comes).drop(CHANGE_TYPE)
+        ties = coming.unique().height - coming.select(keys).n_unique()
+        if ties:
+            raise UsageError(
+                f"{ties} rows repeat the key and the {sequence} of another one, and differ: "
+                "it must say which one is the last"
+            )
+    return once
 
 
 def _check_columns(rows: pa.Table, schema: Schema, sequence: str | None) -> None:

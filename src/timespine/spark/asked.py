@@ -14,8 +14,8 @@ from timespine.client.driver import fresh_id
 from timespine.client.moments import to_ms
 from timespine.client.rows import Rows, Updates
 from timespine.core.transitions import ExpireReader, RegisterReader
-from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
+from timespine.spark.names import free_name
 from timespine.spark.options import Options
 from timespine.spark.place import place_of
 from timespine.spark.reading import partitions_of, shape_of
@@ -91,15 +91,11 @@ def rows_of(collection: Collection, options: Options, until: tuple[int, ...] | N
     condition = options.text("where")
     columns = options.names("columns")
     if options.flag("readUpdates"):
-        if options.is_feed or options.as_of is not None:
-            raise UsageError("readUpdates gives every update that there is: leave out other times")
         return collection.updates(until=None if until is None else _given(until), columns=columns, where=condition)
     if not options.is_feed:
         as_of = options.as_of if until is None else _given(until)
         multiplicity = options.text("multiplicity") or "rows"
         return collection.snapshot(as_of, columns=columns, where=condition, multiplicity=multiplicity)
-    if options.as_of is not None:
-        raise UsageError("changes are between startingVersion and endingVersion: leave out asOf")
     last = options.ending if until is None else _given(until)
     return collection.changes(_before(options.starting), last, columns=columns, where=condition)
 
@@ -115,7 +111,8 @@ def _schema(rows: Rows) -> pa.Schema:
         return feed_schema(rows.columns_of, rows._wanted.columns)
     schema = carried_schema(rows.schema)
     if isinstance(rows, Updates):
-        schema = schema.append(pa.field(SINCE, pa.int64())).append(pa.field(UPPER, pa.int64()))
+        for name in (SINCE, UPPER):
+            schema = schema.append(pa.field(free_name(name, schema.names), pa.int64()))
     return schema
 
 

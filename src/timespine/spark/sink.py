@@ -22,12 +22,12 @@ from timespine.client.access import Access
 from timespine.client.changes import CHANGE_TYPE
 from timespine.client.writing import Committed, Together
 from timespine.columnar.schema import Schema
-from timespine.errors import AlreadyIn, UsageError, shown
-from timespine.spark.applying import APPEND, DELETE, UPSERT, apply
+from timespine.errors import AlreadyIn, UsageError
+from timespine.spark.applying import apply
 from timespine.spark.building import Building, append_rows, sent
 from timespine.spark.job import Sent, delete_sent, gathered
 from timespine.spark.opened import collection_of
-from timespine.spark.options import Options
+from timespine.spark.options import APPEND, DELETE, Options
 from timespine.spark.place import place_of
 from timespine.spark.sinks import Sink, query_in
 from timespine.spark.types import brought_back, check_frame
@@ -113,11 +113,12 @@ class StreamSink(_Writing, DataSourceStreamArrowWriter):
         given = [message for message in messages if message is not None]
         checkpoint = query_in(self._options.text("checkpointLocation"))
         query = next((message.query for message in given if message.query), checkpoint)
-        sink = Sink(self._options.text("sinkId"), query)
+        sink = Sink(self._options.text("sinkId"), query, self._options.number("firstBatch") or 0)
         access = self._access()
         try:
             if not sink.is_in(access.state(), batchId):
-                self._commit(given, (sink.commit(batchId),))
+                if self._commit(given, (sink.commit(batchId),)) is None:
+                    sink.begin(access, batchId)
                 return
         except AlreadyIn:
             pass
@@ -137,8 +138,6 @@ def writing_of(options: Options, schema: StructType, *, overwrite: bool) -> tupl
     access = collection_of(options.target)._access
     id, known = access.schema(access.state())
     mode = options.text("mode") or APPEND
-    if mode not in (APPEND, UPSERT, DELETE):
-        raise UsageError(f"option mode is append, upsert or delete, not {shown(mode)}")
     sequence = options.text("sequenceBy")
     extra = known.system_names if mode == APPEND else tuple(filter(None, (CHANGE_TYPE, sequence)))
     given = schema if mode != DELETE else StructType([each for each in schema.fields if each.name in known.key_names])

@@ -40,6 +40,7 @@ UPDATES = "updates"
 """Every update with its time, and with since and upper, so that whoever sums them can see what may be asked."""
 
 SINCE, UPPER = "_since", "_upper"
+"""The last columns of updates, unless the user has columns of these names."""
 
 INSERT, DELETE = "insert", "delete"
 PRE = "update_preimage"
@@ -119,7 +120,7 @@ def _shaped(reading: Reading, slice: Slice, tables: Iterator[pa.Table]) -> Itera
         yield from tables
     elif reading.shape == UPDATES:
         for table in tables:
-            for name, end in zip((SINCE, UPPER), reading.ends, strict=True):
+            for name, end in zip(reading.schema.names[-2:], reading.ends, strict=True):
                 table = table.append_column(name, pa.repeat(pa.scalar(end, pa.int64()), table.num_rows))
             yield table
     elif found := list(tables):
