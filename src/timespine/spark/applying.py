@@ -8,7 +8,7 @@ A key may come several times if something says which one is the last: the column
 is named as the sequence. Without one, a key that comes twice is an error. Of changes of
 a key that are last together, a row that comes wins over one that goes: that is how a
 change feed gives an update whose images it cannot pair. Two different rows that come
-are an error.
+are an error. (Changes of a change log, by its `_sequence`, count in the order of lines.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.access import Access
-from timespine.client.changes import CHANGE_TYPE
 from timespine.client.changing import Difference, Present, change
 from timespine.client.writing import Committed, Together
 from timespine.columnar.keyset import KeySet
@@ -25,10 +24,7 @@ from timespine.columnar.rows import conform
 from timespine.columnar.schema import Schema
 from timespine.errors import UsageError, shown
 from timespine.spark.building import refuse_null_keys
-
-COMES = ("insert", "update_postimage", "upsert", "update")
-GOES = ("delete",)
-PASSED_OVER = ("update_preimage",)
+from timespine.spark.kinds import CHANGE_TYPE, COMES, COMMIT_VERSION, GOES, PASSED_OVER, SEQUENCE
 
 
 def apply(access: Access, rows: pa.Table, sequence: str | None, together: Together = ()) -> Committed:
@@ -68,8 +64,8 @@ def latest(rows: pa.Table, schema: Schema, sequence: str | None) -> pa.Table:
     repeats = len(frame) - frame.select(keys).n_unique()
     if repeats:
         raise UsageError(
-            f"{repeats} rows repeat the key of another one: give each key once, "
-            "or name the column that says which one is the last (sequenceBy; in a change feed that is _commit_version)"
+            f"{repeats} rows repeat the key of another one: give each key once, or name the column that says which one "
+            f"is the last (sequenceBy; in a change feed that is {COMMIT_VERSION})"
         )
     return frame.to_arrow()
 
@@ -77,7 +73,9 @@ def latest(rows: pa.Table, schema: Schema, sequence: str | None) -> pa.Table:
 def _last(frame: pl.DataFrame, keys: list[str], sequence: str) -> pl.DataFrame:
     """Of every key, what comes last by its sequence."""
     ordered = frame.sort(sequence, maintain_order=True)
-    last = ordered.filter(pl.col(sequence) == pl.col(sequence).last().over(keys))
+    if sequence == SEQUENCE:  # lines of a change log, which count in the order in which they stand
+        return ordered.unique(keys, keep="last")
+    last = ordered.filter(pl.col(sequence).eq_missing(pl.col(sequence).last().over(keys)))
     if CHANGE_TYPE in last.columns:
         comes = ~pl.col(CHANGE_TYPE).is_in(GOES)
         last = last.filter(comes | ~comes.any().over(keys))

@@ -91,7 +91,7 @@ def changed(changing: Changing) -> Callable[[Batches], Batches]:
     """For `mapInArrow` over rows, all of one key in one partition: the batches that change the collection to them."""
 
     def build(batches: Batches) -> Batches:
-        return _sent(lambda: _change(changing, batches))
+        return _sent(lambda: change_rows(changing, batches))
 
     return build
 
@@ -128,7 +128,7 @@ def _finished(building: Building, builder: BatchBuilder) -> bytes | None:
     return encode_batch(batch, building.collection, building.schema.arity) if batch.runs else None
 
 
-def _change(changing: Changing, batches: Batches) -> tuple[bytes | None, int]:
+def change_rows(changing: Changing, batches: Batches) -> tuple[bytes | None, int]:
     """What changes the rows that are there to those of a partition, as a batch."""
     building = changing.building
     schema = building.schema

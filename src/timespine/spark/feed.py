@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from timespine.client.access import Access
 from timespine.client.changes import Changes
@@ -30,7 +31,7 @@ from timespine.core.state import State
 from timespine.core.transitions import ReleaseHold
 from timespine.errors import UsageError, shown
 from timespine.model.frontier import Frontier
-from timespine.spark.asked import feed, planned
+from timespine.spark.asked import columns_of, planned
 from timespine.spark.opened import collection_of
 from timespine.spark.options import Options
 from timespine.spark.tasks import read_partition
@@ -44,8 +45,10 @@ NOTHING = -1
 class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The changes of a collection, micro-batch by micro-batch."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, promised: StructType | None = None) -> None:
         self._options = options
+        self._promised = promised
+        """The columns that the stream gives, whatever becomes of the schema meanwhile."""
         self._under_way: dict[int, Changes] = {}
         """What is being read, by its end: it holds its blobs until the batch is done."""
         self._taken: set[str] = set()
@@ -133,9 +136,11 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         collection = self._followed(end)
         self._take_hold(end, after if after > NOTHING else until)
-        changes = feed(collection, after if after > NOTHING else None, until, self._options)
+        columns = columns_of(collection.schema, self._options, self._promised)
+        where = self._options.text("where")
+        changes = collection.changes(after if after > NOTHING else None, until, columns=columns, where=where)
         self._under_way[until] = changes
-        made = planned(changes, self._options.number("partitions"), is_feed=self._options.is_feed)
+        made = planned(changes, self._options.number("partitions"), self._promised, is_feed=self._options.is_feed)
         return [InputPartition((made.reading, data)) for data in made.slices]
 
     def _take_hold(self, end: Offset, since: int) -> None:

@@ -26,7 +26,7 @@ from timespine.client.store import Store
 from timespine.columnar.schema import DIFF
 from timespine.columnar.slice import Slice, read
 from timespine.errors import UsageError
-from timespine.spark.asked import lease
+from timespine.spark.leases import lease
 from timespine.spark.names import free_name, quoted
 from timespine.spark.place import Place, place_of
 from timespine.spark.row_text import json_of
@@ -40,8 +40,6 @@ CHANGES = "timespine_changes"
 CHANGES_DDL = "row string, _diff bigint, _commit_version bigint"
 FOR_EVER = (1 << 63) - 1
 """The upper of a collection that is closed."""
-LEASE_MS = 60 * 60_000
-"""How long `timespine_changes` can be asked after it was registered: it reads what there was then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ def _known(collection: Collection) -> Known | None:
     """The collection as it is now, under a lease of a fixed term; None if nothing of it is complete."""
     access = collection._access
     state = access.state()
-    lease(access, state.since, LEASE_MS)
+    lease(access, state.since)
     with collection.snapshot() as rows:
         slices = rows.slices(1)
         if not slices or rows.since is None or rows.upper is None:

@@ -22,6 +22,7 @@ from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 from timespine.spark.building import DDL, appended, refuse_null_keys
 from timespine.spark.job import Job, Sent
+from timespine.spark.names import quoted
 from timespine.spark.types import brought_back, check_frame
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def built(frame: DataFrame, schema: Schema, task: Any) -> list[Sent]:
     """What tasks make of the rows, which are dealt out to them by ranges of the key."""
     names = [name for name in schema.order_names if not is_nested(schema.types[name]) and name in frame.columns]
     keys = names[: len(schema.key) + len(schema.cluster)] if schema.key else names
-    ranged = frame.repartitionByRange(*keys) if keys else frame
+    ranged = frame.repartitionByRange(*map(quoted, keys)) if keys else frame
     sent = ranged.mapInArrow(task, DDL).toArrow()
     return [Sent(row["batch"], row["rows"], row["error"]) for row in sent.to_pylist()]
 
