@@ -221,3 +221,16 @@ def test_a_stream_may_find_its_checkpoint_in_the_settings_of_the_session(items, 
     message.query = "query"
     sink.commit([message], 0)
     assert items._access.state().sinks == {"query": 0}
+
+
+def test_updates_end_with_since_and_upper(items, store):
+    """Their names are those of no column of the user's, whatever these are called."""
+    assert source(store, readUpdates="true").schema().names[-2:] == ["_since", "_upper"]
+    wanted = StructType([*KEYS, StructField("a", IntegerType()), StructField("b", IntegerType())])
+    with pytest.raises(UsageError, match="updates end with the columns _since and _upper"):
+        source(store, readUpdates="true").reader(wanted).partitions()
+    read = loaded(store, readUpdates="true")
+    items.evolve(add={"_since": "int64"})
+    assert source(store, readUpdates="true").schema().names[-2:] == ["_since_", "_upper"]
+    with pytest.raises(UsageError):
+        read()

@@ -272,7 +272,7 @@ def test_mistakes_are_said_before_anything_is_written(orders, copy, store, spark
     for wrong, says in (
         ({"mode": "merge"}, "append, upsert or delete"),
         ({"sequenceBy": "nothing"}, "nothing"),
-        ({"modes": "upsert"}, "no option modes"),
+        ({"modes": "upsert"}, "no option .modes"),
     ):
         with pytest.raises(PySparkException, match=says):
             to_sink(frame, store, tmp_path / says[:6], **wrong)

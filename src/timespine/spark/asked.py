@@ -96,6 +96,8 @@ def planned(
     if isinstance(rows, Updates):
         shape = UPDATES
     if promised is not None:
+        if isinstance(rows, Updates) and promised.names[-2:] != schema.names[-2:]:
+            raise UsageError(f"updates end with the columns {' and '.join(schema.names[-2:])}: load them again")
         schema = pa.schema([schema.field(name) for name in promised.names])
     reading = Reading(place_of(rows._access), shape, schema, *_version(rows), _ends(rows))
     return Planned(reading, [slice.encode() for slice in slices])

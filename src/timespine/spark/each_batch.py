@@ -65,8 +65,10 @@ class EachBatch:
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         access = self.collection._access
-        known = Sink(self.sink, _property(frame, "sql.streaming.queryId"), self.first_batch)
-        _refuse_twice(self.collection, known, batch, self.run or _property(frame, "spark.jobGroup.id"))
+        query = _property(frame, "sql.streaming.queryId")
+        known = Sink(self.sink, query, self.first_batch)
+        run = _property(frame, "spark.jobGroup.id") if query is not None else self.run
+        _refuse_twice(self.collection, known, batch, run)
         committed = None
         try:
             if not known.is_in(access.state(), batch):
@@ -75,6 +77,7 @@ class EachBatch:
                     known.begin(access, batch)
         except AlreadyIn:
             pass
+        _written_last[self.collection.id, known.record] = (batch, run)
         if self.done is not None:
             self.done(batch, committed)
 
@@ -104,7 +107,7 @@ def _unpickled(target: Target, id: str, mode: str, sink: str | None, *rest: Any)
     return replace(EachBatch(collection, mode, sink, *rest), run=f"process {os.getpid()}")
 
 
-_written_last: dict[tuple[str, str], tuple[int, str]] = {}
+_written_last: dict[tuple[str, str], tuple[int, str | None]] = {}
 """Of every sink of a collection, the batch that came last to this process, and in which run of its query."""
 
 
@@ -114,15 +117,11 @@ def _refuse_twice(collection: Collection, sink: Sink, batch: int, run: str | Non
     SUBTLE: by the record alone it looks like a batch that is in already, and its rows would be passed over. In another
     run of the query it is one (test_streams.py).
     """
-    if run is None:
-        return
-    key = (collection.id, sink.record)
-    if _written_last.get(key) == (batch, run):
+    if run is not None and _written_last.get((collection.id, sink.record)) == (batch, run):
         raise UsageError(
             f"batch {batch} was written to {collection.name} already, by another helper or another call: "
             "give each of them a name of its own, foreach_batch(collection, ..., sink='...')"
         )
-    _written_last[key] = (batch, run)
 
 
 def _written(
