@@ -38,6 +38,8 @@ PATH = {"path": "/a/b"}
         (READ, {"startingVersion": "1", "asOf": "1"}, "option asOf is for spark.read;"),
         (READ, {"readChangeFeed": "true", "multiplicity": "column"}, "option multiplicity is for spark.read;"),
         (READ, {"readChangeFeed": "false", "startingVersion": "1"}, "leave out one"),
+        (READ, {"startingVersion": "2", "endingVersion": "1"}, "the later one is the ending one"),
+        (READ, {"startingTimestamp": "2026-01-02", "endingTimestamp": "2026-01-01"}, "the later one"),
         (READ, {"startingVersion": "1", "startingTimestamp": "2026-01-01"}, "same thing"),
         (STREAM, {"endingVersion": "1"}, "option endingVersion is for spark.read of changes"),
         (STREAM, {"asOf": "0"}, "option asOf is for spark.read;"),
@@ -94,6 +96,12 @@ def test_every_option_has_a_place_and_bad_flags_and_numbers_are_refused_in_all_o
 @pytest.mark.parametrize("path", ["/a/b/c", "file:/a/b/c", "file:///a/b/c", "/a/b/c/", "/a/b//c"])
 def test_a_path_may_be_written_as_the_url_of_a_file(path):
     assert Options({"path": path}).target == Target("/a/b", "c")
+
+
+def test_a_collection_must_be_named():
+    for wrong, says in (({}, "say which collection"), ({"path": "orders"}, "not the folder")):
+        with pytest.raises(UsageError, match=says):
+            _ = Options(wrong).target
 
 
 def test_a_store_that_is_not_in_a_folder_is_refused():

@@ -99,6 +99,14 @@ def test_a_stream_goes_on_with_the_columns_that_it_began_with(items, store):
     reader.stop()
 
 
+def test_a_feed_of_some_columns_has_those_of_the_key_too(items, store):
+    items.upsert([{"id": 1, "a": 10, "b": 21}])
+    (made,) = loaded(store, readChangeFeed="true", columns="b", endingVersion="0")()
+    assert (made["id"], made["b"], made["_change_type"], "a" in made) == (1, 20, "insert", False)
+    with pytest.raises(UsageError, match="there is no column 'nope'"):
+        loaded(store, readChangeFeed="true", columns="nope")
+
+
 def test_a_schema_of_the_users_own_chooses_columns(items, store):
     wanted = StructType([StructField("b", IntegerType()), StructField("id", LongType())])
     reader = source(store).reader(wanted)

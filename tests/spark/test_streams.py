@@ -379,24 +379,3 @@ def test_foreach_batch_is_exactly_once_and_tells_what_it_did(orders, copy, store
     for wrong in ({"mode": "x"}, {"sequence_by": "id"}):
         with pytest.raises(UsageError):
             foreach_batch(copy, **wrong)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({}, "say which collection"),
-        ({"path": "orders"}, "not the folder"),
-        ({"path": "/a/b", "asOf": "1", "versionAsOf": "2"}, "same thing"),
-        ({"path": "/a/b", "asOf": "soon"}, "is a time such as"),
-        ({"path": "/a/b", "partitions": "many"}, "whole number"),
-        ({"path": "/a/b", "readChangeFeed": "maybe"}, "true or false"),
-        ({"path": "/a/b", "asof2": "1"}, "no option"),
-    ],
-)
-def test_options_are_checked(options, says):
-    def looked_at():
-        made = Options(options)
-        return made.target, made.as_of, made.number("partitions"), made.flag("readChangeFeed")
-
-    with pytest.raises(UsageError, match=says):
-        looked_at()

@@ -11,7 +11,7 @@ import pyarrow as pa
 from timespine.client.changes import Changes
 from timespine.client.collection import Collection
 from timespine.client.rows import Rows, Updates
-from timespine.columnar.schema import Schema, is_reserved
+from timespine.columnar.schema import Schema, is_reserved, shown_names
 from timespine.errors import UsageError, shown
 from timespine.model.frontier import Frontier
 from timespine.spark.leases import lease
@@ -37,8 +37,11 @@ class Planned:
 def schema_of(collection: Collection, options: Options) -> pa.Schema:
     """The columns that a read with these options gives, in types that Spark takes."""
     if options.is_feed:
-        schema = collection.schema
-        return feed_schema(schema, options.names("columns") or schema.names)
+        schema, columns = collection.schema, options.names("columns")
+        missing = [name for name in columns or () if name not in schema.names]
+        if missing:
+            raise UsageError(f"there is no column {shown(missing[0])}; there are: {shown_names(schema.names)}")
+        return feed_schema(schema, columns or schema.names)
     with rows_of(collection, options, options.names("columns")) as rows:
         return _schema(rows)
 
@@ -49,6 +52,8 @@ def columns_of(schema: Schema, options: Options, promised: StructType | None) ->
     The schema may have changed since it was made: what was added is left out, and what is not as it was is an error.
     """
     asked = options.names("columns")
+    if asked is not None and options.is_feed and schema.key:
+        asked = list(dict.fromkeys((*schema.key_names, *asked)))  # a feed pairs images by key, and gives it
     if promised is None:
         return asked
     given = promised.fields[:-2] if options.flag("readUpdates") else promised.fields

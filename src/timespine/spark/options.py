@@ -138,6 +138,9 @@ class Options:
             asked = next((each for each in _OF_FEEDS if self.text(each) is not None), None)
             if asked is not None:
                 raise UsageError(f"option {asked} asks for changes, and readChangeFeed=false for rows: leave out one")
+        first, last = self.starting, self.ending
+        if type(first) is type(last) and first is not None and last < first:  # type: ignore[operator]
+            raise UsageError(f"changes from {first} to {last}: the later one is the ending one")
         if self.flag("readUpdates"):
             other = next(
                 (each for each in ("asOf", "versionAsOf", "timestampAsOf", "multiplicity") if self.text(each)), None
