@@ -55,6 +55,13 @@ def test_two_different_rows_that_come_last_together_are_an_error():
             latest(changes(*order).drop_columns(["_change_type"]), SCHEMA, "n")
 
 
+def test_lines_of_a_change_log_count_in_the_order_in_which_they_stand():
+    rows = changes((1, "a", "delete", 0), (1, "b", "insert", 0), (2, "a", "insert", 0), (2, "a", "delete", 0))
+    rows = rows.rename_columns(["id", "name", "_change_type", "_sequence"])
+    found = {row["id"]: row["_change_type"] for row in latest(rows, SCHEMA, "_sequence").to_pylist()}
+    assert found == {1: "insert", 2: "delete"}
+
+
 def test_the_same_row_twice_is_one_and_ties_before_the_last_do_not_matter():
     rows = [(1, "a", "insert", 3), (1, "a", "update_postimage", 3), (1, "x", "insert", 2), (1, "y", "insert", 2)]
     (found,) = last(changes(*rows))

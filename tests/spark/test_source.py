@@ -113,34 +113,32 @@ def test_a_schema_of_the_users_own_chooses_columns(items, store):
     assert given(reader, reader.partitions()) == [{"b": 20, "id": 1}]
 
 
-def test_reads_that_are_planned_soon_after_each_other_share_a_lease(items, store):
-    seconds = [0.0]
-    store._shared.monotonic = lambda: seconds[0]
-    asked = Options({"path": "/a/b"})
-    items.append([{"id": 2, "a": 1, "b": 2}])
+def test_reads_that_are_planned_soon_after_each_other_share_a_lease(tmp_path):
+    seconds = [1_000_000.0]
+    with ts.open(tmp_path / "store", maintenance=False, clock=lambda: seconds[0]) as store:
+        items = store.create("items", key={"id": "int64"}, timeline="counter")
+        items.append([{"id": 1}])
+        items.append([{"id": 2}])
 
-    def readers():
-        return len([each for each in items._access.state().readers if each.startswith("rs")])
+        def after(*options):
+            for each in options:
+                plan(items, Options({"path": "/a/b", **each}))
+            return len([each for each in items._access.state().readers if each.startswith("rs")])
 
-    for _ in range(5):
-        plan(items, asked)
-    assert readers() == 1
-    plan(items, Options({"path": "/a/b", "asOf": "0"}))  # from before the others
-    assert readers() == 2
-    plan(items, asked)
-    assert readers() == 2
-    plan(items, Options({"path": "/a/b", "lease": "2 hours"}))
-    assert readers() == 3
-    seconds[0] = 299.0  # a twelfth of an hour: the lease was taken for so much more than its term
-    plan(items, asked)
-    assert readers() == 3
-    seconds[0] = 301.0
-    plan(items, asked)
-    assert readers() == 4
-    assert {each.term_ms for each in items._access.state().readers.values()} >= {65 * 60_000, 130 * 60_000}
-    assert drop_reads(items) == 4
-    plan(items, asked)
-    assert readers() == 1
+        assert after({}, {}, {}, {}) == 1
+        assert after({"asOf": "0"}) == 2  # from before the other
+        assert after({}, {"asOf": "0"}, {"lease": "10 min"}) == 2
+        seconds[0] += 299  # a twelfth of an hour: a lease is taken for so much more than its term
+        assert after({}) == 2
+        seconds[0] += 2
+        assert after({}) == 3
+        assert after({"lease": "2 hours"}) == 4
+        with ts.open(tmp_path / "store", maintenance=False, clock=lambda: seconds[0]) as other:
+            plan(other.collection("items"), Options({"path": "/a/b"}))
+        assert after() == 4
+        assert {each.term_ms for each in items._access.state().readers.values()} >= {65 * 60_000, 130 * 60_000}
+        assert drop_reads(items) == 4
+        assert after({}) == 1
 
 
 def test_a_session_that_is_forgotten_gives_back_what_its_frames_held(items):
