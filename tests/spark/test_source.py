@@ -66,6 +66,19 @@ def test_what_was_added_since_a_frame_was_made_is_left_out(items, store):
     assert loaded(store)() == [{"id": 1, "a": 10, "b": 20, "x": None}]
 
 
+def test_so_it_is_where_rows_are_told_apart_by_all_columns(store):
+    log = store.create("log", value={"a": "int64"}, timeline="counter")
+    log.append([{"a": 1}, {"a": 1}])
+    made = source(store, "log", readChangeFeed="true")
+    reader = made.streamReader(made.schema())
+    start = reader.initialOffset()
+    log.evolve(add={"b": "int64"})
+    log.append([{"a": 2, "b": 5}])
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert sorted(row["a"] for row in given(reader, reader.partitions(start, end))) == [1, 1, 2]
+    reader.stop()
+
+
 @pytest.mark.parametrize(
     ("evolved", "says"),
     [

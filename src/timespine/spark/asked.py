@@ -69,8 +69,8 @@ def columns_of(schema: Schema, options: Options, promised: StructType | None) ->
                 f"column {shown(name)} is {now.simpleString()}, and was {kind.simpleString()} when this DataFrame was "
                 "made: load it again"
             )
-    if asked is not None or len(mine) == len(schema.names):
-        return asked
+    if asked is not None or not schema.key or len(mine) == len(schema.names):
+        return asked  # without a key rows are told apart by all columns, and what was not promised is left out later
     return [name for name in schema.names if name in mine]
 
 
