@@ -23,6 +23,7 @@ from timespine.spark import drop_reads, reading
 from timespine.spark.asked import plan
 from timespine.spark.options import Options
 from timespine.spark.source import TimespineSource
+from timespine.spark.types import ddl_of
 
 
 @pytest.fixture
@@ -254,3 +255,8 @@ def test_updates_end_with_since_and_upper(items, store):
     items.evolve(add={"_since": "int64"})
     assert source(store, readUpdates="true").schema().names[-2:] == ["_since_", "_upper"]
     assert read() == before
+
+
+def test_types_are_said_as_sql_says_them_with_names_quoted():
+    inner = StructType([StructField("x y", LongType()), StructField("a`b", ArrayType(DecimalType(20, 0)))])
+    assert ddl_of(ArrayType(inner)) == "array<struct<`x y`: bigint, `a``b`: array<decimal(20,0)>>>"

@@ -31,6 +31,7 @@ from timespine.spark.names import free_name, quoted
 from timespine.spark.place import Place, place_of
 from timespine.spark.row_text import json_of
 from timespine.spark.session import session
+from timespine.spark.types import ddl_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,11 +124,9 @@ def as_of_function(view: str, updates: StructType, width: int, ends: tuple[int, 
 
     Of the columns of the updates the first ones, `width` of them, are the user's, and the last two are since and upper.
     """
-    from pyspark.sql.types import StructType
-
     names = updates.names
     columns = ", ".join(map(quoted, names[:width]))
-    types = StructType(updates.fields[:width]).toDDL()
+    types = ", ".join(f"{quoted(field.name)} {ddl_of(field.dataType)}" for field in updates.fields[:width])
     since, upper = map(quoted, names[-2:])
     # SUBTLE: where a name is both a column and the parameter, it is the column (test_sql.py).
     t, count, i = (free_name(each, names) for each in ("t", "_count", "_i"))

@@ -18,9 +18,10 @@ from timespine.columnar.cast import mismatch
 from timespine.columnar.intake import check_names
 from timespine.columnar.schema import Schema, is_reserved
 from timespine.errors import UsageError, shown
+from timespine.spark.names import quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 _WIDER = {
     pa.uint8(): pa.int16(),
@@ -62,6 +63,17 @@ def struct_type(schema: pa.Schema) -> StructType:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(carried_schema(schema))
+
+
+def ddl_of(kind: DataType) -> str:
+    """A type of Spark as SQL says it, with the names of fields quoted. (`toDDL` asks the session of this thread.)"""
+    from pyspark.sql.types import ArrayType, StructType
+
+    if isinstance(kind, ArrayType):
+        return f"array<{ddl_of(kind.elementType)}>"
+    if isinstance(kind, StructType):
+        return f"struct<{', '.join(f'{quoted(each.name)}: {ddl_of(each.dataType)}' for each in kind.fields)}>"
+    return kind.simpleString()
 
 
 def check_frame(given: Any, schema: Schema, extra: tuple[str, ...] = ()) -> None:
