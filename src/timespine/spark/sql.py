@@ -179,8 +179,8 @@ def changes_between(known: dict[str, Known], name: str, first: Any, last: Any) -
     found = known.get(name)
     if found is None:
         raise UsageError(f"there is no collection {name}, or it was empty; there are: {', '.join(sorted(known))}")
-    if type(first) is not int or type(last) is not int or first > last:
-        raise UsageError(f"{CHANGES}('{name}', first, last) takes two versions, the earlier one first")
+    if type(first) is not int or type(last) is not int or not 0 <= first <= last:
+        raise UsageError(f"{CHANGES}('{name}', first, last) takes two versions from 0 on, the earlier one first")
     if first > 0 and first - 1 < found.since:
         raise UsageError(f"changes from {first} on cannot be read any more: history is exact from {found.since} on")
     if last >= found.upper:
