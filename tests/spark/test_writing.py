@@ -74,6 +74,17 @@ def test_rows_of_every_type_come_back_as_they_went(store, spark, small_rows, tmp
 
 
 @BOTH
+def test_columns_may_be_called_what_they_like(store, spark, small_rows):
+    items = store.create("odd", key={"a.b": "int64"}, value={"c`d": "string"}, timeline="counter")
+    rows = spark.range(20).select(F.col("id").alias("a.b"), F.lit("x").alias("c`d"))
+    items.append(rows)
+    items.upsert(rows.select("`a.b`", F.lit("y").alias("c`d")))
+    items.delete(rows.where("`a.b` < 15"))
+    assert items.snapshot().to_pylist() == [{"a.b": id, "c`d": "y"} for id in range(15, 20)]
+    assert sorted(map(tuple, items.snapshot().to_spark(spark).collect())) == [(id, "y") for id in range(15, 20)]
+
+
+@BOTH
 def test_diffs_and_times_may_come_with_the_rows(items, spark, small_rows):
     items.append(frame(spark, 0, 10))
     gone = frame(spark, 0, 5).withColumn("_diff", F.lit(-1).cast("long")).withColumn("_time", F.col("id") + 3)

@@ -13,6 +13,10 @@ from timespine.columnar.schema import DIFF
 from timespine.errors import UsageError
 
 CHANGE_TYPE = "_change_type"
+"""The column that says what happened to a row."""
+
+INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
+"""What it says."""
 
 
 class Changes(Rows):
@@ -71,12 +75,12 @@ def with_images(table: pa.Table, keys: list[str]) -> pa.Table:
     came, went = (pl.col(DIFF) > 0).any().over(keys), (pl.col(DIFF) < 0).any().over(keys)
     kind = (
         pl.when(came & went & (pl.col(DIFF) < 0))
-        .then(pl.lit("update_preimage"))
+        .then(pl.lit(PREIMAGE))
         .when(came & went)
-        .then(pl.lit("update_postimage"))
+        .then(pl.lit(POSTIMAGE))
         .when(pl.col(DIFF) < 0)
-        .then(pl.lit("delete"))
-        .otherwise(pl.lit("insert"))
+        .then(pl.lit(DELETE))
+        .otherwise(pl.lit(INSERT))
     )
     marked = frame.with_columns(kind.alias(CHANGE_TYPE))
     marked = marked.with_columns(pl.col(DIFF).abs().alias(DIFF))

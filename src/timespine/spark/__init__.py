@@ -51,7 +51,7 @@ def drop_sink(collection: Collection, name: str) -> int:
 
 def drop_reads(collection: Collection) -> int:
     """End what `spark.read` and `register` hold of a collection, before its term; how many leases that were."""
-    from timespine.spark.asked import drop_reads
+    from timespine.spark.leases import drop_reads
 
     return drop_reads(collection._access)
 

@@ -5,7 +5,10 @@
     update_preimage                     says nothing that the others do not
 
 A key may come several times if something says which one is the last: the column that
-is named as the sequence. Without one, a key that comes twice is an error.
+is named as the sequence. Without one, a key that comes twice is an error. Of changes of
+a key that are last together, a row that comes wins over one that goes: that is how a
+change feed gives an update whose images it cannot pair. Two different rows that come
+are an error. (Changes of a change log, by its `_sequence`, count in the order of lines.)
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.access import Access
-from timespine.client.changes import CHANGE_TYPE
 from timespine.client.changing import Difference, Present, change
 from timespine.client.writing import Committed, Together
 from timespine.columnar.keyset import KeySet
@@ -22,13 +24,7 @@ from timespine.columnar.rows import conform
 from timespine.columnar.schema import Schema
 from timespine.errors import UsageError, shown
 from timespine.spark.building import refuse_null_keys
-
-APPEND, UPSERT, DELETE = "append", "upsert", "delete"
-"""How rows of a stream are written: added, by key, or as keys of what goes."""
-
-COMES = ("insert", "update_postimage", "upsert", "update")
-GOES = ("delete",)
-PASSED_OVER = ("update_preimage",)
+from timespine.spark.kinds import CHANGE_TYPE, COMES, COMMIT_VERSION, GOES, PASSED_OVER, SEQUENCE
 
 
 def apply(access: Access, rows: pa.Table, sequence: str | None, together: Together = ()) -> Committed:
@@ -64,14 +60,35 @@ def latest(rows: pa.Table, schema: Schema, sequence: str | None) -> pa.Table:
     if sequence is not None:
         if frame[sequence].null_count():
             raise UsageError(f"column {sequence} says which change is the last, and has nulls: fill them")
-        return frame.sort(sequence, maintain_order=True).unique(keys, keep="last").to_arrow()
+        return _last(frame, keys, sequence).to_arrow()
     repeats = len(frame) - frame.select(keys).n_unique()
     if repeats:
         raise UsageError(
-            f"{repeats} rows repeat the key of another one: give each key once, "
-            "or name the column that says which one is the last (sequenceBy)"
+            f"{repeats} rows repeat the key of another one: give each key once, or name the column that says which one "
+            f"is the last (sequenceBy; in a change feed that is {COMMIT_VERSION})"
         )
     return frame.to_arrow()
+
+
+def _last(frame: pl.DataFrame, keys: list[str], sequence: str) -> pl.DataFrame:
+    """Of every key, what comes last by its sequence."""
+    ordered = frame.sort(sequence, maintain_order=True)
+    if sequence == SEQUENCE:  # lines of a change log, which count in the order in which they stand
+        return ordered.unique(keys, keep="last")
+    last = ordered.filter(pl.col(sequence).eq_missing(pl.col(sequence).last().over(keys)))
+    if CHANGE_TYPE in last.columns:
+        comes = ~pl.col(CHANGE_TYPE).is_in(GOES)
+        last = last.filter(comes | ~comes.any().over(keys))
+    once = last.unique(keys, keep="last", maintain_order=True)
+    if len(once) < len(last):
+        coming = last if CHANGE_TYPE not in last.columns else last.filter(comes).drop(CHANGE_TYPE)
+        ties = coming.unique().height - coming.select(keys).n_unique()
+        if ties:
+            raise UsageError(
+                f"{ties} rows repeat the key and the {sequence} of another one, and differ: "
+                "it must say which one is the last"
+            )
+    return once
 
 
 def _check_columns(rows: pa.Table, schema: Schema, sequence: str | None) -> None:

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from timespine.client.access import Access
 from timespine.client.changes import Changes
 from timespine.client.collection import Collection
-from timespine.client.driver import fresh_id
-from timespine.client.moments import to_ms
 from timespine.client.rows import Rows, Updates
-from timespine.core.transitions import ExpireReader, RegisterReader
-from timespine.errors import UsageError
+from timespine.columnar.schema import Schema, is_reserved, shown_names
+from timespine.errors import UsageError, shown
 from timespine.model.frontier import Frontier
+from timespine.spark.leases import lease
+from timespine.spark.names import free_name
 from timespine.spark.options import Options
 from timespine.spark.place import place_of
 from timespine.spark.reading import partitions_of, shape_of
 from timespine.spark.tasks import FEED, INSERTS, SINCE, UPDATES, UPPER, Reading, feed_schema
-from timespine.spark.types import carried_schema
+from timespine.spark.types import carried_schema, struct_type
 
-LEASE = "1 hour"
-"""How long a read by `spark.read` may take, if nobody says otherwise."""
-
-
-READER = "rs"
-"""How the ids of these leases begin: no other reader's does."""
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,40 +36,62 @@ class Planned:
 
 def schema_of(collection: Collection, options: Options) -> pa.Schema:
     """The columns that a read with these options gives, in types that Spark takes."""
-    with rows_of(collection, options) as rows:
+    if options.is_feed:
+        schema, columns = collection.schema, options.names("columns")
+        missing = [name for name in columns or () if name not in schema.names]
+        if missing:
+            raise UsageError(f"there is no column {shown(missing[0])}; there are: {shown_names(schema.names)}")
+        return feed_schema(schema, columns or schema.names)
+    with rows_of(collection, options, options.names("columns")) as rows:
         return _schema(rows)
 
 
-def plan(collection: Collection, options: Options) -> Planned:
+def columns_of(schema: Schema, options: Options, promised: StructType | None) -> list[str] | None:
+    """The columns to read for a DataFrame that has promised some; None for all of them.
+
+    The schema may have changed since it was made: what was added is left out, and what is not as it was is an error.
+    """
+    asked = options.names("columns")
+    if asked is not None and options.is_feed and schema.key:
+        asked = list(dict.fromkeys((*schema.key_names, *asked)))  # a feed pairs images by key, and gives it
+    if promised is None:
+        return asked
+    given = promised.fields[:-2] if options.flag("readUpdates") else promised.fields
+    mine = {field.name: field.dataType for field in given if not is_reserved(field.name)}
+    for name, kind in mine.items():
+        if name not in schema.names:
+            raise UsageError(
+                f"column {shown(name)} was dropped or renamed since this DataFrame was made: load it again"
+            )
+        now = struct_type(pa.schema([schema.arrow.field(name)]))[0].dataType
+        if now.simpleString() != kind.simpleString():
+            raise UsageError(
+                f"column {shown(name)} is {now.simpleString()}, and was {kind.simpleString()} when this DataFrame was "
+                "made: load it again"
+            )
+    if asked is not None or not schema.key or len(mine) == len(schema.names):
+        return asked  # without a key rows are told apart by all columns, and what was not promised is left out later
+    return [name for name in schema.names if name in mine]
+
+
+def plan(collection: Collection, options: Options, promised: StructType | None = None) -> Planned:
     """Plan a read, under a lease of a fixed term that nobody has to look after."""
-    with rows_of(collection, options) as first:
+    columns = columns_of(collection.schema, options, promised)
+    with rows_of(collection, options, columns) as first:
         time = first._plan.until if first._plan is not None else None
         after = first._plan.after if first._plan is not None else None
     if time is not None:
-        access = collection._access
-        term_ms = to_ms(options.text("lease") or LEASE)
         since = first.since if isinstance(first, Updates) else Frontier((after if after is not None else time,))
         assert since is not None
         # SUBTLE: first the lease, then what to read: what is planned before may be gone when the lease is there.
-        lease(access, since, term_ms)
-    with rows_of(collection, options, time) as rows:
-        return planned(rows, options.number("partitions"))
+        lease(collection._access, since, options.text("lease"))
+    with rows_of(collection, options, columns, time) as rows:
+        return planned(rows, options.number("partitions"), promised)
 
 
-def lease(access: Access, since: Frontier, term_ms: int) -> None:
-    """A lease of a fixed term, which nobody looks after: where a read is planned nobody hears when it is done."""
-    access.committer.commit((access.id, RegisterReader(fresh_id(READER), since, term_ms)))
-
-
-def drop_reads(access: Access) -> int:
-    """End all such leases; how many there were."""
-    readers = [each for each in access.state().readers if each.startswith(READER)]
-    if readers:
-        access.committer.commit(*((access.id, ExpireReader(each)) for each in readers))
-    return len(readers)
-
-
-def planned(rows: Rows, partitions: int | None = None, *, is_feed: bool = True) -> Planned:
+def planned(
+    rows: Rows, partitions: int | None = None, promised: StructType | None = None, *, is_feed: bool = True
+) -> Planned:
     """Rows, cut for the executors. Changes are given as a feed, or as rows that only ever come."""
     slices = rows.slices(partitions_of(rows, partitions))
     shape, schema = shape_of(rows), _schema(rows)
@@ -82,32 +100,27 @@ def planned(rows: Rows, partitions: int | None = None, *, is_feed: bool = True) 
         schema = schema if is_feed else carried_schema(pa.schema([rows.schema.field(each) for each in rows._names()]))
     if isinstance(rows, Updates):
         shape = UPDATES
+    if promised is not None:
+        if isinstance(rows, Updates) and promised.names[-2:] != schema.names[-2:]:
+            raise UsageError(f"updates end with the columns {' and '.join(schema.names[-2:])}: load them again")
+        schema = pa.schema([schema.field(name) for name in promised.names])
     reading = Reading(place_of(rows._access), shape, schema, *_version(rows), _ends(rows))
     return Planned(reading, [slice.encode() for slice in slices])
 
 
-def rows_of(collection: Collection, options: Options, until: tuple[int, ...] | None = None) -> Rows:
+def rows_of(
+    collection: Collection, options: Options, columns: list[str] | None, until: tuple[int, ...] | None = None
+) -> Rows:
     """The rows that are asked for; `until` names the time, once it is known."""
     condition = options.text("where")
-    columns = options.names("columns")
     if options.flag("readUpdates"):
-        if options.is_feed or options.as_of is not None:
-            raise UsageError("readUpdates gives every update that there is: leave out other times")
         return collection.updates(until=None if until is None else _given(until), columns=columns, where=condition)
     if not options.is_feed:
         as_of = options.as_of if until is None else _given(until)
         multiplicity = options.text("multiplicity") or "rows"
         return collection.snapshot(as_of, columns=columns, where=condition, multiplicity=multiplicity)
-    if options.as_of is not None:
-        raise UsageError("changes are between startingVersion and endingVersion: leave out asOf")
     last = options.ending if until is None else _given(until)
     return collection.changes(_before(options.starting), last, columns=columns, where=condition)
-
-
-def feed(collection: Collection, after: int | None, until: int, options: Options) -> Changes:
-    """The changes of one micro-batch."""
-    where, columns = options.text("where"), options.names("columns")
-    return collection.changes(after, until, columns=columns, where=where)
 
 
 def _schema(rows: Rows) -> pa.Schema:
@@ -115,7 +128,8 @@ def _schema(rows: Rows) -> pa.Schema:
         return feed_schema(rows.columns_of, rows._wanted.columns)
     schema = carried_schema(rows.schema)
     if isinstance(rows, Updates):
-        schema = schema.append(pa.field(SINCE, pa.int64())).append(pa.field(UPPER, pa.int64()))
+        for name in (SINCE, UPPER):
+            schema = schema.append(pa.field(free_name(name, schema.names), pa.int64()))
     return schema
 
 

@@ -91,9 +91,18 @@ def changed(changing: Changing) -> Callable[[Batches], Batches]:
     """For `mapInArrow` over rows, all of one key in one partition: the batches that change the collection to them."""
 
     def build(batches: Batches) -> Batches:
-        return _sent(lambda: _change(changing, batches))
+        return _sent(lambda: change_rows(changing, batches))
 
     return build
+
+
+def named(names: list[str], task: Callable[[Batches], Batches]) -> Callable[[Batches], Batches]:
+    """For `mapInArrow`: a task over rows whose columns have these names."""
+
+    def run(batches: Batches) -> Batches:
+        return task(pa.RecordBatch.from_arrays(batch.columns, names=names) for batch in batches)
+
+    return run
 
 
 def sent(build: Callable[[], tuple[bytes | None, int]]) -> tuple[bytes | None, int, str | None]:
@@ -128,7 +137,7 @@ def _finished(building: Building, builder: BatchBuilder) -> bytes | None:
     return encode_batch(batch, building.collection, building.schema.arity) if batch.runs else None
 
 
-def _change(changing: Changing, batches: Batches) -> tuple[bytes | None, int]:
+def change_rows(changing: Changing, batches: Batches) -> tuple[bytes | None, int]:
     """What changes the rows that are there to those of a partition, as a batch."""
     building = changing.building
     schema = building.schema

@@ -29,15 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client.changes import CHANGE_TYPE
 from timespine.errors import TimespineError, UsageError, shown
+from timespine.spark.kinds import CHANGE_TYPE, DELETE, KINDS, SEQUENCE, UPSERT
+from timespine.spark.names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
-
-SEQUENCE = "_sequence"
-"""The column that orders changes."""
 
 SUFFIXES = {
     "csv": (".csv", ".csv.gz"),
@@ -45,15 +43,6 @@ SUFFIXES = {
     "parquet": (".parquet", ".pq"),
 }
 """How the names of files end, by format."""
-
-KINDS = {
-    "insert": ("c", "r", "i", "insert", "create", "read"),
-    "update_postimage": ("u", "update", "update_postimage"),
-    "upsert": ("upsert",),
-    "delete": ("d", "delete"),
-    "update_preimage": ("update_preimage",),
-}
-"""What logs call the kinds of changes, in lower case."""
 
 ORDERS = {
     "lsn": ("lsn",),
@@ -302,7 +291,7 @@ def _of_plain(raw: DataFrame, sequence: str | None) -> _Found:
     else:
         order = F.col(SEQUENCE if SEQUENCE in names else _FILE)
     doubt = None if kind is None else _unknown(_column(kind), kind)
-    happened = F.lit("upsert") if kind is None else _kind(_column(kind), doubt)
+    happened = F.lit(UPSERT) if kind is None else _kind(_column(kind), doubt)
     return _Found(raw.select(*rows, happened.alias(CHANGE_TYPE), order.alias(SEQUENCE)), raw, doubt)
 
 
@@ -327,11 +316,13 @@ def _of_envelope(raw: DataFrame) -> _Found:
     before, after = _fields(raw.schema, "before"), _fields(raw.schema, "after")
     # What follows a delete so that others may forget the key says nothing more.
     raw = raw.where(" OR ".join(f"{name} IS NOT NULL" for name in ("op", "before", "after") if name in raw.columns))
-    gone = F.lower(F.trim(F.col("op"))).isin(*KINDS["delete"])
+    gone = F.lower(F.trim(F.col("op"))).isin(*KINDS[DELETE])
     rows = []
     for name in dict.fromkeys((*after, *before)):
-        was = F.col(f"before.`{name}`") if name in before else F.lit(None)
-        rows.append(F.when(gone, was).otherwise(F.col(f"after.`{name}`") if name in after else F.lit(None)).alias(name))
+        was = F.col(f"before.{quoted(name)}") if name in before else F.lit(None)
+        rows.append(
+            F.when(gone, was).otherwise(F.col(f"after.{quoted(name)}") if name in after else F.lit(None)).alias(name)
+        )
     has_before, has_after = (F.col(name).isNotNull() if got else F.lit(False) for name, got in _sides(before, after))
     no_row = F.when(gone & ~has_before, F.lit("a delete has nothing in before: its key is not known")).when(
         ~gone & ~has_after, F.concat(F.lit("a change with op "), F.col("op"), F.lit(" has nothing in after"))
@@ -351,7 +342,7 @@ def _order(raw: DataFrame) -> Column:
 
     source = _fields(raw.schema, "source")
     named = next((order for field, order in ORDERS.items() if field in source), ())
-    parts = [F.col(f"source.`{name}`") for name in named if name in source]
+    parts = [F.col(f"source.{quoted(name)}") for name in named if name in source]
     if "scn" in named:
         parts = [F.expr("try_cast(source.scn AS DECIMAL(38, 0))").alias("scn")]
     if not parts:
@@ -393,4 +384,4 @@ def _fields(schema: StructType, name: str) -> dict[str, DataType]:
 def _column(name: str) -> Column:
     from pyspark.sql import functions as F
 
-    return F.col(f"`{name}`")
+    return F.col(quoted(name))

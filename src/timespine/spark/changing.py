@@ -18,7 +18,8 @@ from timespine.columnar.wanted import Wanted
 from timespine.errors import UpperMismatch, UsageError
 from timespine.spark.building import Changing, changed, refuse_null_keys
 from timespine.spark.job import Job
-from timespine.spark.types import check_frame
+from timespine.spark.names import quoted
+from timespine.spark.types import check_frame, check_keys
 from timespine.spark.writing import built, taken
 
 if TYPE_CHECKING:
@@ -37,11 +38,12 @@ def upsert(access: Access, frame: DataFrame, together: Together = ()) -> Committ
 
 def delete(access: Access, frame: DataFrame, together: Together = ()) -> Committed:
     """All rows with one of these keys go."""
-    schema, few = _looked_at(access, frame)
+    _, schema = access.schema(access.state())
+    keys = frame.select(*map(quoted, check_keys(frame.schema, schema)))
+    schema, few = _looked_at(access, keys)
     if few is not None:
         return changing.delete_keys(access, few, together)
-    keys = frame.select(*schema.key_names).distinct()
-    return _change(access, keys, "delete", together, deletes=True)
+    return _change(access, keys.distinct(), "delete", together, deletes=True)
 
 
 def _looked_at(access: Access, frame: DataFrame) -> tuple[Schema, pa.Table | None]:

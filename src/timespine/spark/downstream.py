@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client.changes import CHANGE_TYPE
 from timespine.client.collection import Collection
 from timespine.client.store import Store
 from timespine.columnar.schema import DIFF
 from timespine.spark.each_batch import foreach_batch
+from timespine.spark.kinds import CHANGE_TYPE, DELETE, UPSERT
+from timespine.spark.names import quoted
 from timespine.spark.reading import release
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Sums:
         """The group of a row."""
         from pyspark.sql import functions as F
 
-        found = F.lit("all") if self.by is None else F.col(f"`{self.by}`").cast("string")
+        found = F.lit("all") if self.by is None else F.col(quoted(self.by)).cast("string")
         return F.coalesce(found, F.lit(NOBODY)).alias(self.key)
 
     def total(self, times: Column) -> Column:
@@ -74,7 +75,7 @@ class Sums:
         if self.measure is None:
             return F.lit(None).cast("bigint")
         is_whole = pa.types.is_integer(self.table.schema.types[TOTAL])
-        number = F.expr(f"try_cast(`{self.measure}` AS {'BIGINT' if is_whole else 'DECIMAL(28, 6)'})")
+        number = F.expr(f"try_cast({quoted(self.measure)} AS {'BIGINT' if is_whole else 'DECIMAL(28, 6)'})")
         return F.coalesce(F.sum(number * times), F.lit(0)).cast("bigint" if is_whole else "decimal(38, 6)")
 
     def summed(self, frame: DataFrame, times: Column) -> DataFrame:
@@ -107,11 +108,11 @@ class Sums:
         names = [name for name in (COUNT, TOTAL) if name in self.table.schema.names]
         with self.table.snapshot() as now:
             known = now.to_spark(changes.sparkSession)
-        known = known.select(self.key, *(F.col(name).alias(f"old_{name}") for name in names))
+        known = known.select(quoted(self.key), *(F.col(name).alias(f"old_{name}") for name in names))
         both = self.summed(changes, F.col(DIFF)).join(known, self.key, "left")
         new = [(F.col(name) + F.coalesce(f"old_{name}", F.lit(0))).cast(self.kind(name)).alias(name) for name in names]
-        kind = F.when(F.col(COUNT) == 0, F.lit("delete")).otherwise(F.lit("upsert"))
-        return both.select(self.key, *new).withColumn(CHANGE_TYPE, kind)
+        kind = F.when(F.col(COUNT) == 0, F.lit(DELETE)).otherwise(F.lit(UPSERT))
+        return both.select(quoted(self.key), *new).withColumn(CHANGE_TYPE, kind)
 
     def kind(self, name: str) -> str:
         """The type of a column of the table, as Spark names it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from timespine.client.changes import CHANGE_TYPE
@@ -11,9 +12,9 @@ from timespine.client.collection import Collection
 from timespine.client.writing import Committed
 from timespine.errors import AlreadyIn, UsageError, shown
 from timespine.spark import changing, writing
-from timespine.spark.applying import APPEND, DELETE, UPSERT, apply
+from timespine.spark.applying import apply
 from timespine.spark.opened import collection_of
-from timespine.spark.options import Target
+from timespine.spark.options import APPEND, DELETE, UPSERT, Target
 from timespine.spark.place import place_of
 from timespine.spark.sinks import Sink
 from timespine.spark.types import check_frame
@@ -28,12 +29,16 @@ def foreach_batch(
     *,
     sink: str | None = None,
     sequence_by: str | None = None,
+    first_batch: int = 0,
     done: Callable[[int, Committed | None], Any] | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """What to give to `df.writeStream.foreachBatch`: writes every batch to a collection, exactly once.
 
     Modes are those of the sink. `sink` names it; without a name it is known by the id of the query. `done` is told
     of every batch and what came of it, None if it was in already or empty.
+
+    Call it with every batch, also with one of no rows, and once: two helpers that write to one collection in the same
+    `foreachBatch` need a name each. The first batch that a collection gets is 0, or the one that `first_batch` says.
 
     With Spark Connect batches are written beside the server, by a process that opens the store in the same folder;
     `done` runs there as well, and the sink needs a name.
@@ -42,7 +47,7 @@ def foreach_batch(
         raise UsageError(f"mode is append, upsert or delete, not {shown(mode)}")
     if sequence_by is not None and mode != UPSERT:
         raise UsageError("sequence_by says which of several changes of a key is the last: it is for upserts")
-    return EachBatch(collection, mode, sink, sequence_by, done)
+    return EachBatch(collection, mode, sink, sequence_by, done, first_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +59,39 @@ class EachBatch:
     sink: str | None
     sequence_by: str | None
     done: Callable[[int, Committed | None], Any] | None
+    first_batch: int = 0
+    run: str | None = None
+    """The run of the query, if that is known without asking Spark: a process beside the server of Connect has one."""
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         access = self.collection._access
-        known = Sink(self.sink, _query(frame))
+        query = _property(frame, "sql.streaming.queryId")
+        known = Sink(self.sink, query, self.first_batch)
+        run = _property(frame, "spark.jobGroup.id") if query is not None else self.run
+        _refuse_twice(self.collection, known, batch, run)
         committed = None
         try:
             if not known.is_in(access.state(), batch):
                 committed = _written(self.collection, frame, self.mode, self.sequence_by, known, batch)
+                if committed is None:
+                    known.begin(access, batch)
         except AlreadyIn:
             pass
+        _written_last[self.collection.id, known.record] = (batch, run)
         if self.done is not None:
             self.done(batch, committed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         target = Target(place_of(self.collection._access).location, self.collection.name)
-        return _unpickled, (target, self.collection.id, self.mode, self.sink, self.sequence_by, self.done)
+        return _unpickled, (
+            target,
+            self.collection.id,
+            self.mode,
+            self.sink,
+            self.sequence_by,
+            self.done,
+            self.first_batch,
+        )
 
 
 def _unpickled(target: Target, id: str, mode: str, sink: str | None, *rest: Any) -> EachBatch:
@@ -82,7 +104,24 @@ def _unpickled(target: Target, id: str, mode: str, sink: str | None, *rest: Any)
     collection = collection_of(target)
     if collection.id != id:
         raise UsageError(f"{target.collection} is another collection by now: open it again")
-    return EachBatch(collection, mode, sink, *rest)
+    return replace(EachBatch(collection, mode, sink, *rest), run=f"process {os.getpid()}")
+
+
+_written_last: dict[tuple[str, str], tuple[int, str | None]] = {}
+"""Of every sink of a collection, the batch that came last to this process, and in which run of its query."""
+
+
+def _refuse_twice(collection: Collection, sink: Sink, batch: int, run: str | None) -> None:
+    """A UsageError if a batch comes a second time in one run: Spark does not do that, so it is another helper's.
+
+    SUBTLE: by the record alone it looks like a batch that is in already, and its rows would be passed over. In another
+    run of the query it is one (test_streams.py).
+    """
+    if run is not None and _written_last.get((collection.id, sink.record)) == (batch, run):
+        raise UsageError(
+            f"batch {batch} was written to {collection.name} already, by another helper or another call: "
+            "give each of them a name of its own, foreach_batch(collection, ..., sink='...')"
+        )
 
 
 def _written(
@@ -107,16 +146,17 @@ def _written(
     if few is None:
         raise UsageError(
             f"a batch of changes has more than {writing.SMALL_ROWS} rows: set maxRowsPerTrigger, "
-            "or split it into frame.filter(...) for upsert and delete"
+            "or split it by frame.filter(...) for two helpers, foreach_batch(collection, 'upsert', sink='upserts') "
+            "and foreach_batch(collection, 'delete', sink='deletes')"
         )
     return apply(access, few, sequence, together) if few.num_rows else None
 
 
-def _query(frame: DataFrame) -> str | None:
-    """The id of the streaming query that a batch belongs to; None with Spark Connect, which does not tell."""
+def _property(frame: DataFrame, name: str) -> str | None:
+    """What Spark says of the batch that is being written; None with Spark Connect, which does not tell."""
     try:
         context = frame.sparkSession.sparkContext
     except Exception:
         return None
-    found = context.getLocalProperty("sql.streaming.queryId")
+    found = context.getLocalProperty(name)
     return str(found) if found else None

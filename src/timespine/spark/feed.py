@@ -1,8 +1,9 @@
 """`spark.readStream.format("timespine")`: a snapshot, then net changes, from one frontier to the next.
 
-An offset is the last time that was read, and the critical hold that keeps what comes
-after it readable: both are in the checkpoint, so that whoever restarts the query finds
-its hold again. A query that is given up leaves its hold behind; `drop_hold` ends it.
+An offset is the collection, the last time that was read, and the critical hold that
+keeps what comes after it readable: all are in the checkpoint, so that whoever restarts
+the query finds its hold again, and another collection of the same name is not taken for
+the one that was read. A query that is given up leaves its hold behind; `drop_hold` ends it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from timespine.client.access import Access
 from timespine.client.changes import Changes
@@ -29,7 +31,7 @@ from timespine.core.state import State
 from timespine.core.transitions import ReleaseHold
 from timespine.errors import UsageError, shown
 from timespine.model.frontier import Frontier
-from timespine.spark.asked import feed, planned
+from timespine.spark.asked import columns_of, planned
 from timespine.spark.opened import collection_of
 from timespine.spark.options import Options
 from timespine.spark.tasks import read_partition
@@ -43,8 +45,10 @@ NOTHING = -1
 class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The changes of a collection, micro-batch by micro-batch."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, promised: StructType | None = None) -> None:
         self._options = options
+        self._promised = promised
+        """The columns that the stream gives, whatever becomes of the schema meanwhile."""
         self._under_way: dict[int, Changes] = {}
         """What is being read, by its end: it holds its blobs until the batch is done."""
         self._taken: set[str] = set()
@@ -56,6 +60,18 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _collection(self) -> Collection:
         return collection_of(self._options.target)
 
+    def _followed(self, offset: Offset) -> Collection:
+        """The collection, if it is the one that an offset speaks of. (Offsets of old do not say.)"""
+        collection = self._collection
+        before = offset.get("collection", collection.id)
+        if before != collection.id:
+            raise UsageError(
+                f"{collection.name} is another collection than the one that this query has followed, which was "
+                f"{shown(before)} and is gone; now it is {collection.id}. Start the query with a new checkpoint, "
+                "and decide what becomes of the rows that it has written before"
+            )
+        return collection
+
     def initialOffset(self) -> Offset:
         """Where a new query begins, and what its hold will be called. Asked more than once: nothing is taken yet."""
         collection = self._collection
@@ -64,7 +80,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise UsageError("a stream needs totally ordered times: this collection has several coordinates")
         after = self._first(access)
         name = self._options.text("hold") or f"spark-{fresh_id('')[:12]}"
-        return {"after": after, "hold": name, "token": fresh_id("t")}
+        return {"after": after, "hold": name, "token": fresh_id("t"), "collection": collection.id}
 
     def _first(self, access: Access) -> int:
         """The last time that the query does not read."""
@@ -78,18 +94,14 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         rows, size = self._options.number("maxRowsPerTrigger"), self._options.number("maxBytesPerTrigger")
-        for name, given in (("maxRowsPerTrigger", rows), ("maxBytesPerTrigger", size)):
-            if given is not None and given < 1:
-                raise UsageError(f"option {name} is at least 1, not {given}")
-        if rows is not None and size is not None:
-            raise UsageError("give either maxRowsPerTrigger or maxBytesPerTrigger")
         if rows is not None:
             return ReadMaxRows(rows)
         return ReadMaxBytes(size) if size is not None else ReadAllAvailable()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """As far as the next batch goes. Asked many times a second: it looks at the head of one log."""
-        state = self._collection._access.state()
+        collection = self._followed(start)
+        state = collection._access.state()
         after = _after(start)
         newest = _newest(state)
         if self._target is not None:
@@ -97,7 +109,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if newest <= after:
             self._rest(after)
             return start
-        return {**start, "after": _limited(state, after, newest, limit)}
+        return {**start, "after": _limited(state, after, newest, limit), "collection": collection.id}
 
     def _rest(self, after: int) -> None:
         """There is nothing to read, and all before is read: hold nothing but the critical hold.
@@ -122,10 +134,13 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after, until = _after(start), _after(end)
         if until <= after:
             return []
+        collection = self._followed(end)
         self._take_hold(end, after if after > NOTHING else until)
-        changes = feed(self._collection, after if after > NOTHING else None, until, self._options)
+        columns = columns_of(collection.schema, self._options, self._promised)
+        where = self._options.text("where")
+        changes = collection.changes(after if after > NOTHING else None, until, columns=columns, where=where)
         self._under_way[until] = changes
-        made = planned(changes, self._options.number("partitions"), is_feed=self._options.is_feed)
+        made = planned(changes, self._options.number("partitions"), self._promised, is_feed=self._options.is_feed)
         return [InputPartition((made.reading, data)) for data in made.slices]
 
     def _take_hold(self, end: Offset, since: int) -> None:
@@ -145,11 +160,12 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offset) -> None:
         """A batch is done: what it read is let go, and history before its end."""
         until = _after(end)
+        collection = self._followed(end)
         self._let_go(until)
         if until > NOTHING:
             # A batch that had nothing to read did not take the hold.
             self._take_hold(end, until)
-            _hold(self._collection._access, end).advance(until)
+            _hold(collection._access, end).advance(until)
 
     def stop(self) -> None:
         """The query ends; its hold stays, for the next one that goes on from its checkpoint."""

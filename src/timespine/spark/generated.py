@@ -13,7 +13,8 @@ import numpy as np
 import polars as pl
 
 from timespine.errors import UsageError
-from timespine.spark.changelog import SEQUENCE, age_in_order
+from timespine.spark.changelog import age_in_order
+from timespine.spark.kinds import SEQUENCE
 
 CITIES = ("Accra", "Bonn", "Cusco", "Dakar", "Esbjerg", "Faro", "Graz", "Hanoi", "Izmir", "Jaipur", "Kyiv", "Lyon")
 

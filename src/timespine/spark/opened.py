@@ -2,32 +2,70 @@
 
 Spark plans and commits Python sources and sinks in processes beside the driver, which
 it uses again and again. Opening a store for every micro-batch would cost more than
-the commit, so each process keeps what it has opened until it ends.
+the commit, so each process keeps what it has opened until it ends, or until another
+store is found in the folder.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
+from dataclasses import dataclass
 
 from timespine.client.collection import Collection
+from timespine.client.opening import CONSENSUS
 from timespine.client.opening import open as open_store
 from timespine.client.store import Store
+from timespine.errors import TimespineError
 from timespine.spark.options import Target
 
-_stores: dict[tuple[int, str], Store] = {}
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    store: Store
+    file: tuple[int, int] | None
+    """Which file its logs were in when it was opened: device and inode."""
+
+
+_stores: dict[tuple[int, str], _Opened] = {}
 _lock = threading.Lock()
 
 
 def store_of(location: str) -> Store:
-    """The store in a folder, open in this process. It must be there: a job that reads makes none."""
+    """The store in a folder, open in this process. It must be there: a job that reads makes none.
+
+    SUBTLE: a folder may have been deleted and made again meanwhile. Whoever went on with the store that was opened
+    before would read what is gone, and write to files that nobody finds (test_opened.py). An inode tells them apart,
+    since that of a file that is open is not given to another one.
+    """
     key = (os.getpid(), location)
     with _lock:
+        file = _file_of(location)
+        found = _stores.get(key)
+        if found is not None and found.file != file:
+            _close(_stores.pop(key).store)
         if key not in _stores:
-            _stores[key] = open_store(location, create=False, maintenance=False)
-            atexit.register(_stores[key].close)
-        return _stores[key]
+            _stores[key] = _Opened(open_store(location, create=False, maintenance=False), file)
+            atexit.register(_stores[key].store.close)
+        return _stores[key].store
+
+
+def _file_of(location: str) -> tuple[int, int] | None:
+    """Which file the logs of a store are in; None if it is not there."""
+    try:
+        found = os.stat(os.path.join(location, CONSENSUS))
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _close(store: Store) -> None:
+    """Close a store whose folder is not there any more."""
+    atexit.unregister(store.close)
+    with contextlib.suppress(TimespineError, OSError):
+        store.close()
 
 
 def collection_of(target: Target) -> Collection:

@@ -4,35 +4,78 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from timespine.client.moments import to_ms
 from timespine.errors import UsageError, shown
+from timespine.ids import check_segment
+from timespine.spark.names import local_path
 
-KNOWN = frozenset(
-    {
-        *("path", "store", "collection", "columns", "where", "partitions", "multiplicity", "lease"),
-        *("asof", "versionasof", "timestampasof"),
-        *(
-            "readupdates",
-            "readchangefeed",
-            "startingversion",
-            "endingversion",
-            "startingtimestamp",
-            "endingtimestamp",
-            "images",
-        ),
-        *("maxrowspertrigger", "maxbytespertrigger", "hold", "mode", "time", "sinkid", "sequenceby"),
-        *("checkpointlocation", "queryname"),
-    }
+APPEND, UPSERT, DELETE = "append", "upsert", "delete"
+"""How rows are written: added, by key, or as keys of what goes."""
+
+READ, FEED, STREAM, WRITE, STREAM_WRITE = (
+    "spark.read",
+    "spark.read of changes",
+    "spark.readStream",
+    "df.write",
+    "df.writeStream",
 )
-"""What is understood, in lower case, as Spark hands options over."""
+"""Where options are given."""
 
+_READS = (READ, FEED, STREAM)
+_WRITES = (WRITE, STREAM_WRITE)
+
+PLACES = {
+    "path": (*_READS, *_WRITES),
+    "store": (*_READS, *_WRITES),
+    "collection": (*_READS, *_WRITES),
+    "columns": _READS,
+    "where": _READS,
+    "partitions": _READS,
+    "asOf": (READ,),
+    "versionAsOf": (READ,),
+    "timestampAsOf": (READ,),
+    "multiplicity": (READ,),
+    "readUpdates": (READ,),
+    "lease": (READ, FEED),
+    "readChangeFeed": _READS,
+    "startingVersion": (FEED, STREAM),
+    "startingTimestamp": (FEED, STREAM),
+    "endingVersion": (FEED,),
+    "endingTimestamp": (FEED,),
+    "maxRowsPerTrigger": (STREAM,),
+    "maxBytesPerTrigger": (STREAM,),
+    "hold": (STREAM,),
+    "mode": _WRITES,
+    "sequenceBy": _WRITES,
+    "time": (WRITE,),
+    "sinkId": (STREAM_WRITE,),
+    "firstBatch": (STREAM_WRITE,),
+    "checkpointLocation": (STREAM_WRITE,),
+    "queryName": (STREAM_WRITE,),
+}
+"""Every option, and where it means something; anywhere else it is refused."""
+
+_SPELLED = {name.lower(): name for name in PLACES}
+"""Spark hands names over in lower case."""
+
+_NUMBERS = {"partitions": 1, "maxRowsPerTrigger": 1, "maxBytesPerTrigger": 1, "time": 0, "firstBatch": 0}
+"""Options that are numbers, and the least of each."""
+
+_FLAGS = ("readChangeFeed", "readUpdates")
+
+_CHOICES = {"multiplicity": ("rows", "column"), "mode": (APPEND, UPSERT, DELETE)}
 
 LATEST = "latest"
 """The `startingVersion` of those who want only what comes from now on."""
 
 _OF_FEEDS = ("startingVersion", "startingTimestamp", "endingVersion", "endingTimestamp")
+
+_WHOLE = re.compile(r"-?[0-9]+")
+_ELSEWHERE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +91,77 @@ class Target:
 class Options:
     """The options of one read or write."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = {name.lower(): value for name, value in given.items()}
-        unknown = sorted(name for name in self._given if name not in KNOWN and not name.startswith(("spark.", "__")))
-        if unknown:
-            raise UsageError(f"there is no option {unknown[0]}; there are: {', '.join(sorted(KNOWN))}")
+    def __init__(self, given: Mapping[str, str], *places: str) -> None:
+        """Options that are given in one of some places; without any, in any."""
+        self._given = {name.lower(): value for name, value in given.items() if not name.startswith(("spark.", "__"))}
+        if READ in places and FEED in places:
+            places = tuple(each for each in places if each != (READ if self.is_feed else FEED))
+        self._check_places(places or tuple(dict.fromkeys(each for some in PLACES.values() for each in some)))
+        self._check_values()
+        self._check_together(places)
+
+    def _check_places(self, places: tuple[str, ...]) -> None:
+        there = [name for name, allowed in PLACES.items() if not set(places).isdisjoint(allowed)]
+        for given in sorted(self._given):
+            name = _SPELLED.get(given)
+            if name is None:
+                raise UsageError(f"there is no option {shown(given)}; there are: {', '.join(there)}")
+            if name not in there:
+                raise UsageError(
+                    f"option {name} is for {' and '.join(PLACES[name])}; here, with {' or '.join(places)}, there are: "
+                    f"{', '.join(there)}"
+                )
+
+    def _check_values(self) -> None:
+        for name, least in _NUMBERS.items():
+            number = self.number(name)
+            if number is not None and number < least:
+                raise UsageError(f"option {name} is a number from {least} on, not {number}")
+        for name in _FLAGS:
+            self.flag(name)
+        for name, choices in _CHOICES.items():
+            text = self.text(name)
+            if text is not None and text not in choices:
+                raise UsageError(f"option {name} is {', '.join(choices[:-1])} or {choices[-1]}, not {shown(text)}")
+        if self.names("columns") == []:
+            raise UsageError("option columns names none: give their names with commas between them")
+        lease, hold = self.text("lease"), self.text("hold")
+        if lease is not None:
+            to_ms(lease)
+        if hold is not None:
+            check_segment(hold, "hold")
+        _ = self.as_of, self.starting, self.ending
+
+    def _check_together(self, places: tuple[str, ...]) -> None:
+        """What goes together, and what does not."""
+        if self.text("readChangeFeed") is not None and not self.flag("readChangeFeed"):
+            asked = next((each for each in _OF_FEEDS if self.text(each) is not None), None)
+            if asked is not None:
+                raise UsageError(f"option {asked} asks for changes, and readChangeFeed=false for rows: leave out one")
+        first, last = self.starting, self.ending
+        if type(first) is type(last) and first is not None and last < first:  # type: ignore[operator]
+            raise UsageError(f"changes from {first} to {last}: the later one is the ending one")
+        if self.flag("readUpdates"):
+            other = next(
+                (each for each in ("asOf", "versionAsOf", "timestampAsOf", "multiplicity") if self.text(each)), None
+            )
+            if other is not None or self.is_feed:
+                raise UsageError(
+                    f"readUpdates gives every update that there is: leave out {other or 'readChangeFeed and its times'}"
+                )
+        if self.is_latest and places and STREAM not in places:
+            raise UsageError("startingVersion=latest is for streams: a read gives what there is, from a version on")
+        if self.text("maxRowsPerTrigger") is not None and self.text("maxBytesPerTrigger") is not None:
+            raise UsageError("give either maxRowsPerTrigger or maxBytesPerTrigger")
+        mode = self.text("mode") or APPEND
+        if self.text("sequenceBy") is not None and mode != UPSERT:
+            raise UsageError(
+                f"sequenceBy says which of several changes of a key is the last: it is for upsert, not {mode}"
+            )
+        if self.text("time") is not None and mode != APPEND:
+            raise UsageError(
+                f"option time is for append: {mode} looks at the newest rows, and stands at the next free time"
+            )
 
     def text(self, *names: str) -> str | None:
         """The first of these options that is given."""
@@ -85,13 +194,13 @@ class Options:
         """The collection: `load("folder/name")`, or the options `store` and `collection`."""
         store, collection, path = self.text("store"), self.text("collection"), self.text("path")
         if store is not None and (collection or path) is not None:
-            return Target(os.path.abspath(store), str(collection or path))
+            return Target(_folder(store), str(collection or path))
         if path is None:
             raise UsageError("say which collection: load('folder/collection'), or options store and collection")
-        folder, name = os.path.split(path.removeprefix("file://").rstrip("/"))
+        folder, name = os.path.split(local_path(path).rstrip("/"))
         if not folder or not name:
             raise UsageError(f"{shown(path)} is not the folder of a store and the name of a collection in it")
-        return Target(os.path.abspath(folder), name)
+        return Target(_folder(folder), name)
 
     @property
     def as_of(self) -> int | datetime.datetime | None:
@@ -101,7 +210,7 @@ class Options:
     @property
     def is_feed(self) -> bool:
         """Whether changes are asked for, and not rows."""
-        return self.flag("readChangeFeed") or any(map(self.text, _OF_FEEDS))
+        return self.flag("readChangeFeed") or any(self.text(each) is not None for each in _OF_FEEDS)
 
     @property
     def is_latest(self) -> bool:
@@ -125,9 +234,13 @@ class Options:
         if not given:
             return None
         text = str(self.text(given[0]))
-        if given[0] == timestamp or not text.lstrip("-").isdigit():
-            return moment_of(given[0], text)
-        return int(text)
+        if given[0] != timestamp and _WHOLE.fullmatch(text):
+            if int(text) < 0:
+                raise UsageError(f"option {given[0]} is a time from 0 on, not {text}")
+            return int(text)
+        if given[0].endswith("Version") or given[0].startswith("version"):
+            raise UsageError(f"option {given[0]} is a version such as 7, not {shown(text)}; a moment is a {timestamp}")
+        return moment_of(given[0], text)
 
 
 def moment_of(name: str, text: str) -> datetime.datetime:
@@ -137,3 +250,11 @@ def moment_of(name: str, text: str) -> datetime.datetime:
     except ValueError:
         raise UsageError(f"option {name} is a time such as 7 or '2026-01-31 12:00:00', not {shown(text)}") from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
+
+
+def _folder(path: str) -> str:
+    """The folder of a store, absolute."""
+    folder = local_path(path)
+    if _ELSEWHERE.match(folder):
+        raise UsageError(f"{shown(path)}: this version keeps stores in folders; give a path")
+    return os.path.abspath(folder)

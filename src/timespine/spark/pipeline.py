@@ -29,10 +29,12 @@ from timespine.client.opening import open as open_store
 from timespine.client.store import Store
 from timespine.config import Config
 from timespine.errors import SinceError, UsageError
-from timespine.spark.changelog import SEQUENCE, columns_of, in_batches, read_changes, reason_of, stream_changes
+from timespine.spark.changelog import columns_of, in_batches, read_changes, reason_of, stream_changes
 from timespine.spark.downstream import Sums, sums_of
 from timespine.spark.each_batch import foreach_batch
 from timespine.spark.generated import generated
+from timespine.spark.kinds import DELETE, INSERT, POSTIMAGE, SEQUENCE
+from timespine.spark.names import quoted
 from timespine.spark.quiet import bar, quietly, waiting
 from timespine.spark.reading import release
 from timespine.spark.session import Setting, prepare, session
@@ -241,7 +243,7 @@ class Pipeline:
             kept, rows = sums.kept(self.spark), sums.worked_out(self.spark)
             differ = kept.exceptAll(rows).count() + rows.exceptAll(kept).count()
         release(self.spark)
-        inserts, updates, deletes = (kinds.get(kind, 0) for kind in ("insert", "update_postimage", "delete"))
+        inserts, updates, deletes = (kinds.get(kind, 0) for kind in (INSERT, POSTIMAGE, DELETE))
         self.say(f"Net change after {first} until {last}: {inserts:,} new, {updates:,} changed, {deletes:,} gone.")
         grown = orders.count(last) - orders.count(first)
         self.check(inserts - deletes == grown, f"that is {grown:+,} rows, as the counts of both say")
@@ -327,7 +329,7 @@ def answer(frame: DataFrame, sums: Sums) -> Answer:
     """How many rows there are, what they add up to, and a fingerprint of all of them."""
     from pyspark.sql import functions as F
 
-    prints = F.sum(F.xxhash64(*(F.col(f"`{name}`") for name in frame.columns)).cast("decimal(38, 0)"))
+    prints = F.sum(F.xxhash64(*(F.col(quoted(name)) for name in frame.columns)).cast("decimal(38, 0)"))
     row = frame.agg(F.count("*").alias("rows"), sums.total(F.lit(1)).alias("total"), prints.alias("print")).head()
     assert row is not None
     return Answer(row["rows"], row["total"], f"{int(row['print'] or 0) & (1 << 64) - 1:016x}"[:12])

@@ -40,6 +40,9 @@ PARTITIONS_MAX = 10_000
 _held: weakref.WeakKeyDictionary[Any, list[Held]] = weakref.WeakKeyDictionary()
 """What DataFrames of a session may still read."""
 
+_ends: weakref.WeakKeyDictionary[Any, weakref.finalize[Any, Any]] = weakref.WeakKeyDictionary()
+"""What gives it back when the session is forgotten."""
+
 
 def to_spark(rows: Rows, spark: SparkSession, *, partitions: int | None = None, native: bool = True) -> DataFrame:
     """The rows as a DataFrame of a session, classic or of Spark Connect."""
@@ -63,6 +66,8 @@ def to_spark(rows: Rows, spark: SparkSession, *, partitions: int | None = None, 
 def release(spark: SparkSession) -> int:
     """Let go of the history that DataFrames of this session hold; how many did. They cannot be read afterwards."""
     held = _held.pop(spark, [])
+    if held:
+        _ends.pop(spark).detach()
     for each in held:
         each.close()
     return len(held)
@@ -89,8 +94,19 @@ def partitions_of(rows: Rows, asked: int | None) -> int:
 
 def _keep(rows: Rows, spark: SparkSession) -> None:
     """Hold what is read for as long as the session: a DataFrame is read whenever somebody asks."""
-    if rows._held is not None:
-        _held.setdefault(spark, []).append(rows._held.again())
+    if rows._held is None:
+        return
+    if spark not in _held:
+        held = _held[spark] = []
+        _ends[spark] = weakref.finalize(spark, _abandon, held)
+        _ends[spark].atexit = False  # a store that is closed gives back what is left
+    _held[spark].append(rows._held.again())
+
+
+def _abandon(held: list[Held]) -> None:
+    """The session was forgotten, and with it all its DataFrames. This writes nothing: a heartbeat will."""
+    for each in held:
+        each.abandon()
 
 
 def _native(rows: Snapshot, spark: SparkSession, place: Place) -> DataFrame | None:

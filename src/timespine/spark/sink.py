@@ -20,17 +20,18 @@ from pyspark.sql.types import StructType
 
 from timespine.client.access import Access
 from timespine.client.changes import CHANGE_TYPE
+from timespine.client.changing import delete_keys
 from timespine.client.writing import Committed, Together
 from timespine.columnar.schema import Schema
-from timespine.errors import AlreadyIn, UsageError, shown
-from timespine.spark.applying import APPEND, DELETE, UPSERT, apply
-from timespine.spark.building import Building, append_rows, sent
+from timespine.errors import AlreadyIn, UsageError
+from timespine.spark.applying import apply
+from timespine.spark.building import Building, append_rows, refuse_null_keys, sent
 from timespine.spark.job import Sent, delete_sent, gathered
 from timespine.spark.opened import collection_of
-from timespine.spark.options import Options
+from timespine.spark.options import APPEND, DELETE, UPSERT, Options
 from timespine.spark.place import place_of
 from timespine.spark.sinks import Sink, query_in
-from timespine.spark.types import brought_back, check_frame
+from timespine.spark.types import brought_back, check_frame, check_keys
 from timespine.spark.writing import When, commit_runs, when
 
 MESSAGE_BYTES_MAX = 64 << 20
@@ -90,8 +91,9 @@ class _Writing:
             return None
         table = pa.concat_tables(tables)
         if self._mode == DELETE:
-            kinds = pa.repeat(pa.scalar("delete"), table.num_rows)
-            table = table.select(list(self._building.schema.key_names)).append_column(CHANGE_TYPE, kinds)
+            keys = table.select(list(self._building.schema.key_names))
+            refuse_null_keys(keys, self._building.schema)
+            return delete_keys(access, keys, together)
         return apply(access, table, self._options.text("sequenceBy"), together)
 
     def abort(self, messages: list[Any], *_: object) -> None:
@@ -113,11 +115,12 @@ class StreamSink(_Writing, DataSourceStreamArrowWriter):
         given = [message for message in messages if message is not None]
         checkpoint = query_in(self._options.text("checkpointLocation"))
         query = next((message.query for message in given if message.query), checkpoint)
-        sink = Sink(self._options.text("sinkId"), query)
+        sink = Sink(self._options.text("sinkId"), query, self._options.number("firstBatch") or 0)
         access = self._access()
         try:
             if not sink.is_in(access.state(), batchId):
-                self._commit(given, (sink.commit(batchId),))
+                if self._commit(given, (sink.commit(batchId),)) is None:
+                    sink.begin(access, batchId)
                 return
         except AlreadyIn:
             pass
@@ -125,9 +128,14 @@ class StreamSink(_Writing, DataSourceStreamArrowWriter):
 
 
 def check_sink(options: Options) -> None:
-    """A UsageError if a stream has nothing that its sink could be known by."""
-    named, checkpoint = options.text("sinkId"), options.text("checkpointLocation")
-    Sink(named, checkpoint).check()
+    """A UsageError if its sink cannot be known by the name that it is given.
+
+    Without a name it is known by the query, which Spark does not start without a checkpoint: that of the option, or
+    one in the folder that the session has for all of them. Which one that is, the tasks tell.
+    """
+    named = options.text("sinkId")
+    if named is not None:
+        Sink(named, None).check()
 
 
 def writing_of(options: Options, schema: StructType, *, overwrite: bool) -> tuple[Options, str, Building, When]:
@@ -137,12 +145,14 @@ def writing_of(options: Options, schema: StructType, *, overwrite: bool) -> tupl
     access = collection_of(options.target)._access
     id, known = access.schema(access.state())
     mode = options.text("mode") or APPEND
-    if mode not in (APPEND, UPSERT, DELETE):
-        raise UsageError(f"option mode is append, upsert or delete, not {shown(mode)}")
     sequence = options.text("sequenceBy")
     extra = known.system_names if mode == APPEND else tuple(filter(None, (CHANGE_TYPE, sequence)))
-    given = schema if mode != DELETE else StructType([each for each in schema.fields if each.name in known.key_names])
-    check_frame(given, known, extra)
+    if mode == DELETE:
+        check_keys(schema, known)
+    else:
+        check_frame(schema, known, extra)
+    if mode == UPSERT and not known.key:
+        raise UsageError("rows are upserted by key, and this collection has no key columns: append them with _diff")
     moment = when(access, schema.names if mode == APPEND else (), options.number("time"))
     writer = access.committer.writer(access.id)
     return options, mode, Building(place_of(access), access.id, writer, id, known, moment.at), moment

@@ -7,6 +7,10 @@ before it noted that it was done, is found to be in, and is passed over.
 A name together with another checkpoint is refused: Spark numbers its batches from 0
 again, and they would all be taken for batches that are in. So the record of a named
 sink carries the query that it belongs to: `name-q` and a hash of its id.
+
+A batch after the first one that comes to a collection which knows nothing of its sink is
+refused too: those before it went to another collection, which was replaced by this one.
+So the first batch is noted even if it has no rows.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from timespine.core.state import State
 from timespine.core.transitions import CommitSink, DropSink
 from timespine.errors import UsageError
 from timespine.ids import check_segment
+from timespine.spark.names import local_path
 
 NAME_MAX = 40
 """Characters in the name of a sink: the hash of its query must fit beside it."""
@@ -37,6 +42,8 @@ class Sink:
     """What the user calls it."""
     query: str | None
     """The id of the query that writes to it."""
+    first: int = 0
+    """The first batch that this collection is meant to get."""
 
     @property
     def record(self) -> str:
@@ -67,6 +74,8 @@ class Sink:
         A UsageError if the batches that are in are not those of this query. Spark repeats the last batch that it
         does not know to be done, and never one before.
         """
+        if self.first < 0:
+            raise UsageError(f"the first batch of a sink is a number from 0 on, not {self.first}")
         last = state.sinks.get(self.record, -1)
         others = [each for each in state.sinks if self.name == _name_of(each) and each != self.record]
         if (self.name is not None and self.query is not None and others) or batch < last:
@@ -75,7 +84,18 @@ class Sink:
                 f"sink {name} belongs to another checkpoint, whose batches are in the collection: restart from that "
                 f"one, give this query another sinkId, or let the old one go with drop_sink(collection, {name!r})"
             )
+        if last < 0 and batch not in (0, self.first):
+            raise UsageError(
+                f"batch {batch} is the first one of sink {self.name or self.record} that comes to this collection: "
+                "those before it went to another one, which this one has replaced, or nowhere. Start with a new "
+                f"checkpoint, or accept it with the option firstBatch={batch} (foreach_batch: first_batch={batch})"
+            )
         return batch == last
+
+    def begin(self, access: Access, batch: int) -> None:
+        """Note a batch without rows, if it is the first one."""
+        if self.record not in access.known().sinks:
+            access.committer.commit((access.id, self.commit(batch)))
 
 
 def drop_sink(access: Access, name: str) -> int:
@@ -95,7 +115,7 @@ def query_in(checkpoint: str | None) -> str | None:
     """The id of the query that a checkpoint belongs to; None if that cannot be seen from here."""
     if checkpoint is None:
         return None
-    path = os.path.join(checkpoint.removeprefix("file://").removeprefix("file:"), "metadata")
+    path = os.path.join(local_path(checkpoint), "metadata")
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file).get("id")

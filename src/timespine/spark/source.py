@@ -17,9 +17,9 @@ from pyspark.sql.types import StructType
 from timespine.spark.asked import plan, schema_of
 from timespine.spark.feed import FeedReader
 from timespine.spark.opened import collection_of
-from timespine.spark.options import Options
+from timespine.spark.options import FEED, READ, STREAM, STREAM_WRITE, WRITE, Options
 from timespine.spark.sink import BatchSink, StreamSink, check_sink, writing_of
-from timespine.spark.tasks import feed_schema, read_partition
+from timespine.spark.tasks import read_partition
 
 
 class TimespineSource(DataSource):
@@ -30,24 +30,22 @@ class TimespineSource(DataSource):
         return "timespine"
 
     def schema(self) -> StructType:
-        options = Options(self.options)
+        # Whether this is a stream nobody tells here.
+        options = Options(self.options, READ, FEED, STREAM)
         collection = collection_of(options.target)
-        if options.is_feed:
-            schema = collection.schema
-            return from_arrow_schema(feed_schema(schema, options.names("columns") or schema.names))
         return from_arrow_schema(schema_of(collection, options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return Reader(Options(self.options))
+        return Reader(Options(self.options, READ, FEED), schema)
 
     def streamReader(self, schema: StructType) -> FeedReader:
-        return FeedReader(Options(self.options))
+        return FeedReader(Options(self.options, STREAM), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
-        return BatchSink(*writing_of(Options(self.options), schema, overwrite=overwrite))
+        return BatchSink(*writing_of(Options(self.options, WRITE), schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
-        options = Options(self.options)
+        options = Options(self.options, STREAM_WRITE)
         check_sink(options)
         return StreamSink(*writing_of(options, schema, overwrite=overwrite))
 
@@ -60,11 +58,12 @@ class Reader(DataSourceReader):
     skipping parts are given with the option `where`.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, promised: StructType) -> None:
         self._options = options
+        self._promised = promised
 
     def partitions(self) -> list[InputPartition]:
-        planned = plan(collection_of(self._options.target), self._options)
+        planned = plan(collection_of(self._options.target), self._options, self._promised)
         return [InputPartition((planned.reading, data)) for data in planned.slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.changes import CHANGE_TYPE, with_images
+from timespine.client.changes import with_images
 from timespine.client.rows import BATCH_ROWS, repeated
 from timespine.columnar.part_reader import MissingBlob
 from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.slice import Slice, read
 from timespine.errors import LeaseExpired, UsageError
+from timespine.spark.kinds import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, DELETE, INSERT, PREIMAGE
 from timespine.spark.place import Place
 from timespine.spark.types import carried_schema, carried_table
 
@@ -40,9 +41,7 @@ UPDATES = "updates"
 """Every update with its time, and with since and upper, so that whoever sums them can see what may be asked."""
 
 SINCE, UPPER = "_since", "_upper"
-
-INSERT, DELETE = "insert", "delete"
-PRE = "update_preimage"
+"""The last columns of updates, unless the user has columns of these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,8 @@ def feed_schema(schema: Schema, columns: Sequence[str]) -> pa.Schema:
     user = carried_schema(pa.schema([schema.arrow.field(name) for name in names]))
     more = [
         pa.field(CHANGE_TYPE, pa.string()),
-        pa.field("_commit_version", pa.int64()),
-        pa.field("_commit_timestamp", pa.timestamp("us", "UTC")),
+        pa.field(COMMIT_VERSION, pa.int64()),
+        pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", "UTC")),
         pa.field(DIFF, pa.int64()),
     ]
     return pa.schema([*user, *more])
@@ -119,7 +118,7 @@ def _shaped(reading: Reading, slice: Slice, tables: Iterator[pa.Table]) -> Itera
         yield from tables
     elif reading.shape == UPDATES:
         for table in tables:
-            for name, end in zip((SINCE, UPPER), reading.ends, strict=True):
+            for name, end in zip(reading.schema.names[-2:], reading.ends, strict=True):
                 table = table.append_column(name, pa.repeat(pa.scalar(end, pa.int64()), table.num_rows))
             yield table
     elif found := list(tables):
@@ -136,11 +135,11 @@ def _fed(reading: Reading, table: pa.Table, schema: Schema) -> pa.Table:
         table = with_images(table, list(schema.key_names))
     else:
         table = with_kinds(table)
-    gone = pc.is_in(table.column(CHANGE_TYPE), pa.array([DELETE, PRE]))
+    gone = pc.is_in(table.column(CHANGE_TYPE), pa.array([DELETE, PREIMAGE]))
     stamp = pa.scalar(None if not reading.is_clock else 1000 * (reading.version or 0), pa.timestamp("us", "UTC"))
     rows = table.num_rows
-    table = table.append_column("_commit_version", pa.repeat(pa.scalar(reading.version, pa.int64()), rows))
-    table = table.append_column("_commit_timestamp", pa.repeat(stamp, rows))
+    table = table.append_column(COMMIT_VERSION, pa.repeat(pa.scalar(reading.version, pa.int64()), rows))
+    table = table.append_column(COMMIT_TIMESTAMP, pa.repeat(stamp, rows))
     return table.append_column(DIFF, pc.if_else(gone, -1, 1).cast(pa.int64()))
 
 

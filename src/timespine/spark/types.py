@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from timespine.client.changing import keys_of
+from timespine.client.given import refuse_missing
 from timespine.columnar.cast import mismatch
 from timespine.columnar.intake import check_names
-from timespine.columnar.schema import Schema
+from timespine.columnar.schema import Schema, is_reserved
 from timespine.errors import UsageError, shown
+from timespine.spark.names import quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 _WIDER = {
     pa.uint8(): pa.int16(),
@@ -62,6 +65,17 @@ def struct_type(schema: pa.Schema) -> StructType:
     return from_arrow_schema(carried_schema(schema))
 
 
+def ddl_of(kind: DataType) -> str:
+    """A type of Spark as SQL says it, with the names of fields quoted. (`toDDL` asks the session of this thread.)"""
+    from pyspark.sql.types import ArrayType, StructType
+
+    if isinstance(kind, ArrayType):
+        return f"array<{ddl_of(kind.elementType)}>"
+    if isinstance(kind, StructType):
+        return f"struct<{', '.join(f'{quoted(each.name)}: {ddl_of(each.dataType)}' for each in kind.fields)}>"
+    return kind.simpleString()
+
+
 def check_frame(given: Any, schema: Schema, extra: tuple[str, ...] = ()) -> None:
     """A UsageError if no row of a DataFrame with this Spark schema can be one of the collection.
 
@@ -86,10 +100,32 @@ def check_frame(given: Any, schema: Schema, extra: tuple[str, ...] = ()) -> None
             raise UsageError(f"column {shown(field.name)} {reason}")
 
 
+def check_keys(given: StructType, schema: Schema) -> list[str]:
+    """The columns of a DataFrame of keys that say which rows are meant; a UsageError if they cannot.
+
+    Other columns of the collection, and those of change feeds, may come along, and are passed over.
+    """
+    from pyspark.sql.types import StructType
+
+    check_names([name for name in given.names if not is_reserved(name)], schema, ())
+    keys = StructType([field for field in given.fields if field.name in schema.key_names])
+    check_frame(keys, schema)
+    refuse_missing(schema.key_names, set(keys.names))
+    # What cannot be found by its columns is refused by this, whatever the rows.
+    keys_of(schema.arrow.empty_table(), schema)
+    return list(keys.names)
+
+
 def carried_back(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
     """The type as which a column of Spark is looked at: a number that stands for an unsigned one is one."""
     if wanted == pa.uint64() and pa.types.is_decimal(given) and given.scale == 0:
         return wanted
+    if pa.types.is_list(wanted) and pa.types.is_list(given):
+        return pa.list_(given.value_field.with_type(carried_back(given.value_type, wanted.value_type)))
+    if pa.types.is_struct(wanted) and pa.types.is_struct(given):
+        kinds = {field.name: field.type for field in wanted}
+        fields = [field.with_type(carried_back(field.type, kinds.get(field.name, field.type))) for field in given]
+        return pa.struct(fields)
     return given
 
 
@@ -98,9 +134,10 @@ def brought_back(batch: pa.RecordBatch, schema: Schema) -> pa.Table:
     table = pa.Table.from_batches([batch])
     for place, field in enumerate(table.schema):
         wanted = schema.types.get(field.name)
-        if wanted is not None and carried_back(field.type, wanted) != field.type:
+        known = field.type if wanted is None else carried_back(field.type, wanted)
+        if known != field.type:
             try:
-                table = table.set_column(place, field.name, table.column(place).cast(wanted))
+                table = table.set_column(place, field.name, table.column(place).cast(known))
             except pa.ArrowInvalid as error:
                 raise UsageError(f"column {shown(field.name)} has values that do not fit uint64") from error
     return table

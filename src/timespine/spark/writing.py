@@ -20,7 +20,7 @@ from timespine.core.hollow import Run
 from timespine.errors import CorruptionError, UsageError
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
-from timespine.spark.building import DDL, appended, refuse_null_keys
+from timespine.spark.building import DDL, appended, named, refuse_null_keys
 from timespine.spark.job import Job, Sent
 from timespine.spark.types import brought_back, check_frame
 
@@ -144,11 +144,17 @@ def commit_runs(
 
 
 def built(frame: DataFrame, schema: Schema, task: Any) -> list[Sent]:
-    """What tasks make of the rows, which are dealt out to them by ranges of the key."""
-    names = [name for name in schema.order_names if not is_nested(schema.types[name]) and name in frame.columns]
+    """What tasks make of the rows, which are dealt out to them by ranges of the key.
+
+    SUBTLE: `mapInArrow` takes the names of columns for expressions. So they travel under others (test_writing.py).
+    """
+    columns = frame.columns
+    plain = {name: f"c{place}" for place, name in enumerate(columns)}
+    names = [name for name in schema.order_names if not is_nested(schema.types[name]) and name in plain]
     keys = names[: len(schema.key) + len(schema.cluster)] if schema.key else names
-    ranged = frame.repartitionByRange(*keys) if keys else frame
-    sent = ranged.mapInArrow(task, DDL).toArrow()
+    renamed = frame.toDF(*plain.values())
+    ranged = renamed.repartitionByRange(*(plain[name] for name in keys)) if keys else renamed
+    sent = ranged.mapInArrow(named(columns, task), DDL).toArrow()
     return [Sent(row["batch"], row["rows"], row["error"]) for row in sent.to_pylist()]
 
 
