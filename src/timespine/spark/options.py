@@ -23,6 +23,7 @@ KNOWN = frozenset(
             "images",
         ),
         *("maxrowspertrigger", "maxbytespertrigger", "hold", "mode", "time", "sinkid", "sequenceby"),
+        *("timecolumn", "seal", "late"),
         *("checkpointlocation", "queryname"),
     }
 )
