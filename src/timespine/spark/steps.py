@@ -71,13 +71,12 @@ class ChangingByTasks(Step):
         return _reached(upper, at)
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
-        assert self.now is not None and self.job is not None and at is not None
-        if not self.runs:
-            return [*self.job.end(), AdvanceUpper(after(at))]
-        return [*self._appended(self.now), *self.job.end()]
-
-    def _appended(self, now: Present) -> list[Command]:
-        return [exactly(now, self.runs, self.rows, self.operation)]
+        assert self.now is not None
+        assert self.job is not None
+        assert at is not None
+        if self.runs:
+            return [exactly(self.now, self.runs, self.rows, self.operation), *self.job.end()]
+        return [AdvanceUpper(after(at)), *self.job.end()]
 
     def reply(self, replies: list[Any], at: int | None) -> Committed:
         assert at is not None
@@ -109,7 +108,8 @@ class WritingByTasks(Step):
         return upper if sealed is None else upper.join(sealed)
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
-        assert self.parts is not None and self.job is not None
+        assert self.parts is not None
+        assert self.job is not None
         return [*self.parts.commands(self.access, self.how.rule), *self.job.end()]
 
     def reply(self, replies: list[Any], at: int | None) -> Written:

@@ -104,7 +104,8 @@ class EachBatchTogether:
         self.named.update({piece.collection.name: piece.collection.id for piece in pieces})
         noted = self._noted()
         # All of them are looked at: one that belongs to another checkpoint is a mistake, whatever the others say.
-        if any([sink.is_in(each._access.state(), batch) for each in noted]):
+        found = [sink.is_in(each._access.state(), batch) for each in noted]
+        if any(found):
             return None
         places: dict[str, int] = {}
         try:
