@@ -177,7 +177,13 @@ def test_whoever_was_first_is_looked_at_again(store, spark, monkeypatch):
     def commit(self, *pairs, **options):
         if any(isinstance(command, CommitSink) for _, command in pairs):
             monkeypatch.setattr(Committer, "commit", original)
-            store["items"].upsert([{"id": 10, "name": "other"}, {"id": 11, "name": "other"}])
+            store["items"].append(
+                [
+                    {"id": 10, "name": "old", "_diff": -1},
+                    {"id": 10, "name": "other"},
+                    {"id": 11, "name": "other"},
+                ]
+            )
         return original(self, *pairs, **options)
 
     monkeypatch.setattr(Committer, "commit", commit)
