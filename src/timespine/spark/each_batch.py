@@ -46,12 +46,12 @@ def foreach_batch(
     """What to give to `df.writeStream.foreachBatch`: writes every batch to a collection, exactly once.
 
     Modes are those of the sink. `sink` names it; without a name it is known by the id of the query. `done` is told
-    of every batch and what came of it, None if it was in already or empty.
+    of every batch and what came of it, None if it was in already, or was empty and is not noted.
 
     `times` names a column that has the times of the rows: whole numbers, or timestamps as milliseconds of the wall
     clock. They are written ahead of the seal, in any order. `seal` is the rule for that: "none", "max" (up to the
     largest time that came) or a delay behind it, "delay 10 minutes". `late` is what becomes of rows whose time is
-    sealed: "refuse", "drop" or "move".
+    sealed: "refuse", "drop" or "move". Such batches are noted also if they are empty.
 
     With Spark Connect batches are written beside the server, by a process that opens the store in the same folder;
     `done` runs there as well, and the sink needs a name.

@@ -38,7 +38,7 @@ class ChangingAll(Changing):
         return Changing.commands(self, runs, upper, at) or [AdvanceUpper(after(at))]
 
     def reply(self, replies: list[Any], at: int | None) -> Committed:
-        return Committed(at, replies[-1], self.rows)
+        return Committed(at if self.rows else None, replies[-1], self.rows)
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class ChangingByTasks(Step):
     def reply(self, replies: list[Any], at: int | None) -> Committed:
         assert at is not None
         count_appended(self.access, self.runs, self.rows)
-        return Committed(at, after(at), self.rows)
+        return Committed(at if self.rows else None, after(at), self.rows)
 
 
 @dataclass(slots=True)

@@ -183,8 +183,9 @@ class Piece:
             refuse_null_keys(few, schema)
             tx.append(self.collection, few)
             return
-        at = free_time(access, access.known())
-        id, _ = access.schema(access.known())
+        state = access.known()
+        id, schema = access.schema(state)
+        at = free_time(access, state)
         job = jobs.enter_context(Job(access, id, schema, (at,)))
         runs, rows = job.runs(writing.built(frame, schema, appended(job.building)))
         tx.add(Built(access, written=at, rows=rows, runs=runs))
