@@ -189,6 +189,29 @@ def each_batch(spark, store):
     return told
 
 
+def together(spark, store):
+    from timespine.spark import foreach_batch_together
+
+    def split(frame, batch):
+        return {
+            "first": frame.select("id", "name"),
+            "second": ("upsert", frame.select("id", "name")),
+            "third": ("write", frame, {"times": "t", "seal": "max"}),
+        }
+
+    made = [create(store, name) for name in ("first", "second", "third")]
+    source = store.create("timed", key={"id": "int64"}, value={"name": "string", "t": "int64"}, timeline="counter")
+    source.append([{"id": 1, "name": "a", "t": 7}, {"id": 2, "name": "b", "t": 5}])
+    rows = spark.readStream.format("timespine").load(f"{store.location}/timed")
+    writer = rows.writeStream.foreachBatch(foreach_batch_together(store, split, sink="together"))
+    return {
+        "wrong": ran(writer.option("checkpointLocation", "checkpoint-together")),
+        "rows": [names(each.snapshot().to_pylist()) for each in made],
+        "uppers": [each.upper.elements[0][0] for each in made],
+        "sinks": [dict(each._access.state().sinks) for each in made],
+    }
+
+
 def sql(spark, store):
     import json
 
@@ -265,7 +288,7 @@ def told_of_all(*threads):
 def script():
     """The text of the script."""
     first = (session, sql, snapshots, by_driver, by_executors, release, sink)
-    second = (source, each_batch)
+    second = (source, each_batch, together)
     parts = (create, names, writes, ran, followed, *first, *second, told_of, told_of_all)
     asked = [f"[{', '.join(part.__name__ for part in threads)}]" for threads in (first, second)]
     return "\n".join([*map(inspect.getsource, parts), f"told_of_all({', '.join(asked)})"])
@@ -355,6 +378,14 @@ def test_foreach_batch_opens_the_store_beside_the_server_and_writes_once_what_co
     assert found["done"] == ["0 4", "0 None"]
     assert found["history"] == 1
     assert found["sinks"] == {"each": 0}
+
+
+def test_a_batch_is_split_and_committed_to_several_collections_beside_the_server(told):
+    found = told("together")
+    assert found["wrong"] is None
+    assert found["rows"] == [[[1, "a"], [2, "b"]]] * 3
+    assert found["uppers"] == [1, 1, 8]
+    assert found["sinks"] == [{"together": 0}] * 3
 
 
 def test_foreach_batch_without_a_name_is_an_error_at_the_start(told):

@@ -33,7 +33,8 @@ def test_a_generated_log_goes_all_the_way(spark, tmp_path, run):
     code, told = run("--rows", 600, "--keep", tmp_path / "kept")
     assert code == RIGHT, told
     assert "BUG" not in told
-    assert told.count("ok: ") == 4
+    assert told.count("ok: ") == 9
+    assert "batch 2: minutes 2, 9, 8, 1 of them late; complete up to 7 with" in told
     assert told.count("│ same │") == 3
     assert re.search(r"expiry: history is exact from \[2\] on; [1-9]", told)
     assert spark.range(3).count() == 3  # the session of others goes on

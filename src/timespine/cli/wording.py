@@ -44,6 +44,12 @@ WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\bas_of=\(\.\.\.\)", "--as-of A,B"),
     (r"\bupper=\(\.\.\.\)", "--upper A,B"),
     (r"`upper`", "--upper"),
+    (r"write them with late='move' or late='drop'", "write them with --late move or --late drop"),
+    (
+        r"say at which times rows are written: at=\.\.\., times='column', or in",
+        "say at which times rows are written: --at TIME, --time-column NAME, or in",
+    ),
+    (r"leave out times=\S+", "leave out --time-column"),
     (r"`at`", "--at"),
     (r"\ba dict has a key", "an object has a key"),
     (r"\ba datetime has (a|no) zone", r"a time has \1 zone"),

@@ -96,6 +96,9 @@ class Collection:
         when somebody seals those times. What is `late` is refused, or dropped, or moved to the earliest time that
         is still open: "refuse", "drop", "move".
         """
+        if is_spark_frame(rows):
+            written: Written = handed("ahead").write(self._access, rows, at, times, late)
+            return written
         return unsealed.write(self._access, rows, at, times, late)
 
     def seal(self, upper: Moment) -> Frontier:

@@ -21,8 +21,8 @@ from timespine.client.changing import Compute, Present, delta_of, exactly, prese
 from timespine.client.given import names_of
 from timespine.client.inspecting import plain
 from timespine.client.moments import Moment
-from timespine.client.storing import Loose, Runs
-from timespine.client.unsealed import NOTHING, Written, ahead_of, fit, said, write_of
+from timespine.client.storing import Loose, Runs, count_appended
+from timespine.client.unsealed import NOTHING, REFUSE, Written, ahead_of, count_late, fit, said, write_of
 from timespine.client.writing import Committed, Made, after, made_of, upper_of
 from timespine.columnar.consolidate import consolidate
 from timespine.core.hollow import HollowBatch, Run
@@ -46,6 +46,16 @@ class Step:
     @property
     def is_read(self) -> bool:
         """Whether it was worked out from rows that must still be the newest ones."""
+        return False
+
+    @property
+    def earliest(self) -> int:
+        """The earliest time of the transaction at which it can stand."""
+        return self.access.next_time()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it was refused only because of what happened since it was begun: begun again, it may go through."""
         return False
 
     def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
@@ -138,11 +148,21 @@ class Built(AppendingFree):
 
     runs: Runs = ()
 
+    @property
+    def earliest(self) -> int:
+        # SUBTLE: rows can be moved to a later time, and never to one before, wherever the clock is by now
+        # (test_late_data.py).
+        return max(self.access.next_time(), self.written)
+
     def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         return None
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         return AppendingFree.commands(self, self.runs, upper, at)
+
+    def reply(self, replies: list[Any], at: int | None) -> Committed:
+        count_appended(self.access, self.runs, self.rows)
+        return AppendingFree.reply(self, replies, at)
 
 
 @dataclass(slots=True)
@@ -191,6 +211,11 @@ class Writing(Step):
     made: Made | None = None
     too_late: int = 0
 
+    @property
+    def is_stale(self) -> bool:
+        # Some more may be too late by now.
+        return self.late != REFUSE and self.made is not None and not self.access.state().upper <= self.made.lower
+
     def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         given = ahead_of(self.access, self.rows, self.at, self.times, self.late)
         self.made, self.too_late = fit(self.access, given, self.late)
@@ -203,6 +228,7 @@ class Writing(Step):
 
     def reply(self, replies: list[Any], at: int | None) -> Written:
         assert self.made is not None
+        count_late(self.access, self.late, self.too_late)
         if not replies:
             return msgspec.structs.replace(NOTHING, late=self.too_late)
         return said(self.made, replies[-1], self.too_late)

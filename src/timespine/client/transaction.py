@@ -192,7 +192,10 @@ class Transaction:
                     return
                 except UpperMismatch:
                     self._check_reads()
-                    self._committer.session.count("transactions started again")
+                except UsageError:
+                    if not any(step.is_stale for step in self._steps):
+                        raise
+                self._committer.session.count("transactions started again")
         raise UpperMismatch("any", "another one every time")
 
     def give_up(self) -> None:
@@ -309,7 +312,12 @@ def _uppers(steps: list[Step]) -> dict[str, Frontier]:
 
 def _start(steps: list[Step]) -> dict[str, int]:
     """The earliest time of each time line that a transaction may stand at."""
-    return {step.access.entry.timeline: step.access.next_time() for step in steps if step.is_free}
+    times: dict[str, int] = {}
+    for step in steps:
+        if step.is_free:
+            line = step.access.entry.timeline
+            times[line] = max(times.get(line, 0), step.earliest)
+    return times
 
 
 def _placed(steps: list[Step], times: dict[str, int]) -> dict[str, int]:

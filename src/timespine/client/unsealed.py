@@ -25,6 +25,7 @@ from timespine.client.storing import Runs, stored
 from timespine.client.writing import Made, Together, commit_first, extent, made_of, once
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.intake import to_arrow
+from timespine.columnar.runs import count
 from timespine.columnar.schema import Schema, time_names
 from timespine.columnar.wanted import Wanted
 from timespine.core.plan import plan_runs, plan_unsealed
@@ -69,16 +70,15 @@ def write(
     made = ahead_of(access, rows, at, times, late)
     while True:
         fitted, too_late = fit(access, made, late)
-        if fitted.table.num_rows == 0:
-            if together:
-                commit_first(access, together[0], together[1:])
-            return msgspec.structs.replace(NOTHING, late=too_late)
         try:
-            return _written(access, fitted, too_late, together)
+            done = _written(access, fitted, too_late, together)
         except UsageError:
             # Sealed meanwhile, perhaps: then some more are too late.
             if late == REFUSE or access.state().upper <= fitted.lower:
                 raise
+            continue
+        count_late(access, late, too_late)
+        return done
 
 
 def ahead_of(access: Access, rows: Any, at: Moment | None, times: str | None, late: str) -> Made:
@@ -106,28 +106,50 @@ def fit(access: Access, made: Made, late: str) -> tuple[Made, int]:
     if upper <= made.lower:
         return made, 0
     if late == REFUSE:
-        raise UsageError(
-            f"rows at {plain(made.lower)} come too late: {access.name} is complete up to {upper}; "
-            "write them with late='move' or late='drop', or at a later time"
-        )
+        raise too_late(access, made.lower)
     if made.schema.arity != 1:
         raise UsageError("of times with several coordinates none is the next: write what is too late at other times")
     (first,) = upper.elements[0]
     (name,) = made.schema.time_names
-    too_late = pc.less(made.table.column(name), first)
-    count = int(pc.sum(too_late).as_py() or 0)
-    if late == DROP:
-        table = made.table.filter(pc.invert(too_late))
-    else:
-        moved = pc.max_element_wise(made.table.column(name), pa.scalar(first, pa.int64()))
-        place = made.table.column_names.index(name)
-        table = made.table.set_column(place, made.table.schema.field(place), moved)
+    table, late_rows = by_rule(made.table, name, first, late)
+    if late == MOVE:
         table = consolidate(table, (*made.schema.order_names, name))
     lower, latest = extent(table, made.schema)
-    return Made(made.id, made.schema, table, lower, latest), count
+    return Made(made.id, made.schema, table, lower, latest), late_rows
+
+
+def by_rule(table: pa.Table, name: str, first: int, late: str) -> tuple[pa.Table, int]:
+    """Rows without those before a time, or with those moved to it, by the times in a column; and how many that were."""
+    is_late = pc.less(table.column(name), first)
+    rows = int(pc.sum(is_late).as_py() or 0)
+    if late == DROP:
+        return table.filter(pc.invert(is_late)), rows
+    moved = pc.max_element_wise(table.column(name), pa.scalar(first, pa.int64()))
+    place = table.column_names.index(name)
+    return table.set_column(place, table.schema.field(place), moved), rows
+
+
+def too_late(access: Access, lower: Frontier) -> UsageError:
+    """What to raise about rows at times that are sealed already."""
+    return UsageError(
+        f"rows at {plain(lower)} come too late: {access.name} is complete up to {access.known().upper}; "
+        "write them with late='move' or late='drop', or at a later time"
+    )
+
+
+def count_late(access: Access, late: str, rows: int) -> None:
+    """Count rows that were dropped or moved because they came too late."""
+    if rows:
+        counted = "late rows dropped" if late == DROP else "late rows moved"
+        count(access.shared.counters_of(access.id), counted, rows)
 
 
 def _written(access: Access, made: Made, late: int, together: Together) -> Written:
+    if made.table.num_rows == 0:
+        if together:
+            commit_first(access, together[0], together[1:])
+        return msgspec.structs.replace(NOTHING, late=late)
+
     def commit(runs: Runs) -> Written:
         return said(made, commit_first(access, write_of(access, made, runs), together), late)
 

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from timespine.spark.reading import release
     from timespine.spark.session import prepare
     from timespine.spark.sql import register
+    from timespine.spark.together import foreach_batch_together
 
 _FROM = {
     "foreach_batch": "each_batch",
+    "foreach_batch_together": "together",
     "merging_on": "merging",
     "prepare": "session",
     "register": "sql",
@@ -68,6 +70,7 @@ __all__ = [
     "drop_reads",
     "drop_sink",
     "foreach_batch",
+    "foreach_batch_together",
     "merging_on",
     "prepare",
     "register",

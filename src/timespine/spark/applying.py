@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.access import Access
-from timespine.client.changing import Difference, Present, change
+from timespine.client.changing import Compute, Difference, Present, change
 from timespine.client.writing import Committed, Together
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform
@@ -29,6 +29,11 @@ from timespine.spark.kinds import CHANGE_TYPE, COMES, COMMIT_VERSION, GOES, PASS
 
 def apply(access: Access, rows: pa.Table, sequence: str | None, together: Together = ()) -> Committed:
     """Apply changes to a collection, `together` with other commands."""
+    return change(access, applying(access, rows, sequence), "apply", together)
+
+
+def applying(access: Access, rows: pa.Table, sequence: str | None) -> Compute:
+    """Changes by key, to be worked out from the rows that are there."""
     _, known = access.schema(access.known())
     if not known.key:
         raise UsageError("changes are applied by key, and this collection has no key columns: append them with _diff")
@@ -41,7 +46,7 @@ def apply(access: Access, rows: pa.Table, sequence: str | None, together: Togeth
         keys = conform(last.select(names), schema).select(list(schema.key_names))
         return Difference(present.rows(keys=KeySet(keys)), came)
 
-    return change(access, compute, "apply", together)
+    return compute
 
 
 def latest(rows: pa.Table, schema: Schema, sequence: str | None) -> pa.Table:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from timespine.client.changing import Difference, delta_of, keys_of, timed
 from timespine.client.driver import fresh_id
+from timespine.client.unsealed import REFUSE, by_rule, milliseconds, with_times
 from timespine.columnar.builder import BatchBuilder
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform, updates
-from timespine.columnar.schema import DIFF, Schema
+from timespine.columnar.schema import DIFF, TIME, Schema
 from timespine.columnar.slice import Slice, read
 from timespine.columnar.transmit import encode_batch
 from timespine.core.hollow import Order
@@ -25,14 +28,36 @@ from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 from timespine.spark.place import Place
+from timespine.spark.sealing import Rule
 from timespine.spark.tasks import Batches
 from timespine.spark.types import brought_back
 
-SENT = pa.schema([pa.field("batch", pa.binary()), pa.field("rows", pa.int64()), pa.field("error", pa.string())])
-"""What a task sends: a batch, how many rows it was made of, or what is wrong with them."""
+SENT = pa.schema(
+    [
+        pa.field("batch", pa.binary()),
+        pa.field("rows", pa.int64()),
+        pa.field("error", pa.string()),
+        pa.field("late", pa.int64()),
+        pa.field("latest", pa.int64()),
+    ]
+)
+"""What a task sends: see `job.Sent`."""
 
-DDL = "batch binary, rows bigint, error string"
+DDL = "batch binary, rows bigint, error string, late bigint, latest bigint"
 """The same, as Spark says it."""
+
+
+class Taken(NamedTuple):
+    """What came of the rows of a partition."""
+
+    batch: bytes | None
+    """The batch that they are; None if nothing came of them."""
+    rows: int
+    """How many there were."""
+    late: int = 0
+    """Those of them that came too late."""
+    latest: int | None = None
+    """The largest time that they brought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +103,32 @@ class Changing:
     """Whether rows go instead of taking the place of others."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """How rows are written ahead of the seal."""
+
+    times: str
+    """The column that has their times."""
+    late: str
+    """What becomes of those whose time is sealed already."""
+    rule: Rule
+    """What is sealed after them."""
+
+
 def appended(building: Building) -> Callable[[Batches], Batches]:
     """For `mapInArrow` over rows: the batches that they become."""
 
     def build(batches: Batches) -> Batches:
         return _sent(lambda: append_rows(building, batches))
+
+    return build
+
+
+def written(building: Building, ahead: Ahead, first: int) -> Callable[[Batches], Batches]:
+    """For `mapInArrow` over rows: the batches that they become, at times of their own, the first of which is open."""
+
+    def build(batches: Batches) -> Batches:
+        return _sent(lambda: write_rows(building, ahead, first, batches))
 
     return build
 
@@ -105,22 +151,22 @@ def named(names: list[str], task: Callable[[Batches], Batches]) -> Callable[[Bat
     return run
 
 
-def sent(build: Callable[[], tuple[bytes | None, int]]) -> tuple[bytes | None, int, str | None]:
+def sent(build: Callable[[], Taken]) -> tuple[bytes | None, int, str | None, int, int | None]:
     """What became of building a batch. What is wrong with the rows is an answer: the driver says it in one sentence."""
     try:
-        data, rows = build()
+        taken = build()
     except UsageError as error:
-        return None, 0, str(error)
-    return data, rows, None
+        return None, 0, str(error), 0, None
+    return taken.batch, taken.rows, None, taken.late, taken.latest
 
 
-def _sent(build: Callable[[], tuple[bytes | None, int]]) -> Batches:
-    data, rows, error = sent(build)
-    if rows or error:
-        yield pa.RecordBatch.from_pydict({"batch": [data], "rows": [rows], "error": [error]}, schema=SENT)
+def _sent(build: Callable[[], Taken]) -> Batches:
+    answer = dict(zip(SENT.names, sent(build), strict=True))
+    if answer["rows"] or answer["error"]:
+        yield pa.RecordBatch.from_pylist([answer], schema=SENT)
 
 
-def append_rows(building: Building, batches: Batches) -> tuple[bytes | None, int]:
+def append_rows(building: Building, batches: Batches) -> Taken:
     """The rows of a partition as a batch."""
     rows = 0
     with building.builder(Order.UNORDERED) as builder:
@@ -129,7 +175,41 @@ def append_rows(building: Building, batches: Batches) -> tuple[bytes | None, int
             refuse_null_keys(table, building.schema)
             builder.add(updates(table, building.schema, building.at))
             rows += table.num_rows
-        return _finished(building, builder), rows
+        return Taken(_finished(building, builder), rows)
+
+
+def write_rows(building: Building, ahead: Ahead, first: int, batches: Batches) -> Taken:
+    """The rows of a partition as a batch, at times of their own. Those before the first that is open go by rule.
+
+    What is refused is left to whoever commits, who knows what is sealed by then.
+    """
+    rows, late, latest = 0, 0, None
+    with building.builder(Order.UNORDERED) as builder:
+        for batch in batches:
+            table = brought_back(batch, building.schema)
+            refuse_null_keys(table, building.schema)
+            table = at_times(table, building.schema, ahead.times)
+            latest = latest_of(table, latest)
+            rows += table.num_rows
+            if ahead.late != REFUSE:
+                table, moved = by_rule(table, TIME, first, ahead.late)
+                late += moved
+            builder.add(updates(table, building.schema, None))
+        return Taken(_finished(building, builder), rows, late, latest)
+
+
+def at_times(table: pa.Table, schema: Schema, name: str) -> pa.Table:
+    """Rows with their times, from a column of theirs, as whole numbers in `_time`."""
+    if name != TIME or TIME not in table.column_names:
+        return with_times(table, schema, name)
+    place = table.column_names.index(TIME)
+    return table.set_column(place, TIME, milliseconds(table.column(TIME), TIME).cast(pa.int64()))
+
+
+def latest_of(table: pa.Table, known: int | None = None) -> int | None:
+    """The largest time of rows, or the one that is known if it is larger; None if there is none."""
+    found = pc.max(table.column(TIME)).as_py()
+    return max((each for each in (found, known) if each is not None), default=None)
 
 
 def _finished(building: Building, builder: BatchBuilder) -> bytes | None:
@@ -137,23 +217,23 @@ def _finished(building: Building, builder: BatchBuilder) -> bytes | None:
     return encode_batch(batch, building.collection, building.schema.arity) if batch.runs else None
 
 
-def change_rows(changing: Changing, batches: Batches) -> tuple[bytes | None, int]:
+def change_rows(changing: Changing, batches: Batches) -> Taken:
     """What changes the rows that are there to those of a partition, as a batch."""
     building = changing.building
     schema = building.schema
     tables = [brought_back(batch, schema) for batch in batches]
     if not tables:
-        return None, 0
+        return Taken(None, 0)
     table = pa.concat_tables(tables)
     difference = _difference(changing, table)
     delta = delta_of(difference, schema)
     if delta.num_rows == 0:
-        return None, table.num_rows
+        return Taken(None, table.num_rows)
     assert building.at is not None
     with building.builder(Order.SORTED) as builder:
         ordered = timed(delta, schema, building.at[0])
         builder.add(ordered)
-        return _finished(building, builder), table.num_rows
+        return Taken(_finished(building, builder), table.num_rows)
 
 
 def _difference(changing: Changing, table: pa.Table) -> Difference:

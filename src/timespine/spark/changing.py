@@ -9,7 +9,7 @@ import pyarrow as pa
 from timespine.client import changing
 from timespine.client.access import Access
 from timespine.client.changing import ATTEMPTS, Present, commit_exactly, present
-from timespine.client.storing import count_appended
+from timespine.client.storing import Runs, count_appended
 from timespine.client.writing import Committed, Together, commit_first
 from timespine.columnar.schema import Schema
 from timespine.columnar.slice import cut
@@ -28,25 +28,35 @@ if TYPE_CHECKING:
 
 def upsert(access: Access, frame: DataFrame, together: Together = ()) -> Committed:
     """Rows take the place of those with the same key, or are added."""
-    schema, few = _looked_at(access, frame)
+    schema, few = looked_at(access, frame)
     if few is not None:
         return changing.upsert(access, few, together)
-    if not schema.key:
-        raise UsageError("an upsert of many rows is by key, and this collection has no key columns: append instead")
+    refuse_keyless(schema)
     return _change(access, frame, "upsert", together, deletes=False)
 
 
 def delete(access: Access, frame: DataFrame, together: Together = ()) -> Committed:
     """All rows with one of these keys go."""
     _, schema = access.schema(access.state())
-    keys = frame.select(*map(quoted, check_keys(frame.schema, schema)))
-    schema, few = _looked_at(access, keys)
+    keys = keys_of(frame, schema)
+    schema, few = looked_at(access, keys)
     if few is not None:
         return changing.delete_keys(access, few, together)
     return _change(access, keys.distinct(), "delete", together, deletes=True)
 
 
-def _looked_at(access: Access, frame: DataFrame) -> tuple[Schema, pa.Table | None]:
+def keys_of(frame: DataFrame, schema: Schema) -> DataFrame:
+    """The columns by which rows are deleted; others may come along, and are passed over."""
+    return frame.select(*map(quoted, check_keys(frame.schema, schema)))
+
+
+def refuse_keyless(schema: Schema) -> None:
+    """A UsageError if many rows cannot be upserted because nothing tells which of those that are there they mean."""
+    if not schema.key:
+        raise UsageError("an upsert of many rows is by key, and this collection has no key columns: append instead")
+
+
+def looked_at(access: Access, frame: DataFrame) -> tuple[Schema, pa.Table | None]:
     """The schema that the rows must fit, and all of them, if they are few."""
     _, schema = access.schema(access.state())
     check_frame(frame.schema, schema)
@@ -71,8 +81,7 @@ def _change(access: Access, frame: DataFrame, operation: str, together: Together
 def _change_once(access: Access, frame: DataFrame, operation: str, together: Together, *, deletes: bool) -> Committed:
     with present(access) as now:
         with Job(access, now.id, now.schema, (now.time,)) as job:
-            task = changed(Changing(job.building, _slice_of(now), deletes))
-            runs, rows = job.runs(built(frame, _by_key(now.schema), task))
+            runs, rows = worked_out(now, job, frame, deletes=deletes)
             ends = (*together, *job.end())
             if not runs:
                 commit_first(access, ends[0], ends[1:])
@@ -80,6 +89,12 @@ def _change_once(access: Access, frame: DataFrame, operation: str, together: Tog
             done = commit_exactly(access, now, runs, rows, operation, ends)
         count_appended(access, runs, rows)
         return done
+
+
+def worked_out(now: Present, job: Job, frame: DataFrame, *, deletes: bool) -> tuple[Runs, int]:
+    """The difference that rows make to those that are there, by tasks: as runs, and how many updates that is."""
+    task = changed(Changing(job.building, _slice_of(now), deletes))
+    return job.runs(built(frame, _by_key(now.schema), task))
 
 
 def _by_key(schema: Schema) -> Schema:

@@ -7,12 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from timespine.client.access import Access
 from timespine.client.changes import CHANGE_TYPE
 from timespine.client.collection import Collection
-from timespine.client.writing import Committed
+from timespine.client.unsealed import Written
+from timespine.client.writing import Committed, Together
+from timespine.columnar.schema import Schema
 from timespine.errors import AlreadyIn, UsageError, shown
 from timespine.spark import changing, writing
+from timespine.spark.ahead import ahead, write_frame
 from timespine.spark.applying import apply
+from timespine.spark.building import Ahead
 from timespine.spark.opened import collection_of
 from timespine.spark.options import APPEND, DELETE, UPSERT, Target
 from timespine.spark.place import place_of
@@ -22,6 +29,9 @@ from timespine.spark.types import check_frame
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+Done = Callable[[int, Committed | Written | None], Any]
+"""Told of a batch, by its number, and what came of it."""
+
 
 def foreach_batch(
     collection: Collection,
@@ -30,12 +40,20 @@ def foreach_batch(
     sink: str | None = None,
     sequence_by: str | None = None,
     first_batch: int = 0,
-    done: Callable[[int, Committed | None], Any] | None = None,
+    times: str | None = None,
+    seal: str | None = None,
+    late: str | None = None,
+    done: Done | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """What to give to `df.writeStream.foreachBatch`: writes every batch to a collection, exactly once.
 
     Modes are those of the sink. `sink` names it; without a name it is known by the id of the query. `done` is told
-    of every batch and what came of it, None if it was in already or empty.
+    of every batch and what came of it, None if it was in already, or was empty and is not noted.
+
+    `times` names a column that has the times of the rows: whole numbers, or timestamps as milliseconds of the wall
+    clock. They are written ahead of the seal, in any order. `seal` is the rule for that: "none", "max" (up to the
+    largest time that came) or a delay behind it, "delay 10 minutes". `late` is what becomes of rows whose time is
+    sealed: "refuse", "drop" or "move". Such batches are noted also if they are empty.
 
     Call it with every batch, also with one of no rows, and once: two helpers that write to one collection in the same
     `foreachBatch` need a name each. The first batch that a collection gets is 0, or the one that `first_batch` says.
@@ -47,7 +65,10 @@ def foreach_batch(
         raise UsageError(f"mode is append, upsert or delete, not {shown(mode)}")
     if sequence_by is not None and mode != UPSERT:
         raise UsageError("sequence_by says which of several changes of a key is the last: it is for upserts")
-    return EachBatch(collection, mode, sink, sequence_by, done, first_batch)
+    how = ahead(collection._access, times, seal, late)
+    if how is not None and mode != APPEND:
+        raise UsageError(f"rows at times of their own are appended: leave out the mode {mode}, or times")
+    return EachBatch(collection, mode, sink, sequence_by, how, done, first_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +79,23 @@ class EachBatch:
     mode: str
     sink: str | None
     sequence_by: str | None
-    done: Callable[[int, Committed | None], Any] | None
+    how: Ahead | None
+    """How rows are written ahead of the seal; None: they get the next free time."""
+    done: Done | None
     first_batch: int = 0
     run: str | None = None
     """The run of the query, if that is known without asking Spark: a process beside the server of Connect has one."""
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         access = self.collection._access
-        query = _property(frame, "sql.streaming.queryId")
+        query = query_of(frame)
         known = Sink(self.sink, query, self.first_batch)
         run = _property(frame, "spark.jobGroup.id") if query is not None else self.run
         _refuse_twice(self.collection, known, batch, run)
         committed = None
         try:
             if not known.is_in(access.state(), batch):
-                committed = _written(self.collection, frame, self.mode, self.sequence_by, known, batch)
+                committed = self._written(frame, (known.commit(batch),))
                 if committed is None:
                     known.begin(access, batch)
         except AlreadyIn:
@@ -89,18 +112,21 @@ class EachBatch:
             self.mode,
             self.sink,
             self.sequence_by,
+            self.how,
             self.done,
             self.first_batch,
         )
 
+    def _written(self, frame: DataFrame, together: Together) -> Committed | Written | None:
+        access = self.collection._access
+        if self.how is not None:
+            return write_frame(access, frame, self.how, together)
+        return _written(access, frame, self.mode, self.sequence_by, together)
+
 
 def _unpickled(target: Target, id: str, mode: str, sink: str | None, *rest: Any) -> EachBatch:
     """Beside the server of Spark Connect: the same, with the store open here. What is wrong is said at the start."""
-    if sink is None:
-        raise UsageError(
-            "with Spark Connect a batch does not say which query it belongs to: "
-            "name the sink, foreach_batch(collection, sink='...')"
-        )
+    refuse_nameless(sink, "foreach_batch(collection, sink='...')")
     collection = collection_of(target)
     if collection.id != id:
         raise UsageError(f"{target.collection} is another collection by now: open it again")
@@ -124,11 +150,13 @@ def _refuse_twice(collection: Collection, sink: Sink, batch: int, run: str | Non
         )
 
 
-def _written(
-    collection: Collection, frame: DataFrame, mode: str, sequence: str | None, sink: Sink, batch: int
-) -> Committed | None:
-    access = collection._access
-    together = (sink.commit(batch),)
+def refuse_nameless(sink: str | None, call: str) -> None:
+    """A UsageError if a batch could not be known by anything beside the server of Spark Connect."""
+    if sink is None:
+        raise UsageError(f"with Spark Connect a batch does not say which query it belongs to: name the sink, {call}")
+
+
+def _written(access: Access, frame: DataFrame, mode: str, sequence: str | None, together: Together) -> Committed | None:
     _, schema = access.schema(access.known())
     if mode == APPEND:
         check_frame(frame.schema, schema, schema.system_names)
@@ -140,6 +168,12 @@ def _written(
         return changing.delete(access, frame, together)
     if CHANGE_TYPE not in frame.columns and sequence is None:
         return changing.upsert(access, frame, together)
+    few = few_changes(frame, schema, sequence)
+    return apply(access, few, sequence, together) if few.num_rows else None
+
+
+def few_changes(frame: DataFrame, schema: Schema, sequence: str | None) -> pa.Table:
+    """A batch of changes by key, which must be few, on the driver."""
     extra = tuple(name for name in (CHANGE_TYPE, sequence) if name is not None)
     check_frame(frame.schema, schema, extra)
     few = writing.taken(frame, schema)
@@ -149,7 +183,12 @@ def _written(
             "or split it by frame.filter(...) for two helpers, foreach_batch(collection, 'upsert', sink='upserts') "
             "and foreach_batch(collection, 'delete', sink='deletes')"
         )
-    return apply(access, few, sequence, together) if few.num_rows else None
+    return few
+
+
+def query_of(frame: DataFrame) -> str | None:
+    """The id of the streaming query that a batch belongs to; None with Spark Connect, which does not tell."""
+    return _property(frame, "sql.streaming.queryId")
 
 
 def _property(frame: DataFrame, name: str) -> str | None:

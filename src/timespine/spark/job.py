@@ -12,13 +12,13 @@ from timespine.client.access import Access
 from timespine.client.driver import fresh_id
 from timespine.client.storing import delete_unused, surely_not
 from timespine.client.writing import Together
-from timespine.columnar.builder import chained
+from timespine.columnar.builder import chained, flush_to_blob
 from timespine.columnar.parts import meta_of
 from timespine.columnar.runs import delete_keys, spill, written_by
 from timespine.columnar.schema import Schema
 from timespine.columnar.transmit import decode_batch
 from timespine.columnar.upload import Target
-from timespine.core.hollow import Order, Run
+from timespine.core.hollow import HollowBatch, Order, Run
 from timespine.core.transitions import ExpireWriter, RegisterWriter
 from timespine.errors import TimespineError, UsageError
 from timespine.model.time import Time
@@ -35,6 +35,10 @@ class Sent(msgspec.Struct, frozen=True):
     """Rows that it took."""
     error: str | None
     """What is wrong with them."""
+    late: int = 0
+    """Those that came too late, and were dropped or moved."""
+    latest: int | None = None
+    """The largest time that they brought, if they are written ahead of the seal."""
 
 
 class Job:
@@ -96,7 +100,9 @@ def gathered(access: Access, building: Building, sent: Iterable[Sent]) -> tuple[
     wrong = sorted({each.error for each in answers if each.error is not None})
     if wrong:
         raise UsageError(wrong[0])
-    batches = [decode_batch(each.batch, access.id) for each in answers if each.batch is not None]
+    batches = _fitting(
+        access, building, [decode_batch(each.batch, access.id) for each in answers if each.batch is not None]
+    )
     built = [run for batch in batches for run in batch.runs]
     chains = chained((*ends, run) for run in built if (ends := _ends(run)) is not None)
     lists = [[part for run in chain for part in run.parts] for chain in chains]
@@ -109,6 +115,28 @@ def gathered(access: Access, building: Building, sent: Iterable[Sent]) -> tuple[
         for parts in lists
     ]
     return tuple(Run(parts, Order.SORTED, id) for parts in runs), sum(batch.len for batch in batches)
+
+
+def _fitting(access: Access, building: Building, batches: list[HollowBatch]) -> list[HollowBatch]:
+    """Batches of which nothing is inline, if the state has no room for it: the commit would only say so."""
+    inline = sum(batch.inline_bytes for batch in batches)
+    if not inline or access.known().inline_bytes + inline <= access.config.inline_total_bytes:
+        return batches
+    schema_of = access.parts(access.known()).schema_of
+    shared = access.shared
+    return [
+        flush_to_blob(
+            batch,
+            access.id,
+            building.writer,
+            schema_of,
+            shared.blob,
+            access.config,
+            fresh=fresh_id,
+            counters=shared.counters,
+        )
+        for batch in batches
+    ]
 
 
 def _ends(run: Run) -> tuple[bytes, bytes] | None:

@@ -1,4 +1,4 @@
-"""A change log becomes a collection, a table of sums follows it, and maintenance changes no answer.
+"""A change log becomes a collection, a table of sums follows it, and neither maintenance nor late data change answers.
 
     python -m timespine.spark.pipeline [--rows 20000] [--keep FOLDER]
     python -m timespine.spark.pipeline --log changes.csv --key id
@@ -38,6 +38,7 @@ from timespine.spark.names import quoted
 from timespine.spark.quiet import bar, quietly, waiting
 from timespine.spark.reading import release
 from timespine.spark.session import Setting, prepare, session
+from timespine.spark.shown import atomic_batches, late_data
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -163,6 +164,8 @@ class Pipeline:
             self.compare(orders, sums, times)
             merged, after = self.maintained(store, orders, sums, times)
             self.prove(times, before, merged, after)
+            late_data(self, store)
+            atomic_batches(self, store)
         self.say(f"\nAll of it took {time.monotonic() - self.began:.0f} s.")
         return self.is_right
 

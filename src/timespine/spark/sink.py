@@ -1,16 +1,18 @@
 """`df.write` and `df.writeStream` with `.format("timespine")`: tasks build batches, and one commit takes them all.
 
 Modes: `append` (rows, which may carry `_diff`), `upsert` (rows by key, with deletes
-where `_change_type` says so) and `delete` (keys). Rows get the next free time. What is
-appended is written by the tasks; what has to be compared with the rows that are there
-travels to whoever commits. That is for batches of a stream: many rows at once are
-upserted by `collection.upsert(df)` or in `foreachBatch`.
+where `_change_type` says so) and `delete` (keys). Rows get the next free time, or, if
+the option `timeColumn` names one, that of a column: those are written ahead of the seal.
+What is appended is written by the tasks; what has to be compared with the rows that are
+there, or with what is sealed, travels to whoever commits. That is for batches of a
+stream: many rows at once are upserted by `collection.upsert(df)` or in `foreachBatch`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,11 +23,13 @@ from pyspark.sql.types import StructType
 from timespine.client.access import Access
 from timespine.client.changes import CHANGE_TYPE
 from timespine.client.changing import delete_keys
-from timespine.client.writing import Committed, Together
+from timespine.client.unsealed import REFUSE, Written
+from timespine.client.writing import Committed, Together, commit_first
 from timespine.columnar.schema import Schema
 from timespine.errors import AlreadyIn, UsageError
+from timespine.spark.ahead import ahead, check_times, commit_parts, parts_of, write_few
 from timespine.spark.applying import apply
-from timespine.spark.building import Building, append_rows, refuse_null_keys, sent
+from timespine.spark.building import Ahead, Building, Taken, append_rows, refuse_null_keys, sent, write_rows
 from timespine.spark.job import Sent, delete_sent, gathered
 from timespine.spark.opened import collection_of
 from timespine.spark.options import APPEND, DELETE, UPSERT, Options
@@ -33,6 +37,8 @@ from timespine.spark.place import place_of
 from timespine.spark.sinks import Sink, query_in
 from timespine.spark.types import brought_back, check_frame, check_keys
 from timespine.spark.writing import When, commit_runs, when
+
+LOG = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX = 64 << 20
 """Rows of one task that travel to whoever commits, at most."""
@@ -53,18 +59,24 @@ class Message(WriterCommitMessage):
 class _Writing:
     """What both sinks do."""
 
-    def __init__(self, options: Options, mode: str, building: Building, moment: When) -> None:
+    def __init__(self, options: Options, mode: str, building: Building, moment: When, how: Ahead | None = None) -> None:
         self._options = options
         self._mode = mode
         self._building = building
         self._when = moment
+        self._how = how
+
+    @property
+    def _is_built(self) -> bool:
+        """Whether tasks write the rows. What is sealed is known only to whoever commits, and so is what is late."""
+        return self._mode == APPEND and (self._how is None or self._how.late == REFUSE)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: build a batch, or take the rows along."""
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
-        if self._mode == APPEND:
-            answer = sent(lambda: append_rows(self._building, iterator))
+        if self._is_built:
+            answer = sent(lambda: self._built(iterator))
             return Message(Sent(*answer), None, query)
         try:
             rows, data = _packed(iterator, self._building.schema)
@@ -72,21 +84,33 @@ class _Writing:
             return Message(Sent(None, 0, str(error)), None, query)
         return Message(Sent(None, rows, None), data, query)
 
+    def _built(self, iterator: Iterator[pa.RecordBatch]) -> Taken:
+        """In a task: the rows of a partition as a batch."""
+        if self._how is None:
+            return append_rows(self._building, iterator)
+        return write_rows(self._building, self._how, 0, iterator)
+
     def _access(self) -> Access:
         return collection_of(self._options.target)._access
 
-    def _commit(self, messages: list[Message], together: Together) -> Committed | None:
+    def _commit(self, messages: list[Message], together: Together) -> Committed | Written | None:
         """Beside the driver: one commit for all tasks; None if there are no rows."""
         access = self._access()
         answers = [message.sent for message in messages]
         runs, rows = gathered(access, self._building, answers)
+        tables = [_unpacked(message.rows) for message in messages if message.rows is not None]
+        if self._how is not None:
+            access.state()
+            if self._is_built:
+                parts = parts_of(self._building.schema_id, runs, rows, answers)
+                return commit_parts(access, parts, self._how, together)
+            return self._commit_rows(access, tables, self._how, together)
         if self._mode == APPEND:
             if not runs:
                 return None
             # SUBTLE: by the time that the tasks wrote. If it is taken by now the rows are moved to a later one; said to
             # stand elsewhere, they would change what was read already (test_streams.py).
             return commit_runs(access, self._building.schema, runs, rows, self._when, "append", together)
-        tables = [_unpacked(message.rows) for message in messages if message.rows is not None]
         if not tables:
             return None
         table = pa.concat_tables(tables)
@@ -95,6 +119,18 @@ class _Writing:
             refuse_null_keys(keys, self._building.schema)
             return delete_keys(access, keys, together)
         return apply(access, table, self._options.text("sequenceBy"), together)
+
+    def _commit_rows(self, access: Access, tables: list[pa.Table], how: Ahead, together: Together) -> Written | None:
+        """Beside the driver: write rows that have travelled, by the rule for those that are late."""
+        if tables:
+            done = write_few(access, pa.concat_tables(tables), how, together)
+            if done.late:
+                # Nobody is told of a batch here, and the counters are those of this process.
+                LOG.warning("%s: %d rows came too late, by rule: %s", access.name, done.late, how.late)
+            return done
+        if together:
+            commit_first(access, together[0], together[1:])
+        return None
 
     def abort(self, messages: list[Any], *_: object) -> None:
         """Beside the driver: some task failed for good; delete what the others put."""
@@ -138,13 +174,23 @@ def check_sink(options: Options) -> None:
         Sink(named, None).check()
 
 
-def writing_of(options: Options, schema: StructType, *, overwrite: bool) -> tuple[Options, str, Building, When]:
+def writing_of(
+    options: Options, schema: StructType, *, overwrite: bool
+) -> tuple[Options, str, Building, When, Ahead | None]:
     """What a sink needs to know to take rows of a DataFrame, if they can be rows of the collection."""
     if overwrite:
         raise UsageError("a collection keeps its history: write with mode('append'), or use collection.replace(...)")
     access = collection_of(options.target)._access
     id, known = access.schema(access.state())
     mode = options.text("mode") or APPEND
+    how = ahead(access, options.text("timeColumn"), options.text("seal"), options.text("late"))
+    writer = access.committer.writer(access.id)
+    building = Building(place_of(access), access.id, writer, id, known, None)
+    if how is not None:
+        if mode != APPEND or options.text("time") is not None:
+            raise UsageError("rows at the times of timeColumn are appended: leave out mode and time")
+        check_times(schema, access, known, how.times)
+        return options, mode, building, When(None, False), how
     sequence = options.text("sequenceBy")
     extra = known.system_names if mode == APPEND else tuple(filter(None, (CHANGE_TYPE, sequence)))
     if mode == DELETE:
@@ -154,8 +200,7 @@ def writing_of(options: Options, schema: StructType, *, overwrite: bool) -> tupl
     if mode == UPSERT and not known.key:
         raise UsageError("rows are upserted by key, and this collection has no key columns: append them with _diff")
     moment = when(access, schema.names if mode == APPEND else (), options.number("time"))
-    writer = access.committer.writer(access.id)
-    return options, mode, Building(place_of(access), access.id, writer, id, known, moment.at), moment
+    return options, mode, replace(building, at=moment.at), moment, None
 
 
 def _packed(batches: Iterator[pa.RecordBatch], schema: Schema) -> tuple[int, bytes | None]:
@@ -166,7 +211,7 @@ def _packed(batches: Iterator[pa.RecordBatch], schema: Schema) -> tuple[int, byt
         return 0, None
     if table.nbytes > MESSAGE_BYTES_MAX:
         raise UsageError(
-            f"{table.num_rows} rows in one task are too many to be upserted by the sink: "
+            f"{table.num_rows} rows in one task are too many to travel with the sink: "
             "use timespine.spark.foreach_batch, or smaller batches"
         )
     sink = pa.BufferOutputStream()

@@ -132,7 +132,7 @@ def commit_runs(
     if moment.is_free and moment.at is not None:
         done = writing.commit_next(access, runs, rows, moment.at[0], operation, together)
     else:
-        lower, latest = (Frontier((moment.at,)), moment.at) if moment.at is not None else _extent(runs, schema)
+        lower, latest = (Frontier((moment.at,)), moment.at) if moment.at is not None else extent(runs)
         check_not_before(moment.expected, lower)
         upper = writing.upper_of(access, moment.upper, latest, schema)
         if upper.less_equal(latest):
@@ -155,10 +155,10 @@ def built(frame: DataFrame, schema: Schema, task: Any) -> list[Sent]:
     renamed = frame.toDF(*plain.values())
     ranged = renamed.repartitionByRange(*(plain[name] for name in keys)) if keys else renamed
     sent = ranged.mapInArrow(named(columns, task), DDL).toArrow()
-    return [Sent(row["batch"], row["rows"], row["error"]) for row in sent.to_pylist()]
+    return [Sent(**row) for row in sent.to_pylist()]
 
 
-def _extent(runs: tuple[Run, ...], schema: Schema) -> tuple[Frontier, Time]:
+def extent(runs: tuple[Run, ...]) -> tuple[Frontier, Time]:
     """The earliest and the latest times of some runs, from what is known of their parts."""
     metas = [meta_of(part) for run in runs for part in run.parts]
     known = [meta for meta in metas if meta is not None]

@@ -1,0 +1,125 @@
+"""Verbs about what is not complete yet: write, seal."""
+
+from __future__ import annotations
+
+import enum
+from contextlib import nullcontext
+from typing import Annotated
+
+import typer
+
+from timespine.cli.destination import for_document
+from timespine.cli.intake import read_rows
+from timespine.cli.options import Name, Output, StorePath, check_path, opened, to_moment
+from timespine.cli.output import write_done
+from timespine.cli.progress import waiting
+from timespine.cli.source import STDIN
+from timespine.cli.text import counted
+from timespine.cli.writing import File, FormatOption
+from timespine.client.inspecting import plain
+from timespine.errors import UsageError
+
+
+class Late(enum.StrEnum):
+    """What becomes of rows whose time is sealed already."""
+
+    refuse = "refuse"
+    drop = "drop"
+    move = "move"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command("write")(write)
+    app.command("seal")(seal)
+
+
+def write(
+    store: StorePath,
+    name: Name,
+    file: File,
+    format: FormatOption = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="The time of all rows.", show_default=False)
+    ] = None,
+    time_column: Annotated[
+        str | None,
+        typer.Option(
+            "--time-column",
+            metavar="NAME",
+            help="The column that has the times: one of the collection, or one more, of whole numbers.",
+            show_default=False,
+        ),
+    ] = None,
+    late: Annotated[
+        Late, typer.Option("--late", help="Refuse rows whose time is sealed, drop them, or move them to an open one.")
+    ] = Late.refuse,
+    output: Output = None,
+) -> None:
+    """Make the rows of a file durable ahead of the seal: at times that are not complete yet, in any order.
+
+    They become part of the collection when `timespine seal` says that nothing more
+    comes before their time. Their times are in the column _time, in one that
+    --time-column names, or all --at one.
+
+    \b
+    Example:
+      timespine write ./data events late.csv --time-column minute --late move
+      timespine seal ./data events --at 10
+    """
+    where = for_document(output)
+    check_path(file, "the file")
+    moment = to_moment(at)
+    with opened(store, writes_rows=True) as open_store:
+        collection = open_store.collection(name)
+        schema = collection.schema
+        if time_column is not None and time_column not in (*schema.names, *schema.system_names):
+            schema = schema.add(time_column, "int64")
+        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # somebody may be typing
+            rows = read_rows(file, format, schema)
+        with waiting(f"writing {counted(rows.num_rows, 'row')}"):
+            done = collection.write(rows, at=moment, times=time_column, late=late.value)
+    result = {
+        "rows": rows.num_rows,
+        "updates": done.rows,
+        "first": done.first,
+        "last": done.last,
+        "late": done.late,
+    }
+    when = f" from {done.first} to {done.last}" if done.rows else ""
+    too_late = f"; {counted(done.late, 'row')} came too late ({late.value})" if done.late else ""
+    said = f"{counted(rows.num_rows, 'row')}, {counted(done.rows, 'update')}{when}{too_late}\n"
+    write_done(where, result, lambda: said)
+
+
+def seal(
+    store: StorePath,
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="The names of the collections.", show_default=False)
+    ],
+    at: Annotated[
+        str, typer.Option("--at", metavar="TIME", help="Nothing more comes before this time.", show_default=False)
+    ],
+    output: Output = None,
+) -> None:
+    """Say that nothing more comes before a time: of all these collections, or of none.
+
+    What was written before it is part of them from now on. The same time again
+    changes nothing; an earlier one is an error.
+
+    \b
+    Example:
+      timespine seal ./data orders items --at 10
+    """
+    where = for_document(output)
+    upper = to_moment(at)
+    if upper is None:
+        raise UsageError("say which time: --at 10")
+    with opened(store, writes_rows=True) as open_store:
+        open_store.seal(names, upper)
+        reached = {name: plain(open_store.collection(name).upper) for name in names}
+    write_done(
+        where,
+        {"upper": reached},
+        lambda: "".join(f"{name} is complete below {upper}\n" for name, upper in reached.items()),
+    )

@@ -1,0 +1,193 @@
+"""A DataFrame ahead of the seal: rows at the times of a column, durable at once, and sealed by a named rule.
+
+Few rows are written by the driver, many by tasks, both in one commit with what seals
+and with the number of the batch, if it is one of a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from timespine.client import unsealed
+from timespine.client.access import Access
+from timespine.client.changing import ATTEMPTS
+from timespine.client.moments import Moment, to_user
+from timespine.client.storing import Runs, count_appended
+from timespine.client.unsealed import LATE, NOTHING, REFUSE, Written, count_late, too_late
+from timespine.client.writing import Together, commit_first
+from timespine.columnar.schema import DIFF, TIME, Schema
+from timespine.core.transitions import Write
+from timespine.errors import UpperMismatch, UsageError, shown
+from timespine.model.frontier import Frontier
+from timespine.model.time import Time
+from timespine.spark.building import Ahead, at_times, latest_of, refuse_null_keys, written
+from timespine.spark.job import Job, Sent
+from timespine.spark.sealing import NONE, Rule, rule_of
+from timespine.spark.types import check_frame
+from timespine.spark.writing import built, extent, taken
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+
+def ahead(access: Access, times: str | None, seal: str | None, late: str | None) -> Ahead | None:
+    """How rows are written ahead of the seal, as somebody asks for it; None if nobody names a column of times."""
+    if times is None:
+        if seal is not None or late is not None:
+            raise UsageError("seal and late are about rows at times of their own: name the column that has them")
+        return None
+    if late is not None and late not in LATE:
+        raise UsageError(f"late is one of {', '.join(LATE)}, not {shown(late)}")
+    return Ahead(times, late or REFUSE, rule_of(NONE if seal is None else seal, access.entry.timeline))
+
+
+def check_times(given: StructType, access: Access, schema: Schema, times: str) -> None:
+    """A UsageError if rows of a DataFrame with this schema cannot stand at the times of a column."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    if schema.arity != 1:
+        raise UsageError("times of several coordinates cannot come from one column: append the rows with their times")
+    if times not in given.names:
+        raise UsageError(f"there is no column {shown(times)} to take times from")
+    if times != TIME and TIME in given.names:
+        raise UsageError(f"the rows have times of their own in {TIME}: name that column, or drop it")
+    check_frame(given if times != TIME else _without(given, TIME), schema, (times, DIFF))
+    kind = to_arrow_schema(given, timezone="UTC").field(times).type
+    is_of_clock = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    if is_of_clock and access.entry.timeline == "counter":
+        raise UsageError(
+            f"column {shown(times)} holds points of the wall clock, and the times of {access.name} count 0, 1, 2, "
+            "and so on: give whole numbers"
+        )
+    # What is left is said of every batch too; here it is said before anything is done.
+    unsealed.milliseconds(pa.chunked_array([], kind), times)
+
+
+def _without(given: StructType, name: str) -> StructType:
+    return type(given)([field for field in given.fields if field.name != name])
+
+
+def write(
+    access: Access, frame: DataFrame, at: Moment | None = None, times: str | None = None, late: str = REFUSE
+) -> Written:
+    """Make the rows of a DataFrame durable ahead of the seal, as `Collection.write` does with others."""
+    if at is not None:
+        from pyspark.sql import functions as F
+
+        if times is not None:
+            raise UsageError("give either `at` or the column that has the times")
+        frame = frame.withColumn(TIME, F.lit(access.time_of(at)[0]).cast("long"))
+    how = ahead(access, times or TIME, None, late)
+    assert how is not None
+    return write_frame(access, frame, how)
+
+
+def write_frame(access: Access, frame: DataFrame, how: Ahead, together: Together = ()) -> Written:
+    """Make the rows of a DataFrame durable, and seal by rule, `together` with other commands."""
+    _, schema = access.schema(access.state())
+    check_times(frame.schema, access, schema, how.times)
+    few = taken(frame, schema)
+    return write_many(access, frame, how, together) if few is None else write_few(access, few, how, together)
+
+
+def write_few(access: Access, few: pa.Table, how: Ahead, together: Together = ()) -> Written:
+    """Write rows that are on the driver. What goes together with them is committed also if there are none."""
+    table = timed(access, few, how)
+    return unsealed.write(access, table, late=how.late, together=(*how.rule.commands(latest_of(table)), *together))
+
+
+def timed(access: Access, few: pa.Table, how: Ahead) -> pa.Table:
+    """Rows that are on the driver, with their times."""
+    _, schema = access.schema(access.known())
+    refuse_null_keys(few, schema)
+    return at_times(few, schema, how.times)
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """What tasks have written ahead of the seal."""
+
+    id: int
+    """The schema that rows were written with."""
+    runs: Runs
+    rows: int
+    """Updates in them."""
+    late: int
+    """Rows that came too late, and were dropped or moved."""
+    latest: int | None
+    """The largest time that came, before anything was moved."""
+
+    @property
+    def ends(self) -> tuple[Frontier, Time]:
+        """The earliest time, and the latest one. There must be rows."""
+        return extent(self.runs)
+
+    def commands(self, access: Access, rule: Rule) -> Together:
+        """What makes them part of the collection when their times are sealed, and what seals."""
+        if not self.runs:
+            return rule.commands(self.latest)
+        lower, last = self.ends
+        upper = access.known().upper
+        if upper.is_closed:
+            raise access.closed()
+        if not upper <= lower:
+            raise too_late(access, lower)
+        parts = tuple(part for run in self.runs for part in run.parts)
+        return (Write(lower, last, parts, self.id, access.config.inline_total_bytes), *rule.commands(self.latest))
+
+    def said(self, number: int | None) -> Written:
+        """What to tell whoever wrote them, under the number that they got."""
+        if not self.runs:
+            return msgspec.structs.replace(NOTHING, late=self.late)
+        lower, last = self.ends
+        return Written(number, self.rows, to_user(lower.elements[0]), to_user(last), self.late)
+
+
+def parts_of(id: int, runs: Runs, rows: int, sent: Iterable[Sent]) -> Parts:
+    """What tasks have written, from their answers."""
+    answers = list(sent)
+    latest = max((each.latest for each in answers if each.latest is not None), default=None)
+    return Parts(id, runs, rows, sum(each.late for each in answers), latest)
+
+
+def build(access: Access, job: Job, frame: DataFrame, how: Ahead) -> Parts:
+    """Let tasks write the rows of a DataFrame. What is too late by now goes by rule."""
+    building = job.building
+    upper = access.known().upper
+    first = upper.elements[0][0] if upper.elements else 0
+    sent = built(frame, building.schema, written(building, how, first))
+    return parts_of(building.schema_id, *job.runs(sent), sent)
+
+
+def write_many(access: Access, frame: DataFrame, how: Ahead, together: Together = ()) -> Written:
+    """Executors write the rows; the driver commits what points at them. Again, if more is too late by then."""
+    for _ in range(ATTEMPTS):
+        id, schema = access.schema(access.state())
+        parts = None
+        try:
+            with Job(access, id, schema, None) as job:
+                parts = build(access, job, frame, how)
+                return commit_parts(access, parts, how, (*together, *job.end()))
+        except UsageError:
+            if parts is None or not is_stale(access, parts, how):
+                raise
+            access.committer.session.count("changes started again")
+    raise UpperMismatch("any", access.known().upper)
+
+
+def is_stale(access: Access, parts: Parts, how: Ahead) -> bool:
+    """Whether rows are too late only since tasks have written them, and there is a rule for those."""
+    return how.late != REFUSE and bool(parts.runs) and not access.state().upper <= parts.ends[0]
+
+
+def commit_parts(access: Access, parts: Parts, how: Ahead, together: Together) -> Written:
+    """Commit what tasks have written, and what seals, `together` with other commands."""
+    commands = (*parts.commands(access, how.rule), *together)
+    number = commit_first(access, commands[0], commands[1:]) if commands else None
+    count_late(access, how.late, parts.late)
+    count_appended(access, parts.runs, parts.rows)
+    return parts.said(number)

@@ -1,0 +1,123 @@
+"""Steps of a transaction whose rows are worked out by tasks, and one for changes that come to nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from timespine.client.changing import Present, exactly, present
+from timespine.client.steps import Changing, Step
+from timespine.client.storing import Loose, Runs, count_appended
+from timespine.client.unsealed import Written, count_late
+from timespine.client.writing import Committed, after
+from timespine.core.transitions import AdvanceUpper, Command
+from timespine.model.frontier import Frontier
+from timespine.spark import ahead
+from timespine.spark.ahead import Parts
+from timespine.spark.building import Ahead
+from timespine.spark.changing import worked_out
+from timespine.spark.job import Job
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(slots=True)
+class ChangingAll(Changing):
+    """A difference to the rows that are there. The collection is complete up to its time, also if there is none.
+
+    So that whoever reads several collections finds the time of the transaction complete in all of them.
+    """
+
+    def reached(self, upper: Frontier, at: int | None) -> Frontier:
+        return _reached(upper, at)
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        assert at is not None
+        return Changing.commands(self, runs, upper, at) or [AdvanceUpper(after(at))]
+
+    def reply(self, replies: list[Any], at: int | None) -> Committed:
+        return Committed(at if self.rows else None, replies[-1], self.rows)
+
+
+@dataclass(slots=True)
+class ChangingByTasks(Step):
+    """The same for many rows: tasks look up those that are there."""
+
+    operation: str
+    frame: DataFrame
+    deletes: bool
+    now: Present | None = None
+    job: Job | None = None
+    runs: Runs = ()
+    rows: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        return True
+
+    @property
+    def is_read(self) -> bool:
+        return True
+
+    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+        self.now = now = stack.enter_context(present(self.access, at))
+        self.job = stack.enter_context(Job(self.access, now.id, now.schema, (now.time,)))
+        self.runs, self.rows = worked_out(now, self.job, self.frame, deletes=self.deletes)
+        return None
+
+    def reached(self, upper: Frontier, at: int | None) -> Frontier:
+        return _reached(upper, at)
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        assert self.now is not None
+        assert self.job is not None
+        assert at is not None
+        if self.runs:
+            return [exactly(self.now, self.runs, self.rows, self.operation), *self.job.end()]
+        return [AdvanceUpper(after(at)), *self.job.end()]
+
+    def reply(self, replies: list[Any], at: int | None) -> Committed:
+        assert at is not None
+        count_appended(self.access, self.runs, self.rows)
+        return Committed(at if self.rows else None, after(at), self.rows)
+
+
+@dataclass(slots=True)
+class WritingByTasks(Step):
+    """Many rows ahead of the seal, and the seal by rule."""
+
+    frame: DataFrame
+    how: Ahead
+    job: Job | None = None
+    parts: Parts | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        return self.parts is not None and ahead.is_stale(self.access, self.parts, self.how)
+
+    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+        id, schema = self.access.schema(self.access.state())
+        self.job = stack.enter_context(Job(self.access, id, schema, None))
+        self.parts = ahead.build(self.access, self.job, self.frame, self.how)
+        return None
+
+    def reached(self, upper: Frontier, at: int | None) -> Frontier:
+        sealed = self.how.rule.upper(self.parts.latest) if self.parts is not None else None
+        return upper if sealed is None else upper.join(sealed)
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        assert self.parts is not None
+        assert self.job is not None
+        return [*self.parts.commands(self.access, self.how.rule), *self.job.end()]
+
+    def reply(self, replies: list[Any], at: int | None) -> Written:
+        assert self.parts is not None
+        count_late(self.access, self.how.late, self.parts.late)
+        count_appended(self.access, self.parts.runs, self.parts.rows)
+        return self.parts.said(replies[0])
+
+
+def _reached(upper: Frontier, at: int | None) -> Frontier:
+    return after(at) if at is not None else upper

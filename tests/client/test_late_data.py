@@ -1,0 +1,91 @@
+"""Rows that come too late go by rule, also when the seal moves while they are written; and they are counted."""
+
+from __future__ import annotations
+
+import pytest
+from places import BLOBS, Place, Script
+
+from timespine.client.steps import Built
+from timespine.columnar.rows import updates
+from timespine.errors import UsageError
+from timespine.location.unreliable import Fault
+from timespine.model.frontier import Frontier
+
+ROWS = [{"id": 1, "t": 3}, {"id": 2, "t": 8}]
+
+
+@pytest.fixture
+def place():
+    with Place() as made:
+        yield made
+
+
+def seals_before_the_commit(place, name, upper):
+    """A store before whose next commit somebody else seals."""
+    other, script = place.open(), Script()
+    store = place.open(script=script, config=BLOBS)
+    collection = store.collection(name)
+    collection._access.committer.writer(collection.id)  # registered: what comes next is the commit
+    script.add("compare_and_set", Fault.NONE, key=collection.id, hook=lambda: other.collection(name).seal(upper))
+    return store, collection
+
+
+def times_of(collection):
+    return {row["id"]: row["_time"] for row in collection.unsealed().to_pylist()}
+
+
+@pytest.mark.parametrize(
+    ("late", "kept", "counted"),
+    [("move", {1: 5, 2: 8}, "late rows moved"), ("drop", {2: 8}, "late rows dropped")],
+)
+@pytest.mark.parametrize("how", ["alone", "in a transaction"])
+def test_rows_that_are_sealed_while_they_are_written_go_by_rule(place, late, kept, counted, how):
+    place.open().create("events", key={"id": "int64"}, timeline="counter")
+    store, events = seals_before_the_commit(place, "events", 5)
+    if how == "alone":
+        done = events.write(ROWS, times="t", late=late)
+    else:
+        with store.transaction() as tx:
+            tx.write(events, ROWS, times="t", late=late)
+        (done,) = tx.replies
+    assert done.late == 1
+    assert times_of(events) == kept
+    assert store.metrics()[counted] == 1
+    store.maintain(sweep=True)
+    assert store.vacuum().blobs == []
+
+
+@pytest.mark.parametrize("how", ["alone", "in a transaction"])
+def test_rows_that_are_sealed_while_they_are_written_are_refused_without_a_rule(place, how):
+    place.open().create("events", key={"id": "int64"}, timeline="counter")
+    store, events = seals_before_the_commit(place, "events", 5)
+    tx = store.transaction()
+    tx.write(events, ROWS, times="t")
+    with pytest.raises(UsageError, match="sealed already"):
+        tx.commit() if how == "in a transaction" else events.write(ROWS, times="t")
+    assert times_of(events) == {}
+
+
+def test_a_write_of_rows_that_are_all_too_late_is_counted_too(place):
+    store = place.open()
+    events = store.create("events", key={"id": "int64"}, timeline="counter")
+    events.seal(100)
+    assert events.write(ROWS, times="t", late="drop").late == 2
+    assert store.metrics()["late rows dropped"] == 2
+    assert "late rows moved" not in store.metrics()
+
+
+def test_runs_that_were_built_at_a_time_never_stand_before_it_though_the_clock_went_back(place):
+    store = place.open()
+    events = store.create("events", key={"id": "int64"})
+    built_at = place.clock.ms
+    writer = events.writer()
+    with writer.builder(built_at) as builder:
+        builder.add(updates([{"id": 1}], events.schema, (built_at,)))
+        batch = builder.finish(Frontier.at(built_at + 1))
+    place.clock.advance(-60)
+    with store.transaction() as tx:
+        tx.add(Built(events._access, written=built_at, rows=1, runs=batch.runs))
+    assert tx.time == built_at
+    assert events.snapshot(built_at).to_pylist() == [{"id": 1}]
+    assert store.metrics()["append rows"] == 1
