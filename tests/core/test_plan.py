@@ -8,7 +8,7 @@ import pytest
 from scene import WRITER, Scene, at, inline_part, up
 
 from timespine.core.hollow import Order, Part
-from timespine.core.plan import Plan, plan_changes, plan_snapshot, plan_unsealed, seen_through
+from timespine.core.plan import Plan, plan_ahead, plan_changes, plan_snapshot, plan_unsealed, seen_through
 from timespine.core.transitions import Drain, Evict, Retain, RollUpAll, Seal, Trim
 from timespine.core.transitions.push import truncated
 from timespine.errors import NotSealed, SinceError, UsageError
@@ -226,6 +226,21 @@ def test_changes_of_partially_ordered_times_agree_with_the_oracle() -> None:
     scene.agree()
     with pytest.raises(UsageError):
         plan_changes(scene.state, (0, 1), (1, 0))
+
+
+# What is there by now, as of a time that is not complete.
+
+
+def test_a_plan_ahead_counts_what_was_written_up_to_its_time(scene: Scene) -> None:
+    for until, counts in ((4, 5), (5, 6), (6, 6), (7, 7)):
+        found = plan_ahead(scene.state, (until,))
+        assert isinstance(found, Plan)
+        assert scene.read(found) == {"a": counts}
+
+
+def test_a_plan_ahead_cannot_be_before_since(scene: Scene) -> None:
+    scene.do(Retain(at(3)))
+    assert isinstance(plan_ahead(scene.state, (2,)), SinceError)
 
 
 # Unsealed updates by time.
