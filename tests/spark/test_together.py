@@ -231,7 +231,7 @@ def test_a_collection_that_was_dropped_or_made_anew_does_not_stop_the_others(sto
     write(frame, 0)
     store.drop("items")
     write(frame, 1)
-    store.create("items", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
+    store.create("items", key={"id": "int64"}, value={"name": "string"}, timeline="counter", replace=True)
     write(frame, 2)
     assert sinks(store, "orders", "items") == [{"shop": 2}, {"shop": 2}]
     assert names(store, "items") == {1: "a"}
