@@ -2,6 +2,7 @@
 
 python -m bench.spark                             everything, full sizes
 python -m bench.spark compact sink --rows 1000000 --json FILE
+python -m bench.spark --from FILE FILE --markdown docs/benchmarks.md     what was measured before, as a page
 
 Each work runs in alternation with what it is compared with; what is printed is the median
 of the repetitions, their spread, and the ratio of ours to the other.
@@ -27,11 +28,13 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 import timespine as ts
 import timespine.spark
+from bench.report import put_between
 from bench.rows import COLUMNS, rows, sample
 from timespine.spark import foreach_batch, merging_on
 
 KEY = {"id": "int64"}
 VALUE = {"customer": "string", "total": "double", "created": "timestamp", "note": "string"}
+BEGIN, END = "<!-- spark: begin -->", "<!-- spark: end -->"
 BATCHES = 30
 SKIPPED = 5
 """The first micro-batches of a query, in which everything is loaded."""
@@ -201,9 +204,18 @@ def write(bench: Bench) -> None:
                 .write.option("compression", "zstd")
                 .parquet(bench.emptied())
             ),
+            "handing them to Python": lambda: (
+                frame.repartitionByRange("id").mapInArrow(_nothing, "n long").write.format("noop").mode("append").save()
+            ),
             "write.parquet": lambda: frame.write.option("compression", "zstd").parquet(bench.emptied()),
         },
     )
+
+
+def _nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a task costs that only takes its rows."""
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays([pa.array([batch.num_rows])], ["n"])
 
 
 def sink(bench: Bench) -> None:
@@ -221,6 +233,9 @@ def sink(bench: Bench) -> None:
         times = {
             "ours": _batches(bench, lambda each: each.foreachBatch(helper)),
             "noop foreachBatch": _batches(bench, lambda each: each.foreachBatch(lambda frame, batch: None)),
+            "foreachBatch that takes the rows": _batches(
+                bench, lambda each: each.foreachBatch(lambda frame, batch: frame.toArrow())
+            ),
         }
         bench.told("foreach_batch, per micro-batch of 1,000 rows", times)
 
@@ -272,10 +287,36 @@ def _batches(bench: Bench, to: Callable[[Any], Any], path: str | None = None, fr
         while (query.lastProgress or {}).get("batchId", 0) < BATCHES - 2 and time.monotonic() < ended:
             time.sleep(0.02)
         query.stop()
-        progress = [each for each in query.recentProgress if each["numInputRows"]]
+        progress = [each for each in query.recentProgress if "addBatch" in each["durationMs"]]
         if query.exception() is not None:
             raise query.exception()
     return [each["durationMs"]["triggerExecution"] / 1000 for each in progress[SKIPPED:]]
+
+
+def largest_worker() -> int:
+    """Megabytes that the largest Python worker of this machine ever had, of those that are still there."""
+    found = [0]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"pyspark" in (process / "cmdline").read_bytes() and b"daemon" in (process / "cmdline").read_bytes():
+                status = (process / "status").read_text()
+                found.append(int(status.split("VmHWM:")[1].split()[0]) >> 10)
+        except (OSError, IndexError):
+            continue  # it is gone by now
+    return max(found)
+
+
+def markdown(found: list[Row]) -> str:
+    """The figures as a table: what ours took, what the other took, and the ratio."""
+    lines = ["| work | ours | compared with | it took | ours / it |", "| --- | --- | --- | --- | --- |"]
+    ours = {each["work"]: each["median"] for each in found if each["system"] == "ours"}
+    for each in found:
+        if each["system"] == "memory":
+            lines.append(f"| {each['work']} | {each['median']:.0f} MB | largest Python worker, at most | | |")
+        elif each["system"] != "ours":
+            mine, other = ours[each["work"]], each["median"]
+            lines.append(f"| {each['work']} | {mine:.2f} s | {each['system']} | {other:.2f} s | {mine / other:.2f} |")
+    return "\n".join(lines) + "\n"
 
 
 def _aggregated(frame: Any) -> Any:
@@ -297,7 +338,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--from", dest="sources", type=Path, nargs="+", help="measure nothing: take these")
+    parser.add_argument("--markdown", type=Path, help="a page with the marks to put the table between")
     options = parser.parse_args(arguments)
+    if options.sources:
+        found = [each for source in options.sources for each in json.loads(source.read_text())]
+        put_between(options.markdown, BEGIN, END, markdown(found))
+        return
     unknown = [each for each in options.works if each not in WORKS]
     if unknown:
         parser.error(f"no such work: {unknown[0]}")
@@ -306,8 +353,13 @@ def main(arguments: list[str] | None = None) -> None:
         bench = Bench(spark, Path(folder), options.rows, options.repeat)
         for name in options.works or WORKS:
             WORKS[name](bench)
+            used = largest_worker()
+            print(f"  largest Python worker so far: {used} MB", flush=True)
+            bench.found.append({"work": f"{name}, {options.rows:,} rows", "system": "memory", "median": used})
     if options.json:
         options.json.write_text(json.dumps(bench.found, indent=1) + "\n")
+    if options.markdown:
+        put_between(options.markdown, BEGIN, END, markdown(bench.found))
     spark.stop()
 
 

@@ -400,9 +400,11 @@ def latency(bench: Bench) -> None:
         threading.Thread(target=listen, daemon=True).start()
         return lambda: feed.close()
 
-    listeners = {"ours, subscribe": subscribed}
-    # A listener that is called back goes here: it is given the collection and what to call with rows, and gives back
-    # what ends it.
+    def listened(log: Any, seen: Callable[[pa.Table], None]) -> Callable[[], Any]:
+        listener = log.listen(snapshot=False, callback=lambda event: event.rows is not None and seen(event.rows))
+        return lambda: listener.close()
+
+    listeners = {"ours, subscribe": subscribed, "ours, listen": listened}
     bench.compare(
         f"{bench.sizes.events} rows, each from the call of append to the listener",
         **{name: lambda listen=listen: _heard(bench, listen) for name, listen in listeners.items()},
