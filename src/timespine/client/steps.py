@@ -25,8 +25,9 @@ from timespine.client.storing import Loose, Runs, count_appended
 from timespine.client.unsealed import NOTHING, REFUSE, Written, ahead_of, count_late, fit, said, write_of
 from timespine.client.writing import Committed, Made, after, made_of, upper_of
 from timespine.columnar.consolidate import consolidate
-from timespine.core.hollow import HollowBatch, Run
+from timespine.core.hollow import HollowBatch
 from timespine.core.transitions import Command, CompareAndAppend, Expired
+from timespine.core.transitions.push import rewritten
 from timespine.errors import UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -264,11 +265,7 @@ def moved(runs: Runs, written: int, at: int) -> Runs:
     """Runs whose rows were all written with one time, standing at a later one: nothing is read or written."""
     if written == at:
         return runs
-    to = Frontier.at(at)
-    return tuple(
-        Run(tuple(msgspec.structs.replace(part, rewrite=to) for part in run.parts), run.order, run.schema)
-        for run in runs
-    )
+    return tuple(rewritten(run, Frontier.at(at)) for run in runs)
 
 
 def _append(access: Access, runs: Runs, rows: int, upper: Frontier, new_upper: Frontier) -> CompareAndAppend:

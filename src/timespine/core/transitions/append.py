@@ -13,7 +13,7 @@ from timespine.config import DEFAULT
 from timespine.core.hollow import HollowBatch, Run
 from timespine.core.shape import check_hollow
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
-from timespine.core.transitions.push import drained_runs, pushed, remember, truncated
+from timespine.core.transitions.push import drained_runs, pushed, remember, rewritten, truncated
 from timespine.core.transitions.writers import refuse_unknown_schemas, refuse_unregistered
 from timespine.errors import (
     ClosedError,
@@ -143,7 +143,7 @@ def append_next(state: State, command: AppendNext, now_ms: int) -> Commit[Append
     new_upper = Frontier.at(max(time + 1, further))
     # SUBTLE: by the state that is judged now, not by one that the caller knew: a compare-and-set that
     # was lost is judged again, and may need a later time (planted.py: append_next_does_not_rewrite).
-    runs = batch.runs if time == at else tuple(_rewritten(run, Frontier.at(time)) for run in batch.runs)
+    runs = batch.runs if time == at else tuple(rewritten(run, Frontier.at(time)) for run in batch.runs)
     placed = HollowBatch(Description(state.upper, new_upper, Frontier.minimum(1)), batch.len, runs)
     fitted = CompareAndAppend((placed,), state.upper, new_upper, command.operation, command.inline_total_bytes)
     outcome = compare_and_append(state, fitted, now_ms)
@@ -245,11 +245,6 @@ def _refuse_rewritten(state: State, batch: HollowBatch, lower: Frontier, upper: 
         if not lower <= bound:
             return UsageError(f"a rewritten batch may have updates before {lower}, from {bound} on")
     return None
-
-
-def _rewritten(run: Run, at: Frontier) -> Run:
-    """The run with all its times advanced: metadata only."""
-    return Run(tuple(msgspec.structs.replace(part, rewrite=at) for part in run.parts), run.order, run.schema)
 
 
 def _runs_within(batch: HollowBatch, lower: Frontier, upper: Frontier) -> list[Run]:

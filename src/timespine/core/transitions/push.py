@@ -54,6 +54,11 @@ def truncated(part: Part, lower: Frontier | None, upper: Frontier | None) -> Par
     )
 
 
+def rewritten(run: Run, at: Frontier) -> Run:
+    """The run with all its times advanced: metadata only."""
+    return Run(tuple(msgspec.structs.replace(part, rewrite=at) for part in run.parts), run.order, run.schema)
+
+
 def remember(state: State, entry: HistoryEntry) -> State:
     """The state with one line of history more.
 
