@@ -389,6 +389,77 @@ def test_every_transaction_of_a_group_that_fails_is_told_and_the_state_is_what_s
     assert orders.upper == items.upper == Frontier.at(8)
 
 
+def test_that_there_was_nothing_to_change_must_still_be_so_when_the_rest_is_committed(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    orders, items = pair(store)
+    orders.upsert([row(1, "ours")])
+    items.append([row(0)], at=4)
+    script.add("compare_and_set", Fault.NONE, hook=lambda: other["orders"].upsert([row(1, "theirs")]))
+    with store.transaction() as tx:
+        tx.upsert("orders", [row(1, "ours")])
+        tx.append("items", [row(1)])
+    assert script.is_done
+    with store.snapshot(["orders", "items"], tx.time) as cut:
+        assert counted(cut["orders"].to_pylist(), "k", "v") == {(1, "ours"): 1}
+        assert len(cut["items"].to_pylist()) == 2
+    with store.transaction() as tx:
+        tx.delete("orders", {"k": 99})
+        tx.append("items", [row(2)])
+    assert tx.replies[0].rows == 0
+    assert store.snapshot(["orders", "items"]).as_of == tx.time, "and it is complete up to there"
+
+
+def test_collections_of_another_store_are_refused(place):
+    store, other = place.open(), place.open()
+    create(store)
+    with store.transaction() as tx, pytest.raises(UsageError, match="another store"):
+        tx.upsert(other["orders"], [row(1)])
+    with store.transaction() as tx:
+        tx.upsert("orders", [row(1)])
+        with pytest.raises(UsageError, match="come first"):
+            tx.upsert(store["orders"], [row(2)])
+
+
+def test_rows_are_those_that_were_given_although_their_list_is_used_again(place):
+    store = place.open()
+    orders, items = pair(store)
+    rows_given = [row(1), row(2)]
+    with store.transaction() as tx:
+        tx.append("orders", rows_given)
+        tx.upsert("items", rows_given)
+        rows_given.clear()
+    assert rows(orders) == rows(items) == {(1, "a"): 1, (2, "a"): 1}
+
+
+def test_more_collections_than_one_commit_takes_are_advanced_and_left(place, monkeypatch):
+    monkeypatch.setattr("timespine.client.store.WRITES_MAX", 3)
+    monkeypatch.setattr("timespine.client.committer.ENTER_MAX", 3)
+    gate = Gate(place.consensus)
+    store = place.open(consensus=gate)
+    names = [f"c{n}" for n in range(8)]
+    for name in names:
+        create(store, name, timeline="clock")
+    gate.sets.clear()
+    reached = store.advance()
+    assert {store[name].upper for name in names} == {Frontier.at(reached)}
+    store.close()
+    assert max(keys_of(gate)) == 3
+    other = place.open()
+    assert not any(other[name]._access.state().writers for name in names)
+
+
+def test_what_was_buried_is_forgotten(place):
+    store = place.open()
+    for _ in range(5):
+        create(store, "temporary", replace=True).append([row(1)])
+        store.drop("temporary")
+        place.clock.advance(10)
+        store.maintain()
+    assert len(store._committer._entered) + len(store._upkeep._entered) <= 2
+    assert len(store._committer.session.states) <= 1
+
+
 # What a caller relies on.
 
 
@@ -409,6 +480,23 @@ def test_a_transaction_fails_if_an_upper_that_it_has_read_moved(place):
     with pytest.raises(UpperMismatch), store.transaction() as tx:
         tx.expect("orders", 2)
         tx.expect("orders", 1)
+
+
+def test_a_transaction_of_nothing_but_what_it_relies_on_is_checked_too(place):
+    store = place.open()
+    create(store)
+    with pytest.raises(UpperMismatch), store.transaction() as tx:
+        tx.expect("orders", 99)
+
+
+def test_a_handle_is_read_itself_whatever_it_is_called_by_now(place):
+    store, other = place.open(), place.open()
+    orders = create(store)
+    orders.append([row(1)])
+    other.rename("orders", "old")
+    create(other, "orders").append([row(2)])
+    with store.transaction() as tx:
+        assert [each["k"] for each in tx.snapshot(orders).to_pylist()] == [1]
 
 
 def test_what_moved_at_the_last_moment_is_noticed_too(place):
@@ -515,6 +603,21 @@ def test_nothing_is_created_if_the_transaction_comes_to_nothing(place, config, h
         audit.append([row(1)])
     store.close()
     assert audit.id not in place.consensus.list_keys(), "nor when the process says goodbye"
+
+
+def test_what_is_not_created_yet_is_written_to_by_its_transaction_alone(place):
+    store = place.open()
+    with store.transaction() as tx:
+        audit = tx.create("audit", **SHAPE)
+        with pytest.raises(UsageError, match="not there before its transaction"):
+            audit.append([row(1)])
+        with pytest.raises(UsageError, match="append its rows"):
+            tx.upsert("audit", [row(1)])
+        with pytest.raises(UsageError, match="if_exists"):
+            tx.create("other", **SHAPE, if_exists="open")
+        assert tx.snapshot("audit").to_pylist() == []
+        tx.give_up()
+    assert audit.id not in place.consensus.list_keys()
 
 
 def test_a_name_that_is_taken_is_refused_at_once_or_when_somebody_else_was_first(place):
@@ -670,6 +773,8 @@ def test_the_collection_that_lags_behind_or_has_forgotten_is_named(place):
         store.snapshot(["orders", "clock"])
     with pytest.raises(UsageError, match="at least one"):
         store.snapshot([])
+    with pytest.raises(UsageError, match="name the collections"):
+        store.snapshot([3])
 
 
 def test_a_cut_is_found_although_its_first_time_is_let_go_meanwhile(place):

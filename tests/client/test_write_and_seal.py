@@ -94,6 +94,7 @@ def test_empty_writes_touch_no_storage(place):
     orders.write([row(1, 3)])
     before = dict(script.calls)
     assert orders.write([], at=4).number is None
+    assert orders.write([], times="when").number is None
     assert orders.write(pa.table({"k": pa.array([], pa.int64()), "_time": pa.array([], pa.int64())})).rows == 0
     assert dict(script.calls) == before
 
@@ -233,6 +234,17 @@ def test_a_seal_never_goes_back_and_the_same_again_is_fine(place):
     with pytest.raises(UsageError, match="sealed up to"):
         orders.seal(10)
     assert orders.upper == Frontier.at(11)
+
+
+def test_a_closed_or_dropped_collection_cannot_be_sealed_and_is_called_by_its_name(place):
+    store = place.open()
+    orders = create(store)
+    orders.seal(5)
+    with pytest.raises(UsageError, match="cannot seal orders at"):
+        orders.seal(3)
+    store.drop("orders")
+    with pytest.raises(ClosedError, match="orders"):
+        orders.seal(9)
 
 
 # Reading what is not sealed.

@@ -658,3 +658,11 @@ def test_trimming_with_a_schema_that_is_not_known_is_refused() -> None:
     committed, refusal = scene.attempt(Trim(0, (inline_part([up("b", 5)]),), at(4), 99))
     assert not committed
     assert isinstance(refusal, UsageError)
+
+
+def test_a_closed_collection_is_not_sealed_again() -> None:
+    scene = Scene()
+    scene.do(Seal(CLOSED))
+    committed, refusal = scene.attempt(Seal(at(4)))
+    assert not committed
+    assert isinstance(refusal, ClosedError)

@@ -163,7 +163,8 @@ def exactly(now: Present, runs: tuple[Run, ...], rows: int, operation: str) -> C
     new_upper = after(now.time)
     batch = HollowBatch(Description(now.upper, new_upper, Frontier.minimum(1)), rows, runs)
     limit = now.access.config.inline_total_bytes
-    return CompareAndAppend((batch,), now.upper, new_upper, operation, limit, now.held.state.unsealed_next)
+    batches = (batch,) if runs else ()
+    return CompareAndAppend(batches, now.upper, new_upper, operation, limit, now.held.state.unsealed_next)
 
 
 def delta_of(difference: Difference, schema: Schema) -> pa.Table:

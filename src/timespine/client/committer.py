@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -99,13 +99,17 @@ class Committer:
             reply = self.offer(transaction)
             if isinstance(reply, Refused):
                 raise_refusal(reply)
-        except (ClosedError, Fenced, LeaseExpired) as error:
+        except (ClosedError, Fenced, LeaseExpired, UsageError) as error:
             raise self._named(error, transaction) from error
         return reply
 
     def offer(self, transaction: Transaction) -> tuple[Any, ...] | Refused:
         """Commit one transaction together with whatever else waits; its replies, or why it was refused."""
         self.check_writable()
+        for name, _ in transaction.commands:
+            if _is_unborn(self.session, name):
+                # SUBTLE: it would be there, and nobody could find it (test_transaction.py).
+                raise UsageError(f"{self.name_of(name)} is not there before its transaction is committed: use that")
         reply: tuple[Any, ...] | Refused = self._line.offer(transaction, self._lead)
         return reply
 
@@ -121,6 +125,14 @@ class Committer:
             if _is_unborn(self.session, collection):
                 del self.session.states[collection]
                 self._entered.pop((self.session.writer, collection), None)
+
+    def forget(self, collections: Iterable[str]) -> None:
+        """They are gone for good: there is nothing to say goodbye to."""
+        with self._turn:
+            for collection in set(collections):
+                self.session.states.pop(collection, None)
+                for key in [key for key in self._entered if key[1] == collection]:
+                    del self._entered[key]
 
     def commit_beside(self, transaction: Transaction, beside: Callable[[], Beside]) -> tuple[Any, ...]:
         """Commit a transaction by itself, together with entries of other logs, which are made anew until they fit."""
@@ -198,7 +210,7 @@ class Committer:
             finally:
                 self._closed = True
 
-    def _named(self, error: ClosedError | Fenced | LeaseExpired, transaction: Transaction) -> TimespineError:
+    def _named(self, error: TimespineError, transaction: Transaction) -> TimespineError:
         """An error in the words of people, who know collections by their names."""
         text = str(error)
         for id in {each for each, _ in (*transaction.commands, *transaction.reads)}:
@@ -223,7 +235,8 @@ class Committer:
             ids[collection].extend(each for each in current if each not in ids[collection])
         ends = [Transaction(tuple((name, each) for each in commands)) for name, commands in sorted(ids.items())]
         self._entered.clear()
-        self.driver.run(commit_transactions(self.session, *ends))
+        for start in range(0, len(ends), ENTER_MAX):
+            self.driver.run(commit_transactions(self.session, *ends[start : start + ENTER_MAX]))
 
     def _lead(self, group: list[Waiting[Transaction]]) -> None:
         """Commit what waits as one group."""

@@ -93,8 +93,11 @@ class Nursery:
         retain: Any = None,
         replace: bool = False,
         merging: str | None = None,
+        if_exists: str = "error",
     ) -> Collection:
         """A collection that will be created with the transaction."""
+        if if_exists != "error":
+            raise UsageError("a transaction creates what does not exist: leave out if_exists, or open the collection")
         made = shape_of(key, value, schema, cluster, arity)
         entry = entry_of(name, made, timeline, retain, self._shared.clock())
         rule = rule_of(merging) or Merging.FUELED

@@ -97,6 +97,8 @@ class Appending(Step):
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         made = self.made
         assert made is not None  # it was begun
+        if upper.is_closed:
+            raise self.access.closed()
         if not upper <= made.lower:
             raise UsageError(f"rows at {plain(made.lower)} come too late: {self.access.name} is complete up to {upper}")
         return [_append(self.access, runs, made.table.num_rows, upper, self.reached(upper, at))]
@@ -190,15 +192,16 @@ class Changing(Step):
         return Loose(self.access, now.id, now.schema, table) if table.num_rows else None
 
     def reached(self, upper: Frontier, at: int | None) -> Frontier:
-        return after(at) if at is not None and (self.now is None or self.rows) else upper
+        return after(at) if at is not None else upper
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        # SUBTLE: also if there is no difference. That there is none was read, and must still be so when the rest is
+        # committed (test_transaction.py).
         assert self.now is not None
-        return [exactly(self.now, runs, self.rows, self.operation)] if self.rows else []
+        return [exactly(self.now, runs, self.rows, self.operation)]
 
     def reply(self, replies: list[Any], at: int | None) -> Committed:
-        assert self.now is not None
-        return Committed(at, replies[-1], self.rows) if replies else Committed(None, self.now.upper, 0)
+        return Committed(at if self.rows else None, replies[-1], self.rows)
 
 
 @dataclass(slots=True)

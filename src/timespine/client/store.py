@@ -52,7 +52,7 @@ from timespine.core.layers import Merging
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import ClosedError, TimespineError, Unavailable, UsageError, shown
 from timespine.location.blob import Blob
-from timespine.location.consensus import Consensus
+from timespine.location.consensus import WRITES_MAX, Consensus
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 
@@ -304,6 +304,8 @@ class Store:
     ) -> Cut:
         """Several collections as of one time; the largest that is complete in all of them, if none is named."""
         given = listed(collections)
+        if not all(isinstance(each, str | Collection) for each in given):
+            raise UsageError("name the collections, or give them as they are")
         names = [each for each in given if isinstance(each, str)]
         by_name = dict(zip(names, self._found(names), strict=True))
         found = [by_name[each] if isinstance(each, str) else each for each in given]
@@ -334,7 +336,10 @@ class Store:
             return vacuum(accesses, self._shared.blob, self._upkeep, dry_run=dry_run)
 
     def advance(self, to: int | datetime.datetime | None = None) -> int:
-        """Seal idle collections of the wall clock at one time (now, if none is named), in one commit; the time."""
+        """Seal idle collections of the wall clock at one time (now, if none is named); the time.
+
+        In one commit, if there are not more than 4,096 of them.
+        """
         self._committer.check_writable()
         (time_ms,) = to_time(to, 1) if to is not None else (int(self._shared.clock() * 1000),)
         commands = [
@@ -342,8 +347,8 @@ class Store:
             for entry in self._catalog.read().entries.values()
             if entry.timeline == "clock" and self._committer.state(entry.id).arity == 1
         ]
-        if commands:
-            self._committer.commit(*commands)
+        for start in range(0, len(commands), WRITES_MAX):
+            self._committer.commit(*commands[start : start + WRITES_MAX])
         return time_ms
 
     def metrics(self) -> dict[str, float]:
@@ -475,4 +480,6 @@ class Store:
         """Let the data of dropped collections go, as far as nobody reads it any more; blobs that went."""
         buried, gone = self._dropping.bury(self.maintenance, lambda id: Access(self._shared, id, Entry(id)))
         self.handles.forget(buried)
+        for committer in (self._committer, self._upkeep):
+            committer.forget(buried)
         return gone

@@ -80,29 +80,26 @@ class Transaction:
     ) -> None:
         """Add updates, as `collection.append` does; without times of their own, at that of the transaction."""
         access = self._access(collection)
-        rows = once(rows)
+        rows = kept(rows)
         if not is_free(access, rows, at):
             self.add(Appending(access, rows, at, upper))
             return
         if upper is not None:
             raise UsageError("rows that take the time of the transaction complete no other: use tx.seal for that")
-        known = next((step for step in self._steps if step.access is access and step.is_free), None)
-        if known is None:
-            self.add(AppendingFree(access, [rows]))
-        elif type(known) is AppendingFree:
+        same = (step for step in self._steps if step.access.id == access.id and type(step) is AppendingFree)
+        known = next(same, None)
+        if isinstance(known, AppendingFree):
             known.given.append(rows)
         else:
-            raise UsageError(
-                f"{access.name} is changed at the time of this transaction already: give it all rows at once"
-            )
+            self.add(AppendingFree(access, [rows]))
 
     def upsert(self, collection: str | Collection, rows: Any) -> None:
         """Rows take the place of those with the same key, or are added."""
-        self.change(collection, changing.upserting(rows), "upsert")
+        self.change(collection, changing.upserting(kept(rows)), "upsert")
 
     def delete(self, collection: str | Collection, keys: Any = None, *, where: Any = None) -> None:
         """Rows with these keys, or for which a condition holds, go."""
-        self.change(collection, changing.deleting(keys, where), "delete")
+        self.change(collection, changing.deleting(kept(keys), where), "delete")
 
     def write(
         self,
@@ -114,7 +111,7 @@ class Transaction:
         late: str = REFUSE,
     ) -> None:
         """Make updates durable ahead of the seal, as `collection.write` does."""
-        self.add(Writing(self._access(collection), once(rows), at, times, late))
+        self.add(Writing(self._access(collection), kept(rows), at, times, late))
 
     def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Moment) -> None:
         """Say of some collections that nothing more comes before a time."""
@@ -140,7 +137,9 @@ class Transaction:
         if options.get("as_of") is not None:
             raise UsageError("a transaction relies on the newest rows: read others before it")
         access = self._access(collection)
-        (found,) = self._find([access.name])
+        found = collection if isinstance(collection, Collection) else self._nursery.get(collection)
+        if found is None:
+            (found,) = self._find([access.name])
         rows = found.snapshot(**options)
         self.expect(collection, rows.upper if rows.upper is not None else Frontier.minimum(access.known().arity))
         return rows
@@ -151,12 +150,17 @@ class Transaction:
         """One step more."""
         self._check_open()
         self._committer.check_writable()
+        if step.is_free and any(each.is_free and each.access.id == step.access.id for each in self._steps):
+            name = step.access.name
+            raise UsageError(f"{name} changes at the time of this transaction already: give it all rows at once")
         self._steps.append(step)
 
     def change(self, collection: str | Collection, compute: Compute, operation: str) -> None:
         """A difference that is worked out from the rows that are there."""
         access = self._access(collection)
-        if any(step.access is access for step in self._steps):
+        if self._nursery.get(access.name) is not None:
+            raise UsageError(f"{access.name} is created by this transaction, and empty: append its rows")
+        if any(step.access.id == access.id for step in self._steps):
             raise UsageError(
                 f"what is in {access.name} is looked at as it was before the transaction, which has something for it "
                 "already: give all rows to one upsert or delete, and let it come first"
@@ -180,6 +184,7 @@ class Transaction:
 
     def _commit(self) -> None:
         if not self._steps:
+            self._check_reads()
             return
         self._times = _start(self._steps)
         changed = [step.access for step in self._steps if step.is_read]
@@ -223,6 +228,8 @@ class Transaction:
         for each in collections:
             if not isinstance(each, str | Collection):
                 raise UsageError(f"a transaction is about collections, by name or as they are, not {shown(each)}")
+            if isinstance(each, Collection) and each._access.committer is not self._committer:
+                raise UsageError(f"{each.name} was opened by another store: open it by the one of the transaction")
         given = [self._nursery.get(each) or each if isinstance(each, str) else each for each in collections]
         names = [each for each in given if isinstance(each, str)]
         found = iter(self._find(names) if names else ())
@@ -290,6 +297,11 @@ class Transaction:
         return [
             step.reply(reply, _time_of(step, self._times)) for step, reply in zip(self._steps, replies, strict=True)
         ]
+
+
+def kept(rows: Any) -> Any:
+    """Rows as they are now: whoever gave a list may use it for others before the transaction ends."""
+    return list(rows) if isinstance(rows, list) else once(rows)
 
 
 def listed(collections: Any) -> list[str | Collection]:

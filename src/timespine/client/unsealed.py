@@ -90,6 +90,8 @@ def ahead_of(access: Access, rows: Any, at: Moment | None, times: str | None, la
     if times is not None:
         if at is not None:
             raise UsageError("give either `at` or the column that has the times")
+        if isinstance(rows, list) and not rows:
+            return made_of(access, rows, Frontier.minimum(schema.arity).elements[0])
         rows = with_times(to_arrow(rows, _with_column(rows, schema, times)), schema, times)
     elif at is None and names_of(rows).isdisjoint(schema.time_names):
         raise UsageError(

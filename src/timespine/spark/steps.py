@@ -1,4 +1,4 @@
-"""Steps of a transaction whose rows are worked out by tasks, and one for changes that come to nothing."""
+"""Steps of a transaction whose rows are worked out by tasks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from timespine.client.changing import Present, exactly, present
-from timespine.client.steps import Changing, Step
+from timespine.client.steps import Step
 from timespine.client.storing import Loose, Runs, count_appended
 from timespine.client.unsealed import Written, count_late
 from timespine.client.writing import Committed, after
-from timespine.core.transitions import AdvanceUpper, Command
+from timespine.core.transitions import Command
 from timespine.model.frontier import Frontier
 from timespine.spark import ahead
 from timespine.spark.ahead import Parts
@@ -24,26 +24,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class ChangingAll(Changing):
-    """A difference to the rows that are there. The collection is complete up to its time, also if there is none.
-
-    So that whoever reads several collections finds the time of the transaction complete in all of them.
-    """
-
-    def reached(self, upper: Frontier, at: int | None) -> Frontier:
-        return _reached(upper, at)
-
-    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
-        assert at is not None
-        return Changing.commands(self, runs, upper, at) or [AdvanceUpper(after(at))]
-
-    def reply(self, replies: list[Any], at: int | None) -> Committed:
-        return Committed(at if self.rows else None, replies[-1], self.rows)
-
-
-@dataclass(slots=True)
 class ChangingByTasks(Step):
-    """The same for many rows: tasks look up those that are there."""
+    """A difference to the rows that are there, worked out by tasks."""
 
     operation: str
     frame: DataFrame
@@ -68,15 +50,12 @@ class ChangingByTasks(Step):
         return None
 
     def reached(self, upper: Frontier, at: int | None) -> Frontier:
-        return _reached(upper, at)
+        return after(at) if at is not None else upper
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         assert self.now is not None
         assert self.job is not None
-        assert at is not None
-        if self.runs:
-            return [exactly(self.now, self.runs, self.rows, self.operation), *self.job.end()]
-        return [AdvanceUpper(after(at)), *self.job.end()]
+        return [exactly(self.now, self.runs, self.rows, self.operation), *self.job.end()]
 
     def reply(self, replies: list[Any], at: int | None) -> Committed:
         assert at is not None
@@ -117,7 +96,3 @@ class WritingByTasks(Step):
         count_late(self.access, self.how.late, self.parts.late)
         count_appended(self.access, self.parts.runs, self.parts.rows)
         return self.parts.said(replies[0])
-
-
-def _reached(upper: Frontier, at: int | None) -> Frontier:
-    return after(at) if at is not None else upper

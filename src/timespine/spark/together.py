@@ -19,7 +19,7 @@ from timespine.client.changes import CHANGE_TYPE
 from timespine.client.changing import deleting_keys, upserting
 from timespine.client.collection import Collection
 from timespine.client.handing import is_spark_frame
-from timespine.client.steps import Built, Telling, Writing
+from timespine.client.steps import Built, Changing, Telling, Writing
 from timespine.client.store import Store
 from timespine.client.transaction import Transaction
 from timespine.client.unsealed import Written
@@ -37,7 +37,7 @@ from timespine.spark.opened import store_of
 from timespine.spark.options import APPEND, DELETE, UPSERT
 from timespine.spark.place import place_of
 from timespine.spark.sinks import Sink
-from timespine.spark.steps import ChangingAll, ChangingByTasks, WritingByTasks
+from timespine.spark.steps import ChangingByTasks, WritingByTasks
 from timespine.spark.types import check_frame
 
 if TYPE_CHECKING:
@@ -197,13 +197,13 @@ class Piece:
         frame, deletes = self.frame, self.mode == DELETE
         if not deletes and (CHANGE_TYPE in frame.columns or self.sequence is not None):
             changes = few_changes(frame, schema, self.sequence)
-            tx.add(ChangingAll(access, applying(access, changes, self.sequence), "apply"))
+            tx.add(Changing(access, applying(access, changes, self.sequence), "apply"))
             return
         if deletes:
             frame = keys_of(frame, schema)
         schema, few = looked_at(access, frame)
         if few is not None:
-            tx.add(ChangingAll(access, deleting_keys(few) if deletes else upserting(few), self.mode))
+            tx.add(Changing(access, deleting_keys(few) if deletes else upserting(few), self.mode))
             return
         if deletes:
             frame = frame.distinct()

@@ -34,8 +34,8 @@ from timespine.errors import TimespineError, Unavailable
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 
-TRIMS_MAX = 64
-"""Unsealed batches that one commit narrows, at most: an entry of the log has a bound."""
+TRIMS_MAX = 8
+"""Unsealed batches that one commit narrows, at most: each costs in proportion to all of them, and it is not urgent."""
 
 
 def merge_once(session: Session, collection: str, id: tuple[int, int] | None = None) -> Protocol[Applied | None]:

@@ -110,6 +110,8 @@ def seal(state: State, command: Seal, now_ms: int) -> Commit[Frontier] | NoOp[Fr
     check_arity_of(command.upper, state.arity, "upper")
     if command.upper == state.upper:
         return NoOp(state.upper)
+    if state.upper.is_closed:
+        return NoOp(ClosedError(f"collection {state.collection} is closed"))
     if not state.upper <= command.upper:
         return NoOp(UsageError(f"cannot seal {state.collection} at {command.upper}: it is sealed up to {state.upper}"))
     sealed = msgspec.structs.replace(state, upper=command.upper)
