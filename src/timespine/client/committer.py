@@ -213,7 +213,7 @@ class Committer:
     def _named(self, error: TimespineError, transaction: Transaction) -> TimespineError:
         """An error in the words of people, who know collections by their names."""
         text = str(error)
-        for id in {each for each, _ in (*transaction.commands, *transaction.reads)}:
+        for id in {each for each, _ in (*transaction.commands, *transaction.reads)}.intersection(self.session.states):
             text = text.replace(id, self.name_of(id))
         named = copy.copy(error)
         named.args = (f"{text}: it was dropped, or closed for good" if isinstance(error, ClosedError) else text,)
