@@ -256,7 +256,7 @@ def replicated_append_does_not_cut_what_is_there() -> Iterator[None]:
 
 @bug
 def append_next_does_not_rewrite() -> Iterator[None]:
-    with patched(append_module, "_rewritten", lambda run, at: run):
+    with patched(append_module, "rewritten", lambda run, at: run):
         yield
 
 
@@ -266,7 +266,7 @@ def append_next_hides_what_it_should_rewrite() -> Iterator[None]:
         parts = tuple(msgspec.structs.replace(part, lower=at) for part in run.parts)
         return Run(parts, run.order, run.schema)
 
-    with patched(append_module, "_rewritten", cut):
+    with patched(append_module, "rewritten", cut):
         yield
 
 
