@@ -77,6 +77,27 @@ class Step:
 
 
 @dataclass(slots=True)
+class Free(Step):
+    """What stands at the time of the transaction."""
+
+    @property
+    def is_free(self) -> bool:
+        return True
+
+    def reached(self, upper: Frontier, at: int | None) -> Frontier:
+        return after(at) if at is not None else upper
+
+
+@dataclass(slots=True)
+class Relying(Free):
+    """What was worked out from rows that must still be the newest ones."""
+
+    @property
+    def is_read(self) -> bool:
+        return True
+
+
+@dataclass(slots=True)
 class Appending(Step):
     """Rows at times of their own."""
 
@@ -109,17 +130,13 @@ class Appending(Step):
 
 
 @dataclass(slots=True)
-class AppendingFree(Step):
+class AppendingFree(Free):
     """Rows without times: all of them at the time of the transaction."""
 
     given: list[Any] = field(default_factory=list)
     written: int = 0
     """The time that they were written with."""
     rows: int = 0
-
-    @property
-    def is_free(self) -> bool:
-        return True
 
     def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         assert at is not None
@@ -133,9 +150,6 @@ class AppendingFree(Step):
             table = consolidate(whole, (*schema.order_names, *schema.time_names))
         self.written, self.rows = at, table.num_rows
         return Loose(self.access, id, schema, table) if table.num_rows else None
-
-    def reached(self, upper: Frontier, at: int | None) -> Frontier:
-        return after(at) if at is not None else upper
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         assert at is not None
@@ -169,7 +183,7 @@ class Built(AppendingFree):
 
 
 @dataclass(slots=True)
-class Changing(Step):
+class Changing(Relying):
     """A difference to the rows that are there, at the time of the transaction."""
 
     compute: Compute
@@ -177,22 +191,11 @@ class Changing(Step):
     now: Present | None = None
     rows: int = 0
 
-    @property
-    def is_free(self) -> bool:
-        return True
-
-    @property
-    def is_read(self) -> bool:
-        return True
-
     def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         self.now = now = stack.enter_context(present(self.access, at))
         table = timed(delta_of(self.compute(now), now.schema), now.schema, now.time)
         self.rows = table.num_rows
         return Loose(self.access, now.id, now.schema, table) if table.num_rows else None
-
-    def reached(self, upper: Frontier, at: int | None) -> Frontier:
-        return after(at) if at is not None else upper
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         # SUBTLE: also if there is no difference. That there is none was read, and must still be so when the rest is

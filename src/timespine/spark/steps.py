@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from timespine.client.changing import Present, exactly, present
-from timespine.client.steps import Step
+from timespine.client.steps import Relying, Step
 from timespine.client.storing import Loose, Runs, count_appended
 from timespine.client.unsealed import Written, count_late
 from timespine.client.writing import Committed, after
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class ChangingByTasks(Step):
+class ChangingByTasks(Relying):
     """A difference to the rows that are there, worked out by tasks."""
 
     operation: str
@@ -35,22 +35,11 @@ class ChangingByTasks(Step):
     runs: Runs = ()
     rows: int = 0
 
-    @property
-    def is_free(self) -> bool:
-        return True
-
-    @property
-    def is_read(self) -> bool:
-        return True
-
     def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         self.now = now = stack.enter_context(present(self.access, at))
         self.job = stack.enter_context(Job(self.access, now.id, now.schema, (now.time,)))
         self.runs, self.rows = worked_out(now, self.job, self.frame, deletes=self.deletes)
         return None
-
-    def reached(self, upper: Frontier, at: int | None) -> Frontier:
-        return after(at) if at is not None else upper
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         assert self.now is not None
