@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from places import BLOBS, Place, Script
 
@@ -73,6 +74,59 @@ def test_a_write_of_rows_that_are_all_too_late_is_counted_too(place):
     assert events.write(ROWS, times="t", late="drop").late == 2
     assert store.metrics()["late rows dropped"] == 2
     assert "late rows moved" not in store.metrics()
+
+
+@pytest.mark.parametrize("sealed", [0, 5])
+@pytest.mark.parametrize("named", ["t", "_time", None])
+@pytest.mark.parametrize("late", ["move", "drop", "refuse"])
+def test_times_before_all_others_are_too_late_whatever_is_sealed(place, late, named, sealed):
+    store = place.open()
+    events = store.create("events", key={"id": "int64"}, timeline="counter")
+    events.seal(sealed)
+    column = named or "_time"
+    given = [{"id": 1, column: -3}, {"id": 2, column: 8}, {"id": 3, column: -1}]
+    if late == "refuse":
+        with pytest.raises(UsageError, match="times begin at 0"):
+            events.write(given, times=named)
+        return
+    assert events.write(given, times=named, late=late).late == 2
+    assert times_of(events) == ({1: sealed, 2: 8, 3: sealed} if late == "move" else {2: 8})
+    assert store.metrics()["late rows moved" if late == "move" else "late rows dropped"] == 2
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.uint16(), pa.int64()])
+def test_times_are_whole_numbers_of_any_width(place, kind):
+    events = place.open().create("events", key={"id": "int64"}, timeline="counter")
+    events.seal(5)
+    rows = pa.table({"id": [1, 2], "t": pa.array([3, 8], kind)})
+    assert events.write(rows, times="t", late="move").late == 1
+    assert times_of(events) == {1: 5, 2: 8}
+
+
+def test_times_that_no_number_of_ours_can_be_are_refused(place):
+    events = place.open().create("events", key={"id": "int64"}, timeline="counter")
+    rows = pa.table({"id": [1], "t": pa.array([2**63], pa.uint64())})
+    with pytest.raises(UsageError, match=r"column 't' has times that are too large"):
+        events.write(rows, times="t", late="drop")
+
+
+@pytest.mark.parametrize(("late", "kept"), [("move", {1: 6, 2: 8}), ("drop", {2: 8})])
+def test_what_a_transaction_seals_before_it_writes_is_sealed_for_its_rows(place, late, kept):
+    store = place.open()
+    events = store.create("events", key={"id": "int64"}, timeline="counter")
+    with store.transaction() as tx:
+        tx.seal(events, 6)
+        tx.write(events, ROWS, times="t", late=late)
+    assert (tx.replies[1].late, times_of(events)) == (1, kept)
+    with store.transaction() as tx:
+        tx.append(events, [{"id": 5}], at=20)
+        tx.write(events, [{"id": 6, "t": 20}], times="t", late=late)
+    assert tx.replies[1].late == 1
+    tx = store.transaction()
+    tx.seal(events, 30)
+    tx.write(events, [{"id": 7, "t": 29}], times="t")
+    with pytest.raises(UsageError, match="too late"):
+        tx.commit()
 
 
 def test_runs_that_were_built_at_a_time_never_stand_before_it_though_the_clock_went_back(place):

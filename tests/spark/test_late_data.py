@@ -147,6 +147,15 @@ def test_rows_that_come_too_late_go_by_rule_and_are_counted(events, store, spark
 
 
 @BOTH
+@pytest.mark.parametrize(("late", "times"), [("move", {1: 0, 2: 12}), ("drop", {2: 12})])
+def test_times_of_any_width_and_before_all_others_go_by_rule_too(events, spark, small_rows, late, times):
+    told = []
+    write = foreach_batch(events, sink="s", times="t", late=late, done=lambda *each: told.append(each[1]))
+    write(batch(spark, (1, "a", -3), (2, "b", 12)).withColumn("t", F.col("t").cast("int")), 0)
+    assert (told[0].late, unsealed(events)) == (1, times)
+
+
+@BOTH
 def test_late_rows_push_no_seal_ahead_of_what_came(events, spark, small_rows):
     """Else rows in order would be too late because others were."""
     write = foreach_batch(events, sink="s", times="t", seal="max", late="move")

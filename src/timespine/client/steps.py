@@ -1,7 +1,7 @@
 """What a transaction is made of: each step knows its rows, its commands, and where it leaves the upper.
 
-A step is begun with the time of the transaction, which makes its rows; it is placed
-with the upper that the steps before it leave, which makes its commands. It may be
+A step is begun with the time of the transaction and the upper that the steps before it
+leave, which makes its rows; it is placed with them, which makes its commands. It may be
 placed again at a later time without being begun again: rows are rewritten then, which
 is metadata only. What depends on rows that were read is begun again instead.
 """
@@ -59,8 +59,8 @@ class Step:
         """Whether it was refused only because of what happened since it was begun: begun again, it may go through."""
         return False
 
-    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
-        """Work out its rows, to be made durable; None if there are none."""
+    def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+        """Work out its rows, to be made durable; None if there are none. Steps before it leave the upper here."""
         return None
 
     def reached(self, upper: Frontier, at: int | None) -> Frontier:
@@ -106,7 +106,7 @@ class Appending(Step):
     upper: Moment | None
     made: Made | None = None
 
-    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+    def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         access = self.access
         self.made = made = made_of(access, self.rows, access.time_of(self.at) if self.at is not None else None)
         return Loose(access, made.id, made.schema, made.table) if made.table.num_rows else None
@@ -138,14 +138,14 @@ class AppendingFree(Free):
     """The time that they were written with."""
     rows: int = 0
 
-    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+    def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         assert at is not None
         all_made = [made_of(self.access, rows, (at,)) for rows in self.given]
         id, schema, *_ = all_made[-1]
         table = all_made[0].table
         if len(all_made) > 1:
             if any(made.id != id for made in all_made):
-                return self.begin(at, stack)  # the schema was changed in between
+                return self.begin(upper, at, stack)  # the schema was changed in between
             whole = pa.concat_tables(made.table for made in all_made)
             table = consolidate(whole, (*schema.order_names, *schema.time_names))
         self.written, self.rows = at, table.num_rows
@@ -171,7 +171,7 @@ class Built(AppendingFree):
         # (test_late_data.py).
         return max(self.access.next_time(), self.written)
 
-    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+    def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         return None
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
@@ -191,7 +191,7 @@ class Changing(Relying):
     now: Present | None = None
     rows: int = 0
 
-    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+    def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         self.now = now = stack.enter_context(present(self.access, at))
         table = timed(delta_of(self.compute(now), now.schema), now.schema, now.time)
         self.rows = table.num_rows
@@ -223,9 +223,9 @@ class Writing(Step):
         # Some more may be too late by now.
         return self.late != REFUSE and self.made is not None and not self.access.state().upper <= self.made.lower
 
-    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
-        given = ahead_of(self.access, self.rows, self.at, self.times, self.late)
-        self.made, self.too_late = fit(self.access, given, self.late)
+    def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+        given, early = ahead_of(self.access, self.rows, self.at, self.times, self.late)
+        self.made, self.too_late = fit(self.access, given, self.late, early, upper)
         made = self.made
         return Loose(self.access, made.id, made.schema, made.table) if made.table.num_rows else None
 

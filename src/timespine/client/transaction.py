@@ -255,7 +255,12 @@ class Transaction:
         steps = self._steps
         with contextlib.ExitStack() as stack:
             self._times = _placed(steps, self._times)
-            begun = [step.begin(_time_of(step, self._times), stack) for step in steps]
+            begun = []
+            uppers = _uppers(steps)
+            for step in steps:
+                at, upper = _time_of(step, self._times), uppers[step.access.id]
+                begun.append(step.begin(upper, at, stack))
+                uppers[step.access.id] = step.reached(upper, at)
             loose = [each for each in begun if each is not None]
 
             def commit(stored: list[Runs]) -> list[Any]:

@@ -26,7 +26,7 @@ from timespine.client.writing import Made, Together, commit_first, extent, made_
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.runs import count
-from timespine.columnar.schema import Schema, time_names
+from timespine.columnar.schema import TIME, Schema
 from timespine.columnar.wanted import Wanted
 from timespine.core.plan import plan_runs, plan_unsealed
 from timespine.core.transitions import Seal, Write
@@ -67,9 +67,9 @@ def write(
 ) -> Written:
     """Make rows durable at times that are not sealed yet: their own, those of a column, or `at`."""
     access.committer.check_writable()
-    made = ahead_of(access, rows, at, times, late)
+    made, early = ahead_of(access, rows, at, times, late)
     while True:
-        fitted, too_late = fit(access, made, late)
+        fitted, too_late = fit(access, made, late, early)
         try:
             done = _written(access, fitted, too_late, together)
         except UsageError:
@@ -81,32 +81,40 @@ def write(
         return done
 
 
-def ahead_of(access: Access, rows: Any, at: Moment | None, times: str | None, late: str) -> Made:
-    """Rows as updates in order, at the times that they are to be written with."""
+def ahead_of(access: Access, rows: Any, at: Moment | None, times: str | None, late: str) -> tuple[Made, int]:
+    """Rows as updates in order, at the times that they are to be written with; and how many came before all times."""
+    early = 0
     if late not in LATE:
         raise UsageError(f"late is one of {', '.join(LATE)}, not {shown(late)}")
     rows = once(rows)
     _, schema = access.schema(access.known())
+    if times is None and late != REFUSE and TIME in names_of(rows):
+        times = TIME
     if times is not None:
         if at is not None:
             raise UsageError("give either `at` or the column that has the times")
         if isinstance(rows, list) and not rows:
-            return made_of(access, rows, Frontier.minimum(schema.arity).elements[0])
+            return made_of(access, rows, Frontier.minimum(schema.arity).elements[0]), 0
         rows = with_times(to_arrow(rows, _with_column(rows, schema, times)), schema, times)
+        if late != REFUSE:
+            rows, early = by_rule(rows, TIME, 0, late)
     elif at is None and names_of(rows).isdisjoint(schema.time_names):
         raise UsageError(
             f"say at which times rows are written: at=..., times='column', or in {', '.join(schema.time_names)}"
         )
-    return made_of(access, rows, access.time_of(at) if at is not None else None)
+    return made_of(access, rows, access.time_of(at) if at is not None else None), early
 
 
-def fit(access: Access, made: Made, late: str) -> tuple[Made, int]:
-    """Updates without those that are too late by now, or with those moved; and how many that were."""
-    upper = access.known().upper
+def fit(access: Access, made: Made, late: str, early: int = 0, upper: Frontier | None = None) -> tuple[Made, int]:
+    """Updates without those that are too late by now, or with those moved; and how many that were.
+
+    Some went `early`, because they came before all times. What is sealed is `upper`, if the caller knows better.
+    """
+    upper = access.known().upper if upper is None else upper
     if upper.is_closed:
         raise access.closed()
     if upper <= made.lower:
-        return made, 0
+        return made, early
     if late == REFUSE:
         raise too_late(access, made.lower)
     if made.schema.arity != 1:
@@ -117,7 +125,10 @@ def fit(access: Access, made: Made, late: str) -> tuple[Made, int]:
     if late == MOVE:
         table = consolidate(table, (*made.schema.order_names, name))
     lower, latest = extent(table, made.schema)
-    return Made(made.id, made.schema, table, lower, latest), late_rows
+    # Those that were moved to the first of all times are among those that are moved on.
+    return Made(made.id, made.schema, table, lower, latest), max(
+        early, late_rows
+    ) if late == MOVE else early + late_rows
 
 
 def by_rule(table: pa.Table, name: str, first: int, late: str) -> tuple[pa.Table, int]:
@@ -196,7 +207,8 @@ def unsealed(access: Access, lower: Moment | None, upper: Moment | None, wanted:
 
 def _with_column(rows: Any, schema: Schema, name: str) -> Schema | None:
     """The schema to read rows with: none, if they have a column more than it."""
-    return schema if name in schema.names and names_of(rows) <= {*schema.names, *schema.system_names} else None
+    known = {*schema.names, *schema.system_names}
+    return schema if name in known and names_of(rows) <= known else None
 
 
 def with_times(table: pa.Table, schema: Schema, name: str) -> pa.Table:
@@ -205,13 +217,12 @@ def with_times(table: pa.Table, schema: Schema, name: str) -> pa.Table:
         raise UsageError("times of several coordinates cannot come from one column: give them in the columns of time")
     if name not in table.column_names:
         raise UsageError(f"there is no column {shown(name)} to take times from")
-    (time,) = time_names(1)
-    if time in table.column_names:
-        raise UsageError(f"the rows have times of their own in {time}: leave out times={shown(name)}")
+    if name != TIME and TIME in table.column_names:
+        raise UsageError(f"the rows have times of their own in {TIME}: leave out times={shown(name)}")
     times = milliseconds(table.column(name), name)
     if name not in schema.names:
         table = table.drop_columns([name])
-    return table.append_column(time, times)
+    return table.append_column(TIME, times)
 
 
 def milliseconds(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
@@ -219,7 +230,10 @@ def milliseconds(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     if column.null_count:
         raise UsageError(f"column {shown(name)} has {column.null_count} nulls: every row needs a time")
     if pa.types.is_integer(column.type):
-        return column
+        try:
+            return column.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"column {shown(name)} has times that are too large: they are below 2**63") from error
     if pa.types.is_timestamp(column.type):
         if column.type.tz is None:
             raise UsageError(f"column {shown(name)} has no zone, so its times could be anywhere: give it one")

@@ -24,7 +24,7 @@ from timespine.core.transitions import Write
 from timespine.errors import UpperMismatch, UsageError, shown
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
-from timespine.spark.building import Ahead, at_times, latest_of, refuse_null_keys, written
+from timespine.spark.building import Ahead, latest_of, refuse_null_keys, written
 from timespine.spark.job import Job, Sent
 from timespine.spark.sealing import NONE, Rule, rule_of
 from timespine.spark.types import check_frame
@@ -105,7 +105,7 @@ def timed(access: Access, few: pa.Table, how: Ahead) -> pa.Table:
     """Rows that are on the driver, with their times."""
     _, schema = access.schema(access.known())
     refuse_null_keys(few, schema)
-    return at_times(few, schema, how.times)
+    return unsealed.with_times(few, schema, how.times)
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -154,10 +154,9 @@ def parts_of(id: int, runs: Runs, rows: int, sent: Iterable[Sent]) -> Parts:
     return Parts(id, runs, rows, sum(each.late for each in answers), latest)
 
 
-def build(access: Access, job: Job, frame: DataFrame, how: Ahead) -> Parts:
-    """Let tasks write the rows of a DataFrame. What is too late by now goes by rule."""
+def build(job: Job, frame: DataFrame, how: Ahead, upper: Frontier) -> Parts:
+    """Let tasks write the rows of a DataFrame. What is too late, as it is sealed up to here, goes by rule."""
     building = job.building
-    upper = access.known().upper
     first = upper.elements[0][0] if upper.elements else 0
     sent = built(frame, building.schema, written(building, how, first))
     return parts_of(building.schema_id, *job.runs(sent), sent)
@@ -170,7 +169,7 @@ def write_many(access: Access, frame: DataFrame, how: Ahead, together: Together 
         parts = None
         try:
             with Job(access, id, schema, None) as job:
-                parts = build(access, job, frame, how)
+                parts = build(job, frame, how, access.known().upper)
                 return commit_parts(access, parts, how, (*together, *job.end()))
         except UsageError:
             if parts is None or not is_stale(access, parts, how):

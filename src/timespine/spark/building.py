@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from timespine.client.changing import Difference, delta_of, keys_of, timed
 from timespine.client.driver import fresh_id
-from timespine.client.unsealed import REFUSE, by_rule, milliseconds, with_times
+from timespine.client.unsealed import REFUSE, by_rule, with_times
 from timespine.columnar.builder import BatchBuilder
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform, updates
@@ -188,7 +188,7 @@ def write_rows(building: Building, ahead: Ahead, first: int, batches: Batches) -
         for batch in batches:
             table = brought_back(batch, building.schema)
             refuse_null_keys(table, building.schema)
-            table = at_times(table, building.schema, ahead.times)
+            table = with_times(table, building.schema, ahead.times)
             latest = latest_of(table, latest)
             rows += table.num_rows
             if ahead.late != REFUSE:
@@ -196,14 +196,6 @@ def write_rows(building: Building, ahead: Ahead, first: int, batches: Batches) -
                 late += moved
             builder.add(updates(table, building.schema, None))
         return Taken(_finished(building, builder), rows, late, latest)
-
-
-def at_times(table: pa.Table, schema: Schema, name: str) -> pa.Table:
-    """Rows with their times, from a column of theirs, as whole numbers in `_time`."""
-    if name != TIME or TIME not in table.column_names:
-        return with_times(table, schema, name)
-    place = table.column_names.index(TIME)
-    return table.set_column(place, TIME, milliseconds(table.column(TIME), TIME).cast(pa.int64()))
 
 
 def latest_of(table: pa.Table, known: int | None = None) -> int | None:

@@ -35,7 +35,7 @@ class ChangingByTasks(Relying):
     runs: Runs = ()
     rows: int = 0
 
-    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+    def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         self.now = now = stack.enter_context(present(self.access, at))
         self.job = stack.enter_context(Job(self.access, now.id, now.schema, (now.time,)))
         self.runs, self.rows = worked_out(now, self.job, self.frame, deletes=self.deletes)
@@ -65,10 +65,10 @@ class WritingByTasks(Step):
     def is_stale(self) -> bool:
         return self.parts is not None and ahead.is_stale(self.access, self.parts, self.how)
 
-    def begin(self, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
+    def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         id, schema = self.access.schema(self.access.state())
         self.job = stack.enter_context(Job(self.access, id, schema, None))
-        self.parts = ahead.build(self.access, self.job, self.frame, self.how)
+        self.parts = ahead.build(self.job, self.frame, self.how, upper)
         return None
 
     def reached(self, upper: Frontier, at: int | None) -> Frontier:
