@@ -812,9 +812,12 @@ def test_a_dropped_id_that_no_store_would_write_is_damage():
         Names(0, {}, ("a-1",), None, {}, ("../../etc",)),
         Names(0, {}, (), None, {}, ("a-1",)),
         Names(0, {"a": Entry("a-2")}, (), None, {"a": "a-1"}),
+        Names(0, {}, (), None, {}, (), {"../../etc": 1}),
+        Names(0, {"a": Entry("a-1")}, (), None, {}, (), {"a-1": 1}),
+        Names(0, {}, ("a-1",), None, {}, (), {"a-1": 1}),
     ],
 )
-def test_graves_that_no_store_would_write_are_damage(names):
+def test_ids_and_graves_that_no_store_would_write_are_damage(names):
     with pytest.raises(CorruptionError):
         decode(0, encode(names))
 

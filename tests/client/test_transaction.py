@@ -2,6 +2,7 @@
 
 # ruff: noqa: PT012 - a transaction is committed, and refused, where its block ends
 
+import contextlib
 import threading
 
 import pytest
@@ -9,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import BLOBS, QUICK, Gate, Place, Script, counted, in_threads, together
 
+from timespine.client.dropping import EXPECTED_MS
+from timespine.client.maintenance import EXPIRE_S
 from timespine.config import Config
 from timespine.core.transitions import CommitSink
 from timespine.errors import (
     AlreadyIn,
     ClosedError,
+    Determinate,
     Indeterminate,
     NotSealed,
     SinceError,
@@ -566,7 +570,8 @@ def test_a_collection_is_created_and_filled_together_with_all_else_by_one_compar
         tx.append("orders", [row(1)])
         tx.create("empty", **SHAPE, merging="by level")
         assert "audit" not in store
-    assert keys_of(gate) == [4], "the catalog, two that are new, and one that was there"
+    announced = [1] if config is BLOBS else []  # by the catalog, before anything is put
+    assert keys_of(gate) == [*announced, 4], "the catalog, two that are new, and one that was there"
     assert tx.time == 4
     assert rows(audit) == {(1, "a"): 1, (2, "a"): 1}
     other = place.open()
@@ -695,6 +700,92 @@ def test_a_process_that_slept_past_its_lease_creates_under_a_new_id(place):
         other.maintain()
     assert rows(other["audit"]) == {(1, "a"): 1}
     assert rows(other["orders"]) == {(0, "a"): 1, (1, "a"): 1}
+
+
+def dies_when_it_commits(place):
+    """A process that has put all its blobs, and dies before anybody learns what for; what it was to create."""
+    script = Script()
+    store = place.open(script=script, config=BLOBS)
+    tx = store.transaction()
+    audit, other = tx.create("audit", **SHAPE), tx.create("other", **SHAPE)
+    tx.append(audit, [row(1)])
+    tx.append(other, [row(1)])
+
+    def die():
+        raise KeyboardInterrupt
+
+    for id in (audit.id, other.id):
+        script.add("put", Fault.NONE, key=f"{id}/")
+    script.add("compare_and_set", Fault.NONE, key=audit.id, hook=die)
+    tx._nursery.close = lambda: None  # nobody is there to do it
+    with pytest.raises(KeyboardInterrupt):
+        tx.commit()
+    assert script.is_done
+    return audit.id, other.id
+
+
+def test_blobs_of_what_was_never_created_are_kept_for_a_day_and_then_go(place):
+    ids = dies_when_it_commits(place)
+    store = place.open()
+    for seconds in (0, EXPECTED_MS / 1000 - 1):
+        place.clock.advance(seconds)
+        store.maintain(sweep=True)
+        assert [bool(place.blobs(f"{id}/")) for id in ids] == [True, True]
+    place.clock.advance(2)
+    assert store.maintain().collected == 2
+    assert [place.blobs(f"{id}/") for id in ids] == [[], []]
+    assert (store._catalog.read().expected, store._catalog.read().dropped) == ({}, ())
+    assert store.names() == []
+    create(store, "audit")
+
+
+def test_the_background_looks_for_what_was_never_created(place):
+    ids = dies_when_it_commits(place)
+    place.clock.advance(EXPECTED_MS / 1000 + 1)
+    store = place.open()
+    place.clock.advance(EXPIRE_S)
+    store.maintenance.round()
+    assert [place.blobs(f"{id}/") for id in ids] == [[], []]
+
+
+def test_a_transaction_that_took_longer_than_a_day_is_told_so_and_leaves_nothing(place):
+    script = Script()
+    store, other = place.open(script=script, config=BLOBS), place.open()
+
+    def slow():
+        place.clock.advance(EXPECTED_MS / 1000 + 1)
+        other.maintain()
+
+    tx = store.transaction()
+    audit = tx.create("audit", **SHAPE)
+    tx.append("audit", [row(1)])
+    script.add("put", Fault.NONE, key=f"{audit.id}/", hook=slow)
+    with pytest.raises(Determinate, match="audit is not expected any more"):
+        tx.commit()
+    other.maintain()
+    assert (other.names(), place.blobs(f"{audit.id}/")) == ([], [])
+
+
+@pytest.mark.parametrize("fault", [Fault.DETERMINATE, Fault.INDETERMINATE_NOT, Fault.INDETERMINATE_DONE])
+def test_what_was_announced_is_there_or_goes_at_once(place, fault):
+    script = Script()
+    store = place.open(script=script, config=BLOBS)
+    tx = store.transaction()
+    audit = tx.create("audit", **SHAPE)
+    tx.append(audit, [row(1)])
+    for _ in range(3 * QUICK.storage_attempts):
+        script.add("compare_and_set", fault, key=audit.id)
+    with contextlib.suppress(Unavailable):
+        tx.commit()
+    script.rules.clear()
+    assert store._catalog.read().expected == {}
+    store.maintain()
+    if "audit" in store:
+        assert rows(store["audit"]) == {(1, "a"): 1}
+    else:
+        assert place.blobs(f"{audit.id}/") == []
+    assert ("audit" in store) == (fault is Fault.INDETERMINATE_DONE)
+    assert store._catalog.read().dropped == ()
 
 
 # Nonsense.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -79,6 +79,8 @@ class Names(msgspec.Struct, frozen=True):
     """Names that stay blocked, and the id of the collection that was dropped under each, the last one."""
     forced: tuple[str, ...] = ()
     """Those of `dropped` whose critical holds go, too."""
+    expected: dict[str, int] = {}
+    """Ids that a transaction puts blobs under, and that are not collections before it is committed; and since when."""
 
     def unknown(self, name: str) -> UnknownCollection:
         """What to raise for a name that no collection has: it names the ones there are."""
@@ -93,6 +95,7 @@ class _Image(msgspec.Struct, frozen=True):
     retain_ms: int | None = None
     graves: dict[str, str] = {}
     forced: tuple[str, ...] = ()
+    expected: dict[str, int] = {}
 
 
 _decoder = msgspec.msgpack.Decoder(_Image)
@@ -121,7 +124,9 @@ def first_name(id: str) -> str:
 
 def encode(names: Names) -> bytes:
     """The catalog as an entry."""
-    payload = msgspec.msgpack.encode(_Image(names.entries, names.dropped, names.retain_ms, names.graves, names.forced))
+    payload = msgspec.msgpack.encode(
+        _Image(names.entries, names.dropped, names.retain_ms, names.graves, names.forced, names.expected)
+    )
     return MAGIC + zlib.crc32(payload).to_bytes(4, "big") + payload
 
 
@@ -135,7 +140,7 @@ def decode(seqno: int, data: bytes) -> Names:
         image = _decoder.decode(data[8:])
         for name, entry in image.entries.items():
             _check_entry(check_name(name), entry)
-        for id in (*image.dropped, *image.forced, *image.graves.values()):
+        for id in (*image.dropped, *image.forced, *image.graves.values(), *image.expected):
             check_segment(id, "collection id")
         for name in image.graves:
             check_name(name)
@@ -143,11 +148,13 @@ def decode(seqno: int, data: bytes) -> Names:
             raise UsageError(f"collection {min(both)} is there and was dropped")
         if not set(image.forced) <= set(image.dropped):
             raise UsageError("a collection that was not dropped was forced to be")
+        if image.expected.keys() & {*image.dropped, *(entry.id for entry in image.entries.values())}:
+            raise UsageError("a collection is there and is yet to come")
         if image.retain_ms is not None and image.retain_ms <= 0:
             raise UsageError(f"the store keeps history for {image.retain_ms} milliseconds")
     except (msgspec.MsgspecError, UsageError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"the catalog of the store does not decode: {error}") from error
-    return Names(seqno, image.entries, image.dropped, image.retain_ms, image.graves, image.forced)
+    return Names(seqno, image.entries, image.dropped, image.retain_ms, image.graves, image.forced, image.expected)
 
 
 def _check_entry(name: str, entry: Entry) -> None:
@@ -216,15 +223,38 @@ def check_not_blocked(names: Names, name: str) -> None:
         )
 
 
-def born(births: Sequence[tuple[str, Entry, bool]], names: Names) -> Names:
-    """With names for new collections: (name, collection, whether it may take the name of another one)."""
+def born(births: Sequence[tuple[str, Entry, bool]], awaited: Collection[str], names: Names) -> Names:
+    """With names for new collections: (name, collection, whether it may take the name of another one).
+
+    Determinate if one that was announced is not expected any more: its blobs may be gone.
+    """
     for name, entry, replace in births:
+        if entry.id in awaited and entry.id not in names.expected:
+            raise Determinate(f"the transaction took so long that {name} is not expected any more: do it again")
         if not replace:
             check_not_blocked(names, name)
             if name in names.entries:
                 raise UsageError(f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
         names = _named(names, name, entry)
-    return names
+    ids = {entry.id for _, entry, _ in births}
+    return msgspec.structs.replace(names, expected=_without(names.expected, ids))
+
+
+def announced(id: str, now_ms: int, names: Names) -> Names | None:
+    """With an id that a transaction puts blobs under before it is a collection."""
+    return None if id in names.expected else msgspec.structs.replace(names, expected={**names.expected, id: now_ms})
+
+
+def abandoned(ids: Collection[str], names: Names) -> Names | None:
+    """Without collections that were to come: they never will, and their blobs may go."""
+    gone = tuple(id for id in names.expected if id in ids)
+    if not gone:
+        return None
+    return msgspec.structs.replace(names, expected=_without(names.expected, gone), dropped=(*names.dropped, *gone))
+
+
+def _without(expected: dict[str, int], gone: Collection[str]) -> dict[str, int]:
+    return {id: since for id, since in expected.items() if id not in gone}
 
 
 def taken_over(id: str, name: str, names: Names) -> Names | None:
@@ -318,10 +348,10 @@ class Catalog:
                 return entry, True
         raise Determinate(f"collection {name} could not be created: others keep changing the catalog")
 
-    def beside(self, births: Sequence[tuple[str, Entry, bool]]) -> Beside:
-        """The entry that names new collections, to appear together with them."""
+    def beside(self, births: Sequence[tuple[str, Entry, bool]], awaited: Collection[str] = ()) -> Beside:
+        """The entry that names new collections, to appear together with them; some must have been announced."""
         names = self.read()
-        return ((LOG, names.seqno, encode(born(births, names))),)
+        return ((LOG, names.seqno, encode(born(births, awaited, names))),)
 
     def change(self, what: Callable[[Names], Names | None]) -> bool:
         """Apply a function from names to names (or None for no change) until it is stored; whether this call did it.

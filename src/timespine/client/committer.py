@@ -69,6 +69,8 @@ class Committer:
         self._entered: dict[tuple[str, str], str] = {}
         # By writer and collection, the committer that was registered with it. SUBTLE: by writer, so that whoever
         # reads the session and then looks here sees both of one moment (test_committer.py).
+        self._announcing: dict[str, Callable[[], None]] = {}
+        """By collections that are not there yet: what is to happen before anything is put for them."""
         self._closed = False
         self.told: list[Callable[[set[str]], None]] = []
         """Called after every commit, with the collections that it was about."""
@@ -89,6 +91,11 @@ class Committer:
             return session.writer
         with self._turn:
             self._settle()
+            if collection in self._announcing:
+                # SUBTLE: before anything is put. Otherwise what a transaction leaves that dies would be under an id
+                # that nobody knows (test_transaction.py).
+                self._announcing[collection]()
+                del self._announcing[collection]
             self._enter(collection)
             return self.session.writer
 
@@ -113,18 +120,25 @@ class Committer:
         reply: tuple[Any, ...] | Refused = self._line.offer(transaction, self._lead)
         return reply
 
-    def expect(self, first: State) -> None:
-        """Know a collection that is not there yet: it is born with the first transaction that names it."""
+    def expect(self, first: State, announce: Callable[[], None]) -> None:
+        """Know a collection that is not there yet: it is born with the first transaction that names it.
+
+        Before this process puts anything for it, it is announced.
+        """
         with self._turn:
             self._settle()
             self.session.states[first.collection] = unborn(first)
+            self._announcing[first.collection] = announce
 
-    def forget_unborn(self, collection: str) -> None:
-        """It was not born, and never will be."""
+    def forget_unborn(self, collection: str) -> bool:
+        """It was not born, and never will be; False if it was."""
         with self._turn:
-            if _is_unborn(self.session, collection):
-                del self.session.states[collection]
-                self._entered.pop((self.session.writer, collection), None)
+            self._announcing.pop(collection, None)
+            if not _is_unborn(self.session, collection):
+                return False
+            del self.session.states[collection]
+            self._entered.pop((self.session.writer, collection), None)
+            return True
 
     def forget(self, collections: Iterable[str]) -> None:
         """They are gone for good: there is nothing to say goodbye to."""
@@ -182,6 +196,11 @@ class Committer:
         if found is None:
             raise UsageError(f"there is no collection with the id {collection} any more")
         return found
+
+    def is_there(self, collection: str) -> bool:
+        """Whether there ever was a collection with this id."""
+        self.check_open()
+        return self.driver.run(refresh(self.session, collection)) is not None
 
     def known(self, collection: str) -> State:
         """The newest state that this process knows of, without asking."""

@@ -5,6 +5,9 @@
 3. maintenance buries it: when the last lease and hold are gone it is emptied, and its blobs go
 
 Whoever stops in between leaves the rest to the next who comes along: what is not buried is in the catalog.
+
+What a transaction was to create and did not is buried, too: at once if it failed, after a day
+if nobody knows what became of it.
 """
 
 from __future__ import annotations
@@ -14,14 +17,18 @@ from collections.abc import Callable
 from functools import partial
 
 from timespine.client.access import Access
-from timespine.client.catalog import Catalog, buried_for_good, check_name, dropped, first_name
+from timespine.client.catalog import Catalog, Names, abandoned, buried_for_good, check_name, dropped, first_name
 from timespine.client.committer import Committer
 from timespine.client.maintenance import Maintenance
 from timespine.client.report import said
 from timespine.core.state import State
 from timespine.core.transitions import AdvanceUpper, Command, ReleaseHold
 from timespine.errors import TimespineError, UsageError
+from timespine.location.blob import Blob
 from timespine.model.frontier import CLOSED
+
+EXPECTED_MS = 24 * 3_600_000
+"""How long a transaction may take that puts blobs for a collection that it creates, if others maintain the store."""
 
 HOLDS_NAMED = 5
 """Critical holds that a message names, at most."""
@@ -82,12 +89,16 @@ class Dropping:
 
         One that cannot be buried, because it is damaged, does not keep the others from it.
         """
-        names = self._catalog.read()
+        names = self._abandoned()
         buried: list[str] = []
         gone = 0
         for id in names.dropped:
             access = access_of(id)
             try:
+                if not self._committer.is_there(id):
+                    gone += cleared(id, access.shared.blob)
+                    self._catalog.change(partial(buried_for_good, id))
+                    continue
                 freed = released(access.state()) if id in names.forced else []
                 is_buried, collected = maintenance.bury(access, freed)
             except TimespineError as error:
@@ -98,6 +109,21 @@ class Dropping:
                 self._catalog.change(partial(buried_for_good, id))
                 buried.append(id)
         return buried, gone
+
+    def _abandoned(self) -> Names:
+        """The names, after those were given up that were announced long ago and never came."""
+        names = self._catalog.read()
+        before = self._committer.driver.now_ms() - EXPECTED_MS
+        late = {id for id, since in names.expected.items() if since < before}
+        if not late:
+            return names
+        self._catalog.change(partial(abandoned, late))
+        return self._catalog.read()
+
+
+def cleared(id: str, blob: Blob) -> int:
+    """Delete all blobs under an id; how many there were."""
+    return sum(blob.delete(info.key) for info in list(blob.list_keys(f"{id}/")))
 
 
 def released(state: State) -> list[Command]:

@@ -1,12 +1,15 @@
 """Collections that a transaction creates: they are there, with their names and all else of it, or never.
 
 Until then only this process knows them: rows can be made for them, and blobs be put
-under their ids, which nobody had before.
+under their ids, which nobody had before. Before the first blob the catalog says so:
+if the transaction comes to nothing, maintenance knows where to look.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from timespine.client.access import Access, Shared
@@ -16,6 +19,8 @@ from timespine.client.catalog import (
     TIMELINES,
     Catalog,
     Entry,
+    abandoned,
+    announced,
     check_name,
     first_state,
     fresh_collection_id,
@@ -26,7 +31,7 @@ from timespine.columnar.schema import Schema, define
 from timespine.core.group import Transaction
 from timespine.core.layers import Merging
 from timespine.core.transitions import Command
-from timespine.errors import UsageError, shown
+from timespine.errors import TimespineError, UsageError, shown
 from timespine.model.frontier import Frontier
 
 
@@ -79,6 +84,7 @@ class Nursery:
         self._shared = shared
         self._catalog = catalog
         self._expected: dict[str, Expected] = {}
+        self._announced: set[str] = set()
 
     def conceive(
         self,
@@ -107,7 +113,8 @@ class Nursery:
             self._home.check_replaceable(name)
         self._catalog.beside([(name, entry, replace)])  # a name that is taken is refused at once
         collection = Collection(Access(self._shared, name, entry), self._home)
-        self._shared.committer.expect(first_state(entry.id, made.arity, rule, made.encode()))
+        first = first_state(entry.id, made.arity, rule, made.encode())
+        self._shared.committer.expect(first, partial(self._announce, entry.id))
         self._expected[name] = Expected(collection, replace)
         return collection
 
@@ -123,12 +130,21 @@ class Nursery:
             return None
         births = [(name, each.collection._access.entry, each.replace) for name, each in self._expected.items()]
         transaction = Transaction(tuple(commands), reads)
-        replies = self._shared.committer.commit_beside(transaction, lambda: self._catalog.beside(births))
+        replies = self._shared.committer.commit_beside(
+            transaction, lambda: self._catalog.beside(births, self._announced)
+        )
         for each in self._expected.values():
             self._home.adopt(each.collection._access, replace=each.replace)
         return replies
 
     def close(self) -> None:
         """Whatever was not born never will be."""
-        for each in self._expected.values():
-            self._shared.committer.forget_unborn(each.collection.id)
+        unborn = {each.collection.id for each in self._expected.values()}
+        unborn = {id for id in unborn if self._shared.committer.forget_unborn(id)}
+        if unborn & self._announced:
+            with contextlib.suppress(TimespineError):  # maintenance does it, some time later
+                self._catalog.change(partial(abandoned, self._announced))
+
+    def _announce(self, id: str) -> None:
+        self._announced.add(id)
+        self._catalog.change(partial(announced, id, int(self._shared.clock() * 1000)))

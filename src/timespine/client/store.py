@@ -437,7 +437,7 @@ class Store:
         """Collections that are not open here, to be looked after too. Lets dropped ones go on the way."""
         names = self._catalog.read()
         self._learn(names)
-        if names.dropped:
+        if names.dropped or names.expected:
             self._bury()
         return [
             Access(self._shared, name, entry) for name, entry in names.entries.items() if entry.id not in self.handles
