@@ -7,7 +7,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from places import BLOBS, Place, Script, in_threads
+from places import BLOBS, Script, in_threads
 
 from timespine.client import catalog
 from timespine.client.catalog import LOG, MAGIC, Catalog, Entry, Names, decode, encode
@@ -31,12 +31,6 @@ from timespine.model.frontier import CLOSED, Frontier
 
 KEY = {"n": "int64"}
 LOST = [Fault.INDETERMINATE_DONE, Fault.INDETERMINATE_NOT, Fault.LATE]
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def rows_of(collection):

@@ -18,12 +18,6 @@ from timespine.errors import NotSealed, SinceError, UsageError
 
 
 @pytest.fixture
-def place():
-    with Place() as made:
-        yield made
-
-
-@pytest.fixture
 def store(place):
     return place.open(config=SMALL)
 

@@ -25,12 +25,6 @@ GROUPS = Config(part_bytes=600, row_group_rows=4, inline_part_bytes=1, run_parts
 """A handful of rows is several parts of several row groups, which can be skipped, wrongly too."""
 
 
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
-
-
 def create(store, name="orders", **options):
     options = {"key": {"k": "int64"}, "value": {"v": "string", "n": "int64"}, "timeline": "counter", **options}
     return store.create(name, **options)

@@ -6,7 +6,7 @@ import threading
 import calls
 import pytest
 from expect import check, until
-from places import BLOBS, QUICK, Gate, Place, Script, in_line, in_threads
+from places import BLOBS, QUICK, Gate, Script, in_line, in_threads
 
 import timespine as ts
 from timespine.client import opening
@@ -17,12 +17,6 @@ from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 
 CLOSED = "this store is closed: open it again"
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def create(store, name="orders"):

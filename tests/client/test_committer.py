@@ -6,7 +6,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from places import BLOBS, QUICK, Gate, Place, Script, in_threads, together
+from places import BLOBS, QUICK, Gate, Script, in_threads, together
 
 from timespine.client.line import GROUP_MAX
 from timespine.core.group import Refused, Transaction
@@ -27,12 +27,6 @@ from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 
 EMPTY = empty_batch(Description(Frontier.minimum(1), Frontier(), Frontier.minimum(1)))
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def numbers(store, name="numbers"):

@@ -6,19 +6,13 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from places import BLOBS, QUICK, Gate, Place, Script, in_threads, together
+from places import BLOBS, QUICK, Gate, Script, in_threads, together
 
 from timespine.client import gathering
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import ClosedError, Indeterminate, UsageError
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import CLOSED, Frontier
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Holds: history stays while somebody holds it, for as long as they said, and no longer."""
 
 import pytest
-from places import BLOBS, QUICK, Place, Script
+from places import BLOBS, QUICK, Script
 
 from timespine.client.holds import TERM_MIN_MS
 from timespine.errors import Fenced, Indeterminate, LeaseExpired, SinceError, UsageError
@@ -9,12 +9,6 @@ from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 
 TERM_S = BLOBS.reader_lease_ms / 1000
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 
 import pyarrow as pa
 import pytest
-from places import BLOBS, QUICK, Place
+from places import BLOBS, QUICK
 
 from timespine.client.inspecting import plain
 from timespine.config import Config
@@ -14,12 +14,6 @@ from timespine.model.frontier import CLOSED, Frontier
 
 SPILLED = Config(part_bytes=600, row_group_rows=4, run_parts=2, inline_part_bytes=1, storage_attempts=3)
 """A handful of rows makes several parts, listed in a blob of their own."""
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def orders_of(store, **options):

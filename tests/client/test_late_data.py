@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from places import BLOBS, Place, Script
+from places import BLOBS, Script
 
 from timespine.client.steps import Built
 from timespine.columnar.rows import updates
@@ -13,12 +13,6 @@ from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 
 ROWS = [{"id": 1, "t": 3}, {"id": 2, "t": 8}]
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def seals_before_the_commit(place, name, upper):

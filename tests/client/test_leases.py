@@ -7,7 +7,7 @@ import gc
 import threading
 
 import pytest
-from places import Place, in_threads
+from places import in_threads
 
 from timespine.client.leases import BEATS, LINGER_S, ROTATE_S
 from timespine.config import Config
@@ -19,12 +19,6 @@ TERM_S = Config().reader_lease_ms / 1000
 SMALL = Config(
     inline_part_bytes=1, row_group_rows=4, part_bytes=600, rollup_seqnos=4, storage_attempts=2, retry_pause_ms=1
 )
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def orders_of(store, commits=5):

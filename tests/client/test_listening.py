@@ -28,12 +28,6 @@ from timespine.model import CLOSED, Frontier
 KEY, VALUE = {"id": "int64"}, {"name": "string"}
 
 
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
-
-
 @pytest.fixture(params=[QUICK, BLOBS, SMALL], ids=["inline", "blobs", "small"])
 def config(request):
     return request.param

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from places import BLOBS, QUICK, Place, Script, counted
+from places import BLOBS, QUICK, Script, counted
 
 from timespine.config import Config
 from timespine.core.transitions import ExpireWriter
@@ -21,12 +21,6 @@ from timespine.model.frontier import Frontier
 PARTS = Config(
     part_bytes=4000, row_group_rows=64, inline_part_bytes=1, run_parts=2, retry_pause_ms=1, storage_attempts=3
 )
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from expect import until
-from places import BLOBS, Clock, Place, Script, counted, in_threads
+from places import BLOBS, Clock, Script, counted, in_threads
 
 import timespine as ts
 from timespine.client.maintenance import EXPIRE_S, GATHER, IDLE_S, OVERDUE, SPARE_BYTES, SWEEP_S, VAIN_MAX
@@ -37,12 +37,6 @@ from timespine.model.time import INT64_MAX
 
 OFTEN = Config(retry_pause_ms=1, storage_attempts=3, inline_part_bytes=1, rollup_seqnos=16)
 """Everything in blobs, and rollups after a few commits."""
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def create(store, name="orders", **options):

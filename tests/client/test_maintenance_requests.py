@@ -10,7 +10,7 @@ import threading
 import msgspec
 import pytest
 from expect import check
-from places import Place, Script, counted, in_threads
+from places import Script, counted, in_threads
 
 from timespine.client.maintenance import EXPIRE_S
 from timespine.config import Config
@@ -22,12 +22,6 @@ OFTEN = Config(retry_pause_ms=1, storage_attempts=3, inline_part_bytes=1, rollup
 """Everything in blobs, and nothing but merges to do."""
 
 CLAIM_S = OFTEN.claim_ms / 1000 + 1
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def create(store, name="orders", times=10):

@@ -15,12 +15,6 @@ from timespine.model.frontier import Frontier
 
 
 @pytest.fixture
-def place():
-    with Place() as made:
-        yield made
-
-
-@pytest.fixture
 def stock(place):
     """Three rows: 1 apple, 2 pears, 3 plums."""
     made = create(place.open())

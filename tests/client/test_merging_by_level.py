@@ -1,7 +1,7 @@
 """Collections that are merged by level: chosen when they are made, and like all others to whoever reads them."""
 
 import pytest
-from places import Place, counted
+from places import counted
 
 from timespine.client.maintenance import IDLE_S
 from timespine.config import Config
@@ -11,12 +11,6 @@ OFTEN = Config(retry_pause_ms=1, storage_attempts=3, inline_part_bytes=1, rollup
 """Everything in blobs, and rollups after a few commits."""
 
 KEY = {"k": "int64"}
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def create(store, name="orders", **options):

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from places import BLOBS, QUICK, Place, Script, in_threads
+from places import BLOBS, QUICK, Script, in_threads
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,12 +17,6 @@ from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 
 OFTEN = Config(inline_part_bytes=1, rollup_seqnos=1000, retry_pause_ms=1, storage_attempts=2)
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def create(store, name="orders", **options):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import calls
 import pytest
-from places import BLOBS, QUICK, Place
+from places import BLOBS, QUICK
 
 import timespine as ts
 from timespine.client.maintenance import EXPIRE_S
@@ -102,12 +102,6 @@ class OnlyLogs:
         raise PermissionError("these credentials cannot write")
 
     compare_and_set = truncate = _refuse
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def everything(place):

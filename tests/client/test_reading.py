@@ -15,7 +15,7 @@ import pytest
 from expect import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import SMALL, Place, counted
+from places import SMALL, counted
 
 import timespine as ts
 from timespine.client import rows as rows_module
@@ -23,12 +23,6 @@ from timespine.client.rows import BATCH_ROWS, repeated
 from timespine.config import Config
 from timespine.errors import CorruptionError, LeaseExpired, NotSealed, SinceError, UsageError
 from timespine.model.time import INT64_MAX
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 @pytest.fixture

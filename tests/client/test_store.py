@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from expect import until
-from places import BLOBS, Place, Script, in_threads
+from places import BLOBS, Script, in_threads
 
 import timespine as ts
 from timespine.client.access import Pool
@@ -17,12 +17,6 @@ from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 
 KEY = {"n": "int64"}
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def rows_of(collection):

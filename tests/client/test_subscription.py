@@ -31,12 +31,6 @@ SMALL = Config(
 
 
 @pytest.fixture
-def place():
-    with Place() as made:
-        yield made
-
-
-@pytest.fixture
 def store(place):
     return place.open(config=SMALL)
 

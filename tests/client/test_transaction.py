@@ -31,12 +31,6 @@ from timespine.model.frontier import Frontier
 BOTH = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
 
 
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
-
-
 def create(store, name="orders", **options):
     options = {"key": {"k": "int64"}, "value": {"v": "string"}, "timeline": "counter", **options}
     return store.create(name, **options)
@@ -737,6 +731,21 @@ def test_blobs_of_what_was_never_created_are_kept_for_a_day_and_then_go(place):
     assert (store._catalog.read().expected, store._catalog.read().dropped) == ({}, ())
     assert store.names() == []
     create(store, "audit")
+
+
+@pytest.mark.parametrize("config", [BLOBS, Config(inline_total_bytes=200)], ids=["blobs", "too much for inline"])
+def test_what_is_to_be_created_is_announced_before_anything_is_put(place, config):
+    script = Script()
+    store = place.open(script=script, config=config)
+    known = []
+    script.add("put", Fault.NONE, hook=lambda: known.append(place.open()._catalog.read().expected))
+    with store.transaction() as tx:
+        audit = tx.create("audit", **SHAPE)
+        tx.append(audit, [row(1)], at=1)
+        tx.append(audit, [row(2)], at=2)
+    assert known == [{audit.id: place.clock.ms}]
+    assert store._catalog.read().expected == {}
+    assert rows(audit) == {(1, "a"): 1, (2, "a"): 1}
 
 
 def test_the_background_looks_for_what_was_never_created(place):

@@ -1,7 +1,7 @@
 """Vacuum: what nobody can reach is found, and deleted only when told; what anybody can reach never is."""
 
 import pytest
-from places import BLOBS, Place, Script, counted
+from places import BLOBS, Script, counted
 
 import timespine as ts
 from timespine.config import Config
@@ -11,12 +11,6 @@ from timespine.location.unreliable import Fault
 PARTS = Config(
     part_bytes=2000, row_group_rows=16, inline_part_bytes=1, run_parts=2, retry_pause_ms=1, storage_attempts=2
 )
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def create(store, name="orders"):

@@ -22,12 +22,6 @@ from timespine.model.oracle import accumulate
 BOTH = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
 
 
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
-
-
 def create(store, name="orders", **options):
     options = {"key": {"k": "int64"}, "value": {"v": "string"}, "timeline": "counter", **options}
     return store.create(name, **options)

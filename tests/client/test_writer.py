@@ -6,7 +6,7 @@ import warnings
 import msgspec
 import pyarrow as pa
 import pytest
-from places import BLOBS, QUICK, Place, Script, counted
+from places import BLOBS, QUICK, Script, counted
 
 from timespine.columnar.rows import updates
 from timespine.config import Config
@@ -20,12 +20,6 @@ BOTH = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"]
 PARTS = Config(
     part_bytes=2000, row_group_rows=16, inline_part_bytes=1, run_parts=2, retry_pause_ms=1, storage_attempts=3
 )
-
-
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
 
 
 def create(store, name="numbers", **options):

@@ -34,12 +34,6 @@ PARTS = Config(
 """A few rows are many parts, and those are listed in hollow runs."""
 
 
-@pytest.fixture
-def place():
-    with Place() as made:
-        yield made
-
-
 def create(store, name="orders", **options):
     options = {"key": {"k": "int64"}, "value": {"v": "string"}, "timeline": "counter", **options}
     return store.create(name, **options)

@@ -87,7 +87,8 @@ class Committer:
     def writer(self, collection: str) -> str:
         """The registered writer under whose prefix this process puts blobs."""
         session = self.session
-        if (session.writer, collection) in self._entered and not self._closed:
+        is_entered = (session.writer, collection) in self._entered
+        if is_entered and collection not in self._announcing and not self._closed:
             return session.writer
         with self._turn:
             self._settle()
