@@ -806,6 +806,7 @@ def test_a_dropped_id_that_no_store_would_write_is_damage():
         Names(0, {}, ("a-1",), None, {}, ("../../etc",)),
         Names(0, {}, (), None, {}, ("a-1",)),
         Names(0, {"a": Entry("a-2")}, (), None, {"a": "a-1"}),
+        Names(0, {"a": Entry("a-1")}, ("a-1",)),
         Names(0, {}, (), None, {}, (), {"../../etc": 1}),
         Names(0, {"a": Entry("a-1")}, (), None, {}, (), {"a-1": 1}),
         Names(0, {}, ("a-1",), None, {}, (), {"a-1": 1}),

@@ -123,6 +123,65 @@ def test_what_a_transaction_seals_before_it_writes_is_sealed_for_its_rows(place,
         tx.commit()
 
 
+@pytest.mark.parametrize(("late", "kept"), [("move", {3: 22, 4: 50}), ("drop", {4: 50})])
+@pytest.mark.parametrize("pushed_by", ["the same", "another"])
+def test_rows_at_the_time_of_a_transaction_are_sealed_for_what_it_writes_then(place, late, kept, pushed_by):
+    store = place.open()
+    events = store.create("events", key={"id": "int64"}, timeline="counter")
+    other = store.create("other", key={"id": "int64"}, timeline="counter")
+    pushing = events if pushed_by == "the same" else other
+    with store.transaction() as tx:
+        tx.append(pushing, [{"id": 1}], at=20)
+        tx.append(events, [{"id": 2}])
+        tx.write(events, [{"id": 3, "t": 5}, {"id": 4, "t": 50}], times="t", late=late)
+        if pushing is other:
+            tx.append(other, [{"id": 2}])
+    assert (tx.time, tx.replies[2].late, times_of(events)) == (21, 1, kept)
+    assert store.metrics()["late rows moved" if late == "move" else "late rows dropped"] == 1
+
+
+@pytest.mark.parametrize(("late", "kept"), [("move", {2: 2, 3: 10}), ("drop", {3: 10})])
+def test_a_transaction_that_is_placed_again_looks_again_at_what_is_late(place, late, kept):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    events = store.create("events", key={"id": "int64"}, timeline="counter")
+    script.add("compare_and_set", Fault.NONE, key=events.id, hook=lambda: other["events"].append([{"id": 9}]))
+    with store.transaction() as tx:
+        tx.append(events, [{"id": 1}])
+        tx.write(events, [{"id": 2, "t": 1}, {"id": 3, "t": 10}], times="t", late=late)
+    assert (tx.time, tx.replies[1].late, times_of(events)) == (1, 1, kept)
+
+
+@pytest.mark.parametrize("named", ["t", None])
+@pytest.mark.parametrize("late", ["refuse", "move", "drop"])
+def test_rows_are_checked_as_always_whatever_becomes_of_late_ones(place, late, named):
+    events = place.open().create("events", key={"id": "int64"}, timeline="counter")
+    column = named or "_time"
+    with pytest.raises(UsageError, match="keys need the columns id"):
+        events.write([{"id": 1, column: 3}, {column: 8}], times=named, late=late)
+    assert events.write([{"id": 1, column: 3, "_diff": 2}, {"id": 2, column: 8}], times=named, late=late).rows == 2
+    assert events.write([], times=named or "t", late=late).rows == 0
+    assert events.write((), times=named or "t", late=late).rows == 0
+    empty = pa.table({"id": pa.array([], pa.int64()), column: pa.array([], pa.null())})
+    assert events.write(empty, times=named, late=late).rows == 0
+
+
+@pytest.mark.parametrize("late", ["move", "drop"])
+@pytest.mark.parametrize("how", ["times", "_time", "at"])
+def test_late_rows_are_counted_as_they_came(place, late, how):
+    """Before equal ones are summed up, as tasks on Spark count theirs."""
+    store = place.open()
+    events = store.create("events", key={"id": "int64"}, timeline="counter")
+    events.seal(5)
+    if how == "at":
+        done = events.write([{"id": 1}, {"id": 1}, {"id": 1, "_diff": -2}], at=3, late=late)
+        assert done.late == 3
+        return
+    column = "t" if how == "times" else "_time"
+    given = [{"id": 1, column: time} for time in (3, 3, -1, -2, 8)]
+    assert events.write(given, times="t" if how == "times" else None, late=late).late == 4
+
+
 def test_runs_that_were_built_at_a_time_never_stand_before_it_though_the_clock_went_back(place):
     store = place.open()
     events = store.create("events", key={"id": "int64"})

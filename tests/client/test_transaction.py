@@ -797,6 +797,105 @@ def test_what_was_announced_is_there_or_goes_at_once(place, fault):
     assert store._catalog.read().dropped == ()
 
 
+def test_what_is_born_is_never_announced_whoever_writes_to_it_first(place):
+    """It would be in the catalog twice, as what is there and as what is given up some day."""
+    store = place.open(config=BLOBS)
+    told = []
+
+    def writes(ids):
+        if not told:
+            told.append(ids)
+            store["audit"].append([row(1)])
+
+    store._committer.told.append(writes)
+    with store.transaction() as tx:
+        audit = tx.create("audit", **SHAPE)
+    assert told == [{audit.id}]
+    assert place.open()._catalog.read().expected == {}
+    place.clock.advance(EXPECTED_MS / 1000 + 1)
+    store.maintain(sweep=True)
+    assert rows(place.open()["audit"]) == {(1, "a"): 1}
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_what_was_given_up_is_never_announced_again(place, cleared):
+    """The reply to the announcement is lost, and is asked for again a day later."""
+    script = Script()
+    store, other = place.open(script=script, config=BLOBS), place.open()
+
+    def a_day_later():
+        place.clock.advance(EXPECTED_MS / 1000 + 1)
+        if cleared:
+            other.maintain()
+        else:
+            other._dropping._abandoned()
+
+    tx = store.transaction()
+    audit = tx.create("audit", **SHAPE)
+    tx.append(audit, [row(1)])
+    script.add("compare_and_set", Fault.INDETERMINATE_DONE, key="catalog")
+    script.add("compare_and_set", Fault.NONE, key="catalog", hook=a_day_later)
+    with pytest.raises(Determinate, match="not expected any more"):
+        tx.commit()
+    assert script.is_done
+    other.maintain()
+    assert (other.names(), other._catalog.read().dropped, place.blobs(f"{audit.id}/")) == ([], (), [])
+
+
+def test_an_announcement_that_is_in_doubt_is_a_transaction_that_surely_did_not_happen(place):
+    script = Script()
+    store = place.open(script=script, config=BLOBS)
+    tx = store.transaction()
+    tx.append(tx.create("audit", **SHAPE), [row(1)])
+    script.add("compare_and_set", Fault.INDETERMINATE_NOT, key="catalog", times=50)
+    with pytest.raises(Determinate, match="nothing was committed"):
+        tx.commit()
+    assert store.names() == []
+
+
+def test_a_process_never_creates_the_log_of_what_is_not_born_while_it_maintains_the_store(place):
+    script = Script()
+    store = place.open(script=script, config=BLOBS)
+
+    def slow():
+        place.clock.advance(EXPECTED_MS / 1000 + 1)
+        store.maintain()
+
+    tx = store.transaction()
+    audit = tx.create("audit", **SHAPE)
+    tx.append(audit, [row(1)])
+    script.add("put", Fault.NONE, key=f"{audit.id}/", hook=slow)
+    with pytest.raises(Determinate, match="not expected any more"):
+        tx.commit()
+    assert (place.consensus.list_keys(), place.blobs()) == (["catalog"], [])
+
+
+def test_a_process_says_goodbye_also_if_it_was_renewed_while_something_was_not_born(place):
+    script = Script()
+    store, other = place.open(script=script, config=BLOBS), place.open()
+    orders = create(store)
+    orders.append([row(0)])
+
+    def sleeps():
+        place.clock.advance(2 * BLOBS.writer_lease_ms / 1000)
+        other.maintain()
+
+    tx = store.transaction()
+    audit = tx.create("audit", **SHAPE)
+    tx.append(audit, [row(1)])
+    tx.append(orders, [row(1)])
+    script.add("put", Fault.NONE, key=f"{audit.id}/", hook=sleeps)
+    script.add("put", Fault.DETERMINATE, key=f"{audit.id}/", times=50)
+    with pytest.raises(Determinate):
+        tx.commit()
+    script.rules.clear()
+    assert store.metrics()["renewed"] == 1
+    orders.append([row(5)])
+    store.close()
+    left = other._committer.state(orders.id)
+    assert (len(left.writers), len(left.committers)) <= (1, 1), "those of the other process"
+
+
 # Nonsense.
 
 

@@ -148,8 +148,11 @@ def decode(seqno: int, data: bytes) -> Names:
             raise UsageError(f"collection {min(both)} is there and was dropped")
         if not set(image.forced) <= set(image.dropped):
             raise UsageError("a collection that was not dropped was forced to be")
-        if image.expected.keys() & {*image.dropped, *(entry.id for entry in image.entries.values())}:
-            raise UsageError("a collection is there and is yet to come")
+        ids = {entry.id for entry in image.entries.values()}
+        if not ids.isdisjoint(image.dropped):
+            raise UsageError("a collection is there and was dropped")
+        if not image.expected.keys().isdisjoint({*ids, *image.dropped}):
+            raise UsageError("a collection is there, or was dropped, and is yet to come")
         if image.retain_ms is not None and image.retain_ms <= 0:
             raise UsageError(f"the store keeps history for {image.retain_ms} milliseconds")
     except (msgspec.MsgspecError, UsageError, UnicodeDecodeError, RecursionError) as error:
@@ -238,11 +241,6 @@ def born(births: Sequence[tuple[str, Entry, bool]], awaited: Collection[str], na
         names = _named(names, name, entry)
     ids = {entry.id for _, entry, _ in births}
     return msgspec.structs.replace(names, expected=_without(names.expected, ids))
-
-
-def announced(id: str, now_ms: int, names: Names) -> Names | None:
-    """With an id that a transaction puts blobs under before it is a collection."""
-    return None if id in names.expected else msgspec.structs.replace(names, expected={**names.expected, id: now_ms})
 
 
 def abandoned(ids: Collection[str], names: Names) -> Names | None:
@@ -352,6 +350,26 @@ class Catalog:
         """The entry that names new collections, to appear together with them; some must have been announced."""
         names = self.read()
         return ((LOG, names.seqno, encode(born(births, awaited, names))),)
+
+    def announce(self, id: str, now_ms: int) -> None:
+        """Say that blobs are put under an id before it is a collection.
+
+        SUBTLE: once and never again. Whoever finds that it was given up, perhaps because the reply was lost and
+        much time went by, must not announce it anew: its blobs are about to be deleted (test_transaction.py).
+        """
+        in_doubt = False
+        for _ in range(self._session.config.commit_attempts):
+            names = self.read()
+            if id in names.expected:
+                return
+            if in_doubt:
+                raise Determinate("nothing was committed: what was to be created is not expected any more: do it again")
+            expected = {**names.expected, id: now_ms}
+            stored = self._store(msgspec.structs.replace(names, expected=expected))
+            if stored:
+                return
+            in_doubt = stored is None
+        raise Determinate("nothing was committed: others keep changing the catalog")
 
     def change(self, what: Callable[[Names], Names | None]) -> bool:
         """Apply a function from names to names (or None for no change) until it is stored; whether this call did it.

@@ -92,10 +92,11 @@ class Committer:
             return session.writer
         with self._turn:
             self._settle()
-            if collection in self._announcing:
+            announce = self._announcing.get(collection)
+            if announce is not None:
                 # SUBTLE: before anything is put. Otherwise what a transaction leaves that dies would be under an id
                 # that nobody knows (test_transaction.py).
-                self._announcing[collection]()
+                announce()
                 del self._announcing[collection]
             self._enter(collection)
             return self.session.writer
@@ -115,11 +116,14 @@ class Committer:
         """Commit one transaction together with whatever else waits; its replies, or why it was refused."""
         self.check_writable()
         for name, _ in transaction.commands:
-            if _is_unborn(self.session, name):
-                # SUBTLE: it would be there, and nobody could find it (test_transaction.py).
-                raise UsageError(f"{self.name_of(name)} is not there before its transaction is committed: use that")
+            self._refuse_unborn(name)
         reply: tuple[Any, ...] | Refused = self._line.offer(transaction, self._lead)
         return reply
+
+    def _refuse_unborn(self, collection: str) -> None:
+        # SUBTLE: it would be there, and nobody could find it (test_transaction.py).
+        if _is_unborn(self.session, collection):
+            raise UsageError(f"{self.name_of(collection)} is not there before its transaction is committed: use that")
 
     def expect(self, first: State, announce: Callable[[], None]) -> None:
         """Know a collection that is not there yet: it is born with the first transaction that names it.
@@ -137,17 +141,19 @@ class Committer:
             self._announcing.pop(collection, None)
             if not _is_unborn(self.session, collection):
                 return False
-            del self.session.states[collection]
-            self._entered.pop((self.session.writer, collection), None)
+            self._forget(collection)
             return True
 
     def forget(self, collections: Iterable[str]) -> None:
         """They are gone for good: there is nothing to say goodbye to."""
         with self._turn:
             for collection in set(collections):
-                self.session.states.pop(collection, None)
-                for key in [key for key in self._entered if key[1] == collection]:
-                    del self._entered[key]
+                self._forget(collection)
+
+    def _forget(self, collection: str) -> None:
+        self.session.states.pop(collection, None)
+        for key in [key for key in self._entered if key[1] == collection]:
+            del self._entered[key]
 
     def commit_beside(self, transaction: Transaction, beside: Callable[[], Beside]) -> tuple[Any, ...]:
         """Commit a transaction by itself, together with entries of other logs, which are made anew until they fit."""
@@ -156,6 +162,7 @@ class Committer:
             for _ in range(self.config.commit_attempts):
                 try:
                     (reply,) = self._committed((transaction,), beside())
+                    self._born(transaction, reply)
                     break
                 except Moved:
                     continue
@@ -171,10 +178,21 @@ class Committer:
         self._tell({name for name, _ in transaction.commands})
         return reply
 
+    def _born(self, transaction: Transaction, reply: tuple[Any, ...] | Refused) -> None:
+        """What is there by now is not to be announced any more. Holds the turn.
+
+        SUBTLE: at once. Whoever puts the first blob for it, in another thread, would announce what is there, and
+        what was announced and does not come is deleted some day (test_transaction.py).
+        """
+        if not isinstance(reply, Refused):
+            for name, _ in transaction.commands:
+                self._announcing.pop(name, None)
+
     def run(self, collection: str, make: Callable[[Session], Protocol[T]]) -> T:
         """Run a protocol that commits by itself, alone, with this committer's session."""
         with self._turn:
             self._settle()
+            self._refuse_unborn(collection)
             try:
                 self._enter(collection)
                 return self.driver.run(make(self.session))
@@ -201,7 +219,8 @@ class Committer:
     def is_there(self, collection: str) -> bool:
         """Whether there ever was a collection with this id."""
         self.check_open()
-        return self.driver.run(refresh(self.session, collection)) is not None
+        found = self.driver.run(refresh(self.session, collection))
+        return found is not None and found.seqno != UNBORN
 
     def known(self, collection: str) -> State:
         """The newest state that this process knows of, without asking."""

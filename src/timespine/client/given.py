@@ -36,10 +36,15 @@ def with_keys(rows: Any, schema: Schema) -> pa.Table:
     the key of another row.
     """
     table = to_arrow(rows, schema)
+    check_keys(rows, table, schema)
+    return table
+
+
+def check_keys(rows: Any, table: pa.Table, schema: Schema) -> None:
+    """A UsageError if some rows, which are this table, do not bring all columns of the key."""
     if schema.key and table.num_rows:
         lists = rows if isinstance(rows, list | tuple) else ()
         refuse_missing(schema.key_names, set(schema.key_names).intersection(table.column_names, *lists))
-    return table
 
 
 def refuse_missing(names: Sequence[str], there: set[str]) -> None:

@@ -20,7 +20,6 @@ from timespine.client.catalog import (
     Catalog,
     Entry,
     abandoned,
-    announced,
     check_name,
     first_state,
     fresh_collection_id,
@@ -31,7 +30,7 @@ from timespine.columnar.schema import Schema, define
 from timespine.core.group import Transaction
 from timespine.core.layers import Merging
 from timespine.core.transitions import Command
-from timespine.errors import TimespineError, UsageError, shown
+from timespine.errors import Determinate, Indeterminate, TimespineError, UsageError, shown
 from timespine.model.frontier import Frontier
 
 
@@ -146,5 +145,10 @@ class Nursery:
                 self._catalog.change(partial(abandoned, self._announced))
 
     def _announce(self, id: str) -> None:
+        if id in self._announced:
+            raise Determinate("nothing was committed: what was to be created could not be announced: do it again")
         self._announced.add(id)
-        self._catalog.change(partial(announced, id, int(self._shared.clock() * 1000)))
+        try:
+            self._catalog.announce(id, int(self._shared.clock() * 1000))
+        except Indeterminate as error:
+            raise Determinate(f"nothing was committed: {error}") from error

@@ -22,7 +22,7 @@ from timespine.client.given import names_of
 from timespine.client.inspecting import plain
 from timespine.client.moments import Moment
 from timespine.client.storing import Loose, Runs, count_appended
-from timespine.client.unsealed import NOTHING, REFUSE, Written, ahead_of, count_late, fit, said, write_of
+from timespine.client.unsealed import NOTHING, REFUSE, Written, ahead_of, count_late, fit, said, too_late, write_of
 from timespine.client.writing import Committed, Made, after, made_of, upper_of
 from timespine.columnar.consolidate import consolidate
 from timespine.core.hollow import HollowBatch
@@ -217,21 +217,31 @@ class Writing(Step):
     late: str
     made: Made | None = None
     too_late: int = 0
+    is_behind: bool = False
+    """Whether the steps before it seal more, at the times where they are placed, than was known when it was begun."""
 
     @property
     def is_stale(self) -> bool:
         # Some more may be too late by now.
-        return self.late != REFUSE and self.made is not None and not self.access.state().upper <= self.made.lower
+        if self.late == REFUSE or self.made is None:
+            return False
+        return self.is_behind or not self.access.state().upper <= self.made.lower
 
     def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
-        given, early = ahead_of(self.access, self.rows, self.at, self.times, self.late)
-        self.made, self.too_late = fit(self.access, given, self.late, early, upper)
+        given, came = ahead_of(self.access, self.rows, self.at, self.times, self.late)
+        self.made, self.too_late = fit(self.access, given, came, self.late, upper)
+        self.is_behind = False
         made = self.made
         return Loose(self.access, made.id, made.schema, made.table) if made.table.num_rows else None
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         assert self.made is not None
-        return [write_of(self.access, self.made, runs)] if runs else []
+        if not runs:
+            return []
+        if not upper <= self.made.lower:
+            self.is_behind = True
+            raise too_late(self.access, self.made.lower, upper)
+        return [write_of(self.access, self.made, runs)]
 
     def reply(self, replies: list[Any], at: int | None) -> Written:
         assert self.made is not None

@@ -345,7 +345,7 @@ class Store:
         commands = [
             (entry.id, AdvanceUpper(Frontier.at(time_ms)))
             for entry in self._catalog.read().entries.values()
-            if entry.timeline == "clock" and self._committer.known(entry.id).arity == 1
+            if entry.timeline == "clock" and self._committer.state(entry.id).arity == 1
         ]
         for start in range(0, len(commands), WRITES_MAX):
             self._committer.commit(*commands[start : start + WRITES_MAX])

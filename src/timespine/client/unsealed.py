@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.client.access import Access
-from timespine.client.given import names_of
+from timespine.client.given import check_keys, names_of, with_diffs
 from timespine.client.inspecting import plain
 from timespine.client.moments import Moment, to_user
 from timespine.client.rows import Shape, Updates
@@ -55,6 +55,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 NOTHING = Written(None, 0, None, None)
+NO_TIMES = pa.chunked_array([], pa.int64())
 
 
 def write(
@@ -67,9 +68,9 @@ def write(
 ) -> Written:
     """Make rows durable at times that are not sealed yet: their own, those of a column, or `at`."""
     access.committer.check_writable()
-    made, early = ahead_of(access, rows, at, times, late)
+    made, came = ahead_of(access, rows, at, times, late)
     while True:
-        fitted, too_late = fit(access, made, late, early)
+        fitted, too_late = fit(access, made, came, late)
         try:
             done = _written(access, fitted, too_late, together)
         except UsageError:
@@ -81,54 +82,70 @@ def write(
         return done
 
 
-def ahead_of(access: Access, rows: Any, at: Moment | None, times: str | None, late: str) -> tuple[Made, int]:
-    """Rows as updates in order, at the times that they are to be written with; and how many came before all times."""
-    early = 0
+def ahead_of(
+    access: Access, rows: Any, at: Moment | None, times: str | None, late: str
+) -> tuple[Made, pa.ChunkedArray]:
+    """Rows as updates in order, at the times that they are to be written with; and the times that they came with.
+
+    No time is before zero. What comes with one that is goes by the rule for what is late, whatever is sealed.
+    """
     if late not in LATE:
         raise UsageError(f"late is one of {', '.join(LATE)}, not {shown(late)}")
     rows = once(rows)
     _, schema = access.schema(access.known())
-    if times is None and late != REFUSE and TIME in names_of(rows):
-        times = TIME
-    if times is not None:
-        if at is not None:
+    if at is not None:
+        if times is not None:
             raise UsageError("give either `at` or the column that has the times")
-        if isinstance(rows, list) and not rows:
-            return made_of(access, rows, Frontier.minimum(schema.arity).elements[0]), 0
-        rows = with_times(to_arrow(rows, _with_column(rows, schema, times)), schema, times)
-        if late != REFUSE:
-            rows, early = by_rule(rows, TIME, 0, late)
-    elif at is None and names_of(rows).isdisjoint(schema.time_names):
-        raise UsageError(
-            f"say at which times rows are written: at=..., times='column', or in {', '.join(schema.time_names)}"
-        )
-    return made_of(access, rows, access.time_of(at) if at is not None else None), early
+        made = made_of(access, rows, time := access.time_of(at))
+        count = to_arrow(rows, made.schema).num_rows if late != REFUSE else 0
+        return made, pa.chunked_array([pa.repeat(pa.scalar(time[0], pa.int64()), count)])
+    if times is None:
+        if names_of(rows).isdisjoint(schema.time_names):
+            raise UsageError(
+                f"say at which times rows are written: at=..., times='column', or in {', '.join(schema.time_names)}"
+            )
+        if late == REFUSE or schema.arity != 1:
+            return made_of(access, rows, None), NO_TIMES
+        times = TIME
+    if isinstance(rows, list | tuple) and not rows:
+        return made_of(access, rows, Frontier.minimum(schema.arity).elements[0]), NO_TIMES
+    rows = with_diffs(rows, schema)
+    table = to_arrow(rows, _with_column(rows, schema, times))
+    check_keys(rows, table, schema)
+    table = with_times(table, schema, times)
+    came = table.column(TIME)
+    if late != REFUSE:
+        table, _ = by_rule(table, TIME, 0, late)
+    return made_of(access, table, None), came
 
 
-def fit(access: Access, made: Made, late: str, early: int = 0, upper: Frontier | None = None) -> tuple[Made, int]:
-    """Updates without those that are too late by now, or with those moved; and how many that were.
+def fit(
+    access: Access, made: Made, came: pa.ChunkedArray, late: str, upper: Frontier | None = None
+) -> tuple[Made, int]:
+    """Updates without those that are too late by now, or with those moved; and how many rows were.
 
-    Some went `early`, because they came before all times. What is sealed is `upper`, if the caller knows better.
+    Rows came with these times. What is sealed is `upper`, if the caller knows better.
     """
     upper = access.known().upper if upper is None else upper
     if upper.is_closed:
         raise access.closed()
-    if upper <= made.lower:
-        return made, early
-    if late == REFUSE:
-        raise too_late(access, made.lower)
+    is_in_time = upper <= made.lower
+    if late == REFUSE and not is_in_time:
+        raise too_late(access, made.lower, upper)
+    if late == REFUSE or (is_in_time and made.schema.arity != 1):
+        return made, 0
     if made.schema.arity != 1:
         raise UsageError("of times with several coordinates none is the next: write what is too late at other times")
     (first,) = upper.elements[0]
+    rows = int(pc.sum(pc.less(came, first)).as_py() or 0)
+    if is_in_time:
+        return made, rows
     (name,) = made.schema.time_names
-    table, late_rows = by_rule(made.table, name, first, late)
+    table, _ = by_rule(made.table, name, first, late)
     if late == MOVE:
         table = consolidate(table, (*made.schema.order_names, name))
     lower, latest = extent(table, made.schema)
-    # Those that were moved to the first of all times are among those that are moved on.
-    return Made(made.id, made.schema, table, lower, latest), max(
-        early, late_rows
-    ) if late == MOVE else early + late_rows
+    return Made(made.id, made.schema, table, lower, latest), rows
 
 
 def by_rule(table: pa.Table, name: str, first: int, late: str) -> tuple[pa.Table, int]:
@@ -142,10 +159,10 @@ def by_rule(table: pa.Table, name: str, first: int, late: str) -> tuple[pa.Table
     return table.set_column(place, table.schema.field(place), moved), rows
 
 
-def too_late(access: Access, lower: Frontier) -> UsageError:
+def too_late(access: Access, lower: Frontier, upper: Frontier) -> UsageError:
     """What to raise about rows at times that are sealed already."""
     return UsageError(
-        f"rows at {plain(lower)} come too late: {access.name} is complete up to {access.known().upper}; "
+        f"rows at {plain(lower)} come too late: {access.name} is complete up to {upper}; "
         "write them with late='move' or late='drop', or at a later time"
     )
 
@@ -219,7 +236,8 @@ def with_times(table: pa.Table, schema: Schema, name: str) -> pa.Table:
         raise UsageError(f"there is no column {shown(name)} to take times from")
     if name != TIME and TIME in table.column_names:
         raise UsageError(f"the rows have times of their own in {TIME}: leave out times={shown(name)}")
-    times = milliseconds(table.column(name), name)
+    column = table.column(name)
+    times = milliseconds(column, name) if table.num_rows else NO_TIMES
     if name not in schema.names:
         table = table.drop_columns([name])
     return table.append_column(TIME, times)

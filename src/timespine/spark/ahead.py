@@ -126,16 +126,15 @@ class Parts(msgspec.Struct, frozen=True):
         """The earliest time, and the latest one. There must be rows."""
         return extent(self.runs)
 
-    def commands(self, access: Access, rule: Rule) -> Together:
-        """What makes them part of the collection when their times are sealed, and what seals."""
+    def commands(self, access: Access, rule: Rule, upper: Frontier) -> Together:
+        """What makes them part of the collection when their times are sealed, and what seals, from an upper on."""
         if not self.runs:
             return rule.commands(self.latest)
         lower, last = self.ends
-        upper = access.known().upper
         if upper.is_closed:
             raise access.closed()
         if not upper <= lower:
-            raise too_late(access, lower)
+            raise too_late(access, lower, upper)
         parts = tuple(part for run in self.runs for part in run.parts)
         return (Write(lower, last, parts, self.id, access.config.inline_total_bytes), *rule.commands(self.latest))
 
@@ -172,20 +171,20 @@ def write_many(access: Access, frame: DataFrame, how: Ahead, together: Together 
                 parts = build(job, frame, how, access.known().upper)
                 return commit_parts(access, parts, how, (*together, *job.end()))
         except UsageError:
-            if parts is None or not is_stale(access, parts, how):
+            if parts is None or not is_stale(parts, how, access.state().upper):
                 raise
             access.committer.session.count("changes started again")
     raise UpperMismatch("any", access.known().upper)
 
 
-def is_stale(access: Access, parts: Parts, how: Ahead) -> bool:
+def is_stale(parts: Parts, how: Ahead, upper: Frontier) -> bool:
     """Whether rows are too late only since tasks have written them, and there is a rule for those."""
-    return how.late != REFUSE and bool(parts.runs) and not access.state().upper <= parts.ends[0]
+    return how.late != REFUSE and bool(parts.runs) and not upper <= parts.ends[0]
 
 
 def commit_parts(access: Access, parts: Parts, how: Ahead, together: Together) -> Written:
     """Commit what tasks have written, and what seals, `together` with other commands."""
-    commands = (*parts.commands(access, how.rule), *together)
+    commands = (*parts.commands(access, how.rule, access.known().upper), *together)
     number = commit_first(access, commands[0], commands[1:]) if commands else None
     count_late(access, how.late, parts.late)
     count_appended(access, parts.runs, parts.rows)

@@ -60,15 +60,21 @@ class WritingByTasks(Step):
     how: Ahead
     job: Job | None = None
     parts: Parts | None = None
+    upper: Frontier | None = None
+    """Where the steps before it leave the upper, at the times where they are placed."""
 
     @property
     def is_stale(self) -> bool:
-        return self.parts is not None and ahead.is_stale(self.access, self.parts, self.how)
+        if self.parts is None:
+            return False
+        stored = self.access.state().upper
+        return ahead.is_stale(self.parts, self.how, stored if self.upper is None else stored.join(self.upper))
 
     def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         id, schema = self.access.schema(self.access.state())
         self.job = stack.enter_context(Job(self.access, id, schema, None))
         self.parts = ahead.build(self.job, self.frame, self.how, upper)
+        self.upper = None
         return None
 
     def reached(self, upper: Frontier, at: int | None) -> Frontier:
@@ -78,7 +84,8 @@ class WritingByTasks(Step):
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         assert self.parts is not None
         assert self.job is not None
-        return [*self.parts.commands(self.access, self.how.rule), *self.job.end()]
+        self.upper = upper
+        return [*self.parts.commands(self.access, self.how.rule, upper), *self.job.end()]
 
     def reply(self, replies: list[Any], at: int | None) -> Written:
         assert self.parts is not None
