@@ -5,19 +5,22 @@ python -m bench.spark compact sink --rows 1000000 --json FILE
 python -m bench.spark --from FILE FILE --markdown docs/benchmarks.md     what was measured before, as a page
 
 Each work runs in alternation with what it is compared with; what is printed is the median
-of the repetitions, their spread, and the ratio of ours to the other.
+of the repetitions, their spread, the ratio of ours to the other, and the most memory that a
+Python worker of ours had, beside one that did nothing yet.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +33,21 @@ import timespine as ts
 import timespine.spark
 from bench.report import put_between
 from bench.rows import COLUMNS, rows, sample
+from bench.workers import Watch
+from timespine.config import DEFAULT, Config
 from timespine.spark import foreach_batch, merging_on
 
 KEY = {"id": "int64"}
 VALUE = {"customer": "string", "total": "double", "created": "timestamp", "note": "string"}
+BASE = "id long, customer string, total double, created timestamp_ntz, note string"
 BEGIN, END = "<!-- spark: begin -->", "<!-- spark: end -->"
 BATCHES = 30
 SKIPPED = 5
 """The first micro-batches of a query, in which everything is loaded."""
+
+QUARTER = Config(merge_bytes=DEFAULT.merge_bytes // 4, part_bytes=DEFAULT.part_bytes // 4)
+OURS = "ours"
+IDLE = "a worker that has done nothing yet"
 
 Row = dict[str, Any]
 
@@ -51,21 +61,28 @@ class Bench:
 
     def compare(self, work: str, ours: Callable[[], Any], **others: Callable[[], Any]) -> None:
         """Run ours and the others in turns, and print what it took."""
-        runs = {"ours": ours, **others}
-        times: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(self.repeat):
-            for name, run in runs.items():
-                times[name].append(_seconds(run))
-        self.told(work, times)
+        runs = {OURS: ours, **others}
+        self.told(work, {name: partial(_seconds, run) for name, run in runs.items()})
 
-    def told(self, work: str, times: dict[str, list[float]]) -> None:
-        """Print the figures of one work."""
+    def told(self, work: str, runs: dict[str, Callable[[], Iterable[float]]], repeat: int | None = None) -> None:
+        """Run what says itself how long it took, in turns, and print the figures."""
+        print(f"\n{work}, {self.count:,} rows", flush=True)
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        peak = 0
+        for _ in range(repeat or self.repeat):
+            for name, run in runs.items():
+                with Watch() as watch:
+                    times[name].extend(run())
+                if name == OURS:
+                    peak = max(peak, watch.peak)
         medians = {name: statistics.median(each) for name, each in times.items()}
-        print(f"\n{work}")
         for name, each in times.items():
-            ratio = "" if name == "ours" else f"   ours / {name}: {medians['ours'] / medians[name]:.2f}"
-            print(f"  {name:28} {medians[name]:9.3f} s   {min(each):.3f} - {max(each):.3f}{ratio}", flush=True)
-            self.found.append({"work": work, "system": name, "median": medians[name], "times": each})
+            said = (
+                f"largest worker {peak >> 20} MiB" if name == OURS else f"ours / it {medians[OURS] / medians[name]:.2f}"
+            )
+            print(f"  {name:34} {medians[name]:9.3f} s   {min(each):.3f} - {max(each):.3f}   {said}", flush=True)
+            found = {"work": work, "rows": self.count, "system": name, "median": medians[name], "times": each}
+            self.found.append(found | ({"peak": peak} if name == OURS else {}))
 
     @contextmanager
     def store(self) -> Iterator[ts.Store]:
@@ -74,6 +91,10 @@ class Bench:
         shutil.rmtree(path, ignore_errors=True)
         with ts.open(path, maintenance=False) as opened:
             yield opened
+
+    def base(self) -> Any:
+        """All rows, made by tasks: fifty million would not fit beside everything else."""
+        return self.spark.range(self.count).mapInArrow(_rows, BASE)
 
     def emptied(self) -> str:
         """A folder to write to."""
@@ -90,6 +111,36 @@ class Bench:
 
 def compact(bench: Bench) -> None:
     """16 runs, merged into one."""
+    with _sixteen(bench) as (items, kept):
+        updates = bench.files(items)
+
+        def shuffled() -> None:
+            summed = updates.groupBy(*COLUMNS, "_time").agg(F.sum("_diff").alias("_diff")).filter("_diff <> 0")
+            ordered = summed.repartitionByRange(*COLUMNS[:1]).sortWithinPartitions(*COLUMNS, "_time")
+            ordered.write.option("compression", "zstd").parquet(bench.emptied())
+
+        runs = {
+            OURS: partial(_merged, bench, kept),
+            "engine of the process": partial(_merged, bench, kept, least_rows=1 << 60),
+            "SQL shuffle": partial(_seconds, shuffled),
+        }
+        bench.told("compaction of 16 runs, each a tenth of the rows", runs)
+
+
+def bounded(bench: Bench) -> None:
+    """The same with a quarter of the memory per task."""
+    with _sixteen(bench) as (_, kept):
+        runs = {
+            OURS: partial(_merged, bench, kept, config=QUARTER),
+            "ours with all of it": partial(_merged, bench, kept),
+        }
+        # Once, and this first: a worker keeps for the next task what it had for the one before.
+        bench.told("the same compaction with a quarter of the memory", runs, repeat=1)
+
+
+@contextmanager
+def _sixteen(bench: Bench) -> Iterator[tuple[Any, Path]]:
+    """A collection of sixteen runs, each a tenth of the rows, and a copy of its store."""
     each = bench.count // 10
     with bench.store() as store:
         items = store.create("items", key=KEY, value=VALUE, timeline="counter")
@@ -98,29 +149,21 @@ def compact(bench: Bench) -> None:
         kept = bench.folder / "kept"
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(store.location, kept)
-        updates = bench.files(items)
+        yield items, kept
 
-        def shuffled() -> None:
-            summed = updates.groupBy(*COLUMNS, "_time").agg(F.sum("_diff").alias("_diff")).filter("_diff <> 0")
-            ordered = summed.repartitionByRange(*COLUMNS[:1]).sortWithinPartitions(*COLUMNS, "_time")
-            ordered.write.option("compression", "zstd").parquet(bench.emptied())
 
-        def merged(least_rows: int) -> None:
-            copy = bench.folder / "copy"
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(kept, copy)
-            began = time.perf_counter()
-            with ts.open(copy, maintenance=False) as again, merging_on(again, bench.spark, least_rows=least_rows):
-                again["items"].compact(wait=True)
-            bench.lasted = time.perf_counter() - began  # type: ignore[attr-defined]
-
-        times: dict[str, list[float]] = {"ours": [], "SQL shuffle": [], "engine of the process": []}
-        for _ in range(bench.repeat):
-            for name, least in (("ours", 1), ("engine of the process", 1 << 60)):
-                merged(least)
-                times[name].append(bench.lasted)  # type: ignore[attr-defined]
-            times["SQL shuffle"].append(_seconds(shuffled))
-        bench.told(f"compaction of 16 x {each:,}", times)
+def _merged(bench: Bench, kept: Path, *, least_rows: int = 1, config: Config = DEFAULT) -> list[float]:
+    """Merge another copy of a store, by tasks if it has so many rows; the seconds that it took."""
+    copy = bench.folder / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(kept, copy)
+    began = time.perf_counter()
+    with (
+        ts.open(copy, maintenance=False, config=config) as again,
+        merging_on(again, bench.spark, least_rows=least_rows),
+    ):
+        again["items"].compact(wait=True)
+    return [time.perf_counter() - began]
 
 
 def snapshot(bench: Bench) -> None:
@@ -130,23 +173,23 @@ def snapshot(bench: Bench) -> None:
         items = store.create("items", key=KEY, value=VALUE, timeline="counter")
         for number in range(10):
             items.append(rows(sample(each, 5 * each, number), number))
-        _read(bench, items, f"snapshot of 10 runs of {each:,}")
+        _read(bench, items, "snapshot of 10 runs")
 
 
 def updated(bench: Bench) -> None:
     """A consolidated base, and scattered updates of a tenth of it."""
     with bench.store() as store:
         items = store.create("items", key=KEY, value=VALUE, timeline="counter")
-        items.append(rows(np.arange(bench.count)))
+        items.append(bench.base())
         items.upsert(rows(sample(bench.count // 10, bench.count, 3), 1))
-        _read(bench, items, f"snapshot of {bench.count:,} with {bench.count // 10:,} updates")
+        _read(bench, items, "snapshot with a tenth updated")
 
 
 def expired(bench: Bench) -> None:
     """The same, compacted and expired: against a plain scan of the same rows."""
     with bench.store() as store:
         items = store.create("items", key=KEY, value=VALUE, timeline="counter")
-        items.append(rows(np.arange(bench.count)))
+        items.append(bench.base())
         items.upsert(rows(sample(bench.count // 10, bench.count, 3), 1))
         items.expire(before=1)
         items.compact(wait=True)
@@ -155,7 +198,7 @@ def expired(bench: Bench) -> None:
         items.snapshot().to_spark(bench.spark).write.option("compression", "zstd").parquet(str(plain))
         scan = bench.spark.read.parquet(str(plain))
         bench.compare(
-            f"compacted and expired, {bench.count:,} rows, aggregate",
+            "snapshot, compacted and expired, aggregate",
             lambda: _aggregated(items.snapshot().to_spark(bench.spark)),
             **{"plain Parquet": lambda: _aggregated(scan)},
         )
@@ -195,7 +238,7 @@ def write(bench: Bench) -> None:
             store.create("items", key=KEY, value=VALUE, timeline="counter").append(frame)
 
     bench.compare(
-        f"write of {bench.count:,} rows",
+        "sorted write",
         ours,
         **{
             "sorted write.parquet": lambda: (
@@ -212,6 +255,12 @@ def write(bench: Bench) -> None:
     )
 
 
+def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Whole rows of ids."""
+    for batch in batches:
+        yield from rows(batch.column(0).to_numpy()).to_batches()
+
+
 def _nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """What a task costs that only takes its rows."""
     for batch in batches:
@@ -224,20 +273,20 @@ def sink(bench: Bench) -> None:
     with bench.store() as store:
         log = store.create("log", key={"value": "int64"}, value={"timestamp": "timestamp[UTC]"}, timeline="counter")
         path = f"{store.location}/log"
-        times = {
-            "ours": _batches(bench, lambda each: each.format("timespine"), path),
-            "empty Python sink": _batches(bench, lambda each: each.format("empty")),
+        runs = {
+            OURS: partial(_batches, bench, lambda each: each.format("timespine"), path),
+            "empty Python sink": partial(_batches, bench, lambda each: each.format("empty")),
         }
-        bench.told("sink, per micro-batch of 1,000 rows", times)
+        bench.told("sink, per micro-batch of 1,000 rows", runs, repeat=1)
         helper = foreach_batch(log, sink="bench")
-        times = {
-            "ours": _batches(bench, lambda each: each.foreachBatch(helper)),
-            "noop foreachBatch": _batches(bench, lambda each: each.foreachBatch(lambda frame, batch: None)),
-            "foreachBatch that takes the rows": _batches(
-                bench, lambda each: each.foreachBatch(lambda frame, batch: frame.toArrow())
+        runs = {
+            OURS: partial(_batches, bench, lambda each: each.foreachBatch(helper)),
+            "noop foreachBatch": partial(_batches, bench, lambda each: each.foreachBatch(lambda frame, batch: None)),
+            "foreachBatch that takes the rows": partial(
+                _batches, bench, lambda each: each.foreachBatch(lambda frame, batch: frame.toArrow())
             ),
         }
-        bench.told("foreach_batch, per micro-batch of 1,000 rows", times)
+        bench.told("foreach_batch, per micro-batch of 1,000 rows", runs, repeat=1)
 
 
 def source(bench: Bench) -> None:
@@ -249,11 +298,11 @@ def source(bench: Bench) -> None:
         feed = (
             bench.spark.readStream.format("timespine").option("maxRowsPerTrigger", 1000).load(f"{store.location}/log")
         )
-        times = {
-            "ours": _batches(bench, lambda each: each.format("noop"), frame=feed),
-            "rate source": _batches(bench, lambda each: each.format("noop")),
+        runs = {
+            OURS: partial(_batches, bench, lambda each: each.format("noop"), frame=feed),
+            "rate source": partial(_batches, bench, lambda each: each.format("noop")),
         }
-        bench.told("source, per micro-batch of 1,000 rows", times)
+        bench.told("source, per micro-batch of 1,000 rows", runs, repeat=1)
 
 
 class Empty(DataSource):
@@ -293,43 +342,59 @@ def _batches(bench: Bench, to: Callable[[Any], Any], path: str | None = None, fr
     return [each["durationMs"]["triggerExecution"] / 1000 for each in progress[SKIPPED:]]
 
 
-def largest_worker() -> int:
-    """Megabytes that the largest Python worker of this machine ever had, of those that are still there."""
-    found = [0]
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"pyspark" in (process / "cmdline").read_bytes() and b"daemon" in (process / "cmdline").read_bytes():
-                status = (process / "status").read_text()
-                found.append(int(status.split("VmHWM:")[1].split()[0]) >> 10)
-        except (OSError, IndexError):
-            continue  # it is gone by now
-    return max(found)
+def idle(bench: Bench) -> None:
+    """What a worker has before it does anything: the interpreter, and what tasks of ours import."""
+    with Watch() as watch:
+        bench.spark.range(2).mapInArrow(_imported, "id long").collect()
+    print(f"\n{IDLE}: {watch.peak >> 20} MiB", flush=True)
+    bench.found.append({"work": IDLE, "rows": bench.count, "system": OURS, "peak": watch.peak})
+
+
+def _imported(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    importlib.import_module("timespine.spark.merging")
+    yield from batches
 
 
 def markdown(found: list[Row]) -> str:
-    """The figures as a table: what ours took, what the other took, and the ratio."""
-    lines = ["| work | ours | compared with | it took | ours / it |", "| --- | --- | --- | --- | --- |"]
-    ours = {each["work"]: each["median"] for each in found if each["system"] == "ours"}
-    for each in found:
-        if each["system"] == "memory":
-            lines.append(f"| {each['work']} | {each['median']:.0f} MB | largest Python worker, at most | | |")
-        elif each["system"] != "ours":
-            mine, other = ours[each["work"]], each["median"]
-            lines.append(f"| {each['work']} | {mine:.2f} s | {each['system']} | {other:.2f} s | {mine / other:.2f} |")
+    """The figures as two tables: times and their ratios by number of rows, and the memory of the largest worker."""
+    counts = sorted({each["rows"] for each in found})
+    at = {(each["work"], each["system"], each["rows"]): each for each in found}
+    head = ["work", "compared with", *(f"{count:,} rows" for count in counts)]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for work, system in dict.fromkeys((each["work"], each["system"]) for each in found if each["system"] != OURS):
+        cells = (_compared(at, work, system, count) for count in counts)
+        lines.append(_line([work, system, *cells]))
+    lines += ["", "The largest Python worker of ours:", ""]
+    head = ["work", *(f"{count:,} rows" for count in counts)]
+    lines += [_line(head), _line(["---"] * len(head))]
+    for work in dict.fromkeys(each["work"] for each in found if "peak" in each):
+        peaks = (at.get((work, OURS, count)) for count in counts)
+        lines.append(_line([work, *("" if each is None else f"{each['peak'] >> 20} MiB" for each in peaks)]))
     return "\n".join(lines) + "\n"
+
+
+def _compared(at: dict[tuple[str, str, int], Row], work: str, system: str, count: int) -> str:
+    if (work, system, count) not in at:
+        return ""
+    mine, other = at[work, OURS, count]["median"], at[work, system, count]["median"]
+    return f"{mine:.2f} s : {other:.2f} s = {mine / other:.2f}"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _aggregated(frame: Any) -> Any:
     return frame.agg(F.sum("total"), F.max("customer"), F.max("created"), F.count("note")).collect()
 
 
-def _seconds(run: Callable[[], Any]) -> float:
+def _seconds(run: Callable[[], Any]) -> list[float]:
     began = time.perf_counter()
     run()
-    return time.perf_counter() - began
+    return [time.perf_counter() - began]
 
 
-WORKS = {each.__name__: each for each in (compact, snapshot, updated, expired, write, sink, source)}
+WORKS = {each.__name__: each for each in (compact, bounded, snapshot, updated, expired, write, sink, source)}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -351,13 +416,11 @@ def main(arguments: list[str] | None = None) -> None:
     spark = timespine.spark.session("bench", conf={"spark.driver.memory": "4g"})
     with tempfile.TemporaryDirectory(prefix="bench-spark-") as folder:
         bench = Bench(spark, Path(folder), options.rows, options.repeat)
+        idle(bench)
         for name in options.works or WORKS:
             WORKS[name](bench)
-            used = largest_worker()
-            print(f"  largest Python worker so far: {used} MB", flush=True)
-            bench.found.append({"work": f"{name}, {options.rows:,} rows", "system": "memory", "median": used})
-    if options.json:
-        options.json.write_text(json.dumps(bench.found, indent=1) + "\n")
+            if options.json:
+                options.json.write_text(json.dumps(bench.found, indent=1) + "\n")
     if options.markdown:
         put_between(options.markdown, BEGIN, END, markdown(bench.found))
     spark.stop()
