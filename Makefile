@@ -61,7 +61,7 @@ unit-O: $(VENV)/.dev            ## tests that reach everywhere, without assertio
 	PYTHONOPTIMIZE=1 $(RUN) $(PYTEST) tests/core tests/model tests/client/test_machine.py tests/columnar/test_engine.py tests/columnar/test_scan.py
 
 spark: $(VENV)/.dev            ## reads, writes, streams and merges on Spark, and executors that are killed
-	$(RUN) -m pytest tests/spark
+	$(RUN) $(PYTEST) --dist loadfile tests/spark
 
 determinism: $(VENV)/.dev            ## 100 seeds replay identically, whatever the hash seed
 	@for flavour in mixed streams; do \

@@ -42,7 +42,7 @@ def told_by(tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=600,
             check=False,
         )
         assert ran.returncode == 0, ran.stderr[-3000:]

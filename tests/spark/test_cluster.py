@@ -219,7 +219,7 @@ def ended(text):
     import subprocess
     import sys
 
-    return subprocess.run([sys.executable, "-c", text], check=False, capture_output=True, timeout=120).returncode
+    return subprocess.run([sys.executable, "-c", text], check=False, capture_output=True, timeout=600).returncode
 
 
 def after_a_driver_that_wrote(driver):
