@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import TracebackType
 
 EVERY = 0.05
 """Seconds between two looks. What a worker had at most since the work began is kept by the system, so that only what
-a worker reaches in its very last moments can be missed."""
+a worker reaches in its very last moments can be missed. What it still holds from a work before counts, too."""
 
 RESET_PEAK = "5"
 """What makes Linux forget the peak of a process: see `clear_refs` in its manual page of /proc."""
@@ -32,7 +33,8 @@ class Watch:
 
     def __enter__(self) -> Watch:
         for worker in _workers():
-            (worker / "clear_refs").write_text(RESET_PEAK)
+            with contextlib.suppress(OSError):  # it is gone by now
+                (worker / "clear_refs").write_text(RESET_PEAK)
         self._thread.start()
         return self
 

@@ -166,6 +166,58 @@ def test_rows_are_checked_as_always_whatever_becomes_of_late_ones(place, late, n
     assert events.write(empty, times=named, late=late).rows == 0
 
 
+def test_no_rows_are_never_too_late(place):
+    store = place.open()
+    events = store.create("events", key={"id": "int64"}, timeline="counter")
+    events.seal(5)
+    assert events.write([], times="t").rows == 0
+    with store.transaction() as tx:
+        tx.write(events, [], times="t")
+    assert tx.replies[0].rows == 0
+
+
+@pytest.mark.parametrize("late", ["refuse", "move", "drop"])
+def test_columns_that_are_no_times_are_refused_whatever_becomes_of_late_rows(place, late):
+    events = place.open().create("events", key={"id": "int64"}, timeline="counter")
+    stamps = pa.array([1], pa.timestamp("ms", "UTC"))
+    with pytest.raises(UsageError, match="_time"):
+        events.write(pa.table({"id": [1], "_time": stamps}), late=late)
+    twice = pa.Table.from_arrays([pa.array([1])] * 3, ["id", "t", "t"])
+    with pytest.raises(UsageError, match="two columns 't'"):
+        events.write(twice, times="t", late=late)
+    with pytest.raises(UsageError, match="two columns"):
+        events.write(pa.Table.from_arrays([pa.array([1])] * 3, ["id", "_time", "_time"]), late=late)
+
+
+@pytest.mark.parametrize("late", ["move", "drop"])
+@pytest.mark.parametrize("before", ["append", "write"])
+def test_a_step_that_is_refused_is_refused_at_once_whatever_comes_after_it(place, late, before):
+    """Nothing that is begun again would help."""
+    store = place.open()
+    events = store.create("events", key={"id": "int64"}, timeline="counter")
+    events.seal(20)
+    tx = store.transaction()
+    if before == "append":
+        tx.append(events, [{"id": 1}], at=5)
+    else:
+        tx.write(events, [{"id": 1, "t": 5}], times="t")
+    tx.write(events, [{"id": 2, "t": 6}], times="t", late=late)
+    with pytest.raises(UsageError, match="rows at 5 come too late"):
+        tx.commit()
+    assert "transactions started again" not in store.metrics()
+
+
+def test_a_step_that_is_refused_later_is_refused_at_once_too(place):
+    place.open().create("events", key={"id": "int64"}, timeline="counter")
+    store, events = seals_before_the_commit(place, "events", 20)
+    tx = store.transaction()
+    tx.write(events, [{"id": 1, "t": 5}], times="t")
+    tx.write(events, [{"id": 2, "t": 6}], times="t", late="move")
+    with pytest.raises(UsageError, match="rows at 5 come too late"):
+        tx.commit()
+    assert store.metrics()["transactions started again"] == 1
+
+
 @pytest.mark.parametrize("late", ["move", "drop"])
 @pytest.mark.parametrize("how", ["times", "_time", "at"])
 def test_late_rows_are_counted_as_they_came(place, late, how):

@@ -14,7 +14,7 @@ from places import BLOBS, QUICK, Script, counted
 
 from timespine.config import Config
 from timespine.core.transitions import ExpireWriter
-from timespine.errors import Fenced, TimespineError, Unavailable, UsageError
+from timespine.errors import Fenced, Indeterminate, TimespineError, Unavailable, UsageError
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 
@@ -273,6 +273,25 @@ def test_a_load_whose_reply_was_lost_is_there_once(place, file, fault):
     store.ghosts()
     assert script.is_done
     assert keys_of(orders) == list(range(1000))
+
+
+@pytest.mark.parametrize(("fault", "there"), [(Fault.INDETERMINATE_DONE, [10, 11]), (Fault.INDETERMINATE_NOT, [1])])
+def test_a_load_that_takes_over_a_name_and_is_never_told_so_leaves_the_old_rows_or_the_new_ones(
+    place, tmp_path, fault, there
+):
+    script = Script()
+    store = place.open(script=script)
+    store.create("orders", key={"k": "int64"}, value={"v": "string"}, timeline="counter").append([{"k": 1, "v": "a"}])
+    script.add("compare_and_set", Fault.NONE, key="catalog")  # a name until all rows are there
+    script.add("compare_and_set", fault, key="catalog")
+    script.add("compare_and_set", Fault.INDETERMINATE_NOT, key="catalog", times=QUICK.storage_attempts)
+    with pytest.raises(Indeterminate):
+        store.load("orders", written(tmp_path / "x.parquet", [10, 11]), key=["k"], timeline="counter", replace=True)
+    assert script.is_done
+    for other in (store, place.open()):
+        other.maintain(sweep=True)
+        assert other.names() == ["orders"]
+        assert keys_of(other["orders"]) == there
 
 
 def test_rows_that_fit_the_state_but_find_no_room_go_to_a_blob(place, tmp_path):

@@ -817,6 +817,47 @@ def test_what_is_born_is_never_announced_whoever_writes_to_it_first(place):
     assert rows(place.open()["audit"]) == {(1, "a"): 1}
 
 
+@pytest.mark.parametrize("ends", [Indeterminate, KeyboardInterrupt])
+def test_what_was_born_in_doubt_is_not_announced_either(place, ends):
+    """It is in, its transaction is not told so, and another thread writes to it before anybody cleans up."""
+    script = Script()
+    store = place.open(script=script, config=BLOBS)
+    tx = store.transaction()
+    audit = tx.create("audit", **SHAPE)
+    after = tx._nursery.close
+
+    def close():
+        script.rules.clear()
+        try:
+            store["audit"].append([row(1)])
+        except UsageError:  # as far as this process knows it is not there yet
+            after()
+            store["audit"].append([row(1)])
+        after()
+
+    tx._nursery.close = close
+    script.add("compare_and_set", Fault.INDETERMINATE_DONE, key=audit.id)
+    script.add("compare_and_set", Fault.INDETERMINATE_NOT, key=audit.id, times=50)
+    if ends is KeyboardInterrupt:
+        done = store._committer.driver.consensus.compare_and_set
+
+        def interrupted(writes):
+            done(writes)
+            store._committer.driver.consensus.compare_and_set = done
+            raise KeyboardInterrupt
+
+        script.rules.clear()
+        store._committer.driver.consensus.compare_and_set = interrupted
+    with pytest.raises(ends):
+        tx.commit()
+    for _ in range(2):
+        other = place.open()
+        assert (other.names(), other._catalog.read().expected, other._catalog.read().dropped) == (["audit"], {}, ())
+        assert rows(other["audit"]) == {(1, "a"): 1}
+        place.clock.advance(EXPECTED_MS / 1000 + 1)
+        other.maintain(sweep=True)
+
+
 @pytest.mark.parametrize("cleared", [False, True])
 def test_what_was_given_up_is_never_announced_again(place, cleared):
     """The reply to the announcement is lost, and is asked for again a day later."""

@@ -113,7 +113,7 @@ class Appending(Step):
 
     def reached(self, upper: Frontier, at: int | None) -> Frontier:
         made = self.made
-        return upper if made is None else upper_of(self.access, self.upper, made.latest, made.schema)
+        return upper if made is None else upper.join(upper_of(self.access, self.upper, made.latest, made.schema))
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         made = self.made

@@ -278,7 +278,7 @@ class Store:
         except BaseException:
             if new:
                 with contextlib.suppress(TimespineError):  # storage is away: an empty collection stays
-                    self._catalog.change(partial(discarded, collection.id))
+                    self._catalog.change(partial(discarded, collection.id, under))
             raise
         return self.collection(name) if replace else collection
 

@@ -50,6 +50,7 @@ class Transaction:
         self._committer = committer
         self._nursery = nursery
         self._steps: list[Step] = []
+        self._begun: list[Step] = []
         self._reads: dict[str, tuple[Access, Frontier]] = {}
         self._times: dict[str, int] = {}
         self._is_over = False
@@ -198,7 +199,7 @@ class Transaction:
                 except UpperMismatch:
                     self._check_reads()
                 except UsageError:
-                    if not any(step.is_stale for step in self._steps):
+                    if not any(step.is_stale for step in self._begun):
                         raise
                 self._committer.session.count("transactions started again")
         raise UpperMismatch("any", "another one every time")
@@ -256,10 +257,12 @@ class Transaction:
         with contextlib.ExitStack() as stack:
             self._times = _placed(steps, self._times)
             begun = []
+            self._begun = []
             uppers = _uppers(steps)
             for step in steps:
                 at, upper = _time_of(step, self._times), uppers[step.access.id]
                 begun.append(step.begin(upper, at, stack))
+                self._begun.append(step)
                 uppers[step.access.id] = step.reached(upper, at)
             loose = [each for each in begun if each is not None]
 

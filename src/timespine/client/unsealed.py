@@ -106,13 +106,14 @@ def ahead_of(
             )
         if late == REFUSE or schema.arity != 1:
             return made_of(access, rows, None), NO_TIMES
-        times = TIME
     if isinstance(rows, list | tuple) and not rows:
         return made_of(access, rows, Frontier.minimum(schema.arity).elements[0]), NO_TIMES
     rows = with_diffs(rows, schema)
-    table = to_arrow(rows, _with_column(rows, schema, times))
+    table = to_arrow(rows, _with_column(rows, schema, times or TIME))
+    if times is None and not _are_whole(table, TIME):
+        return made_of(access, rows, None), NO_TIMES  # which says what is wrong with them
     check_keys(rows, table, schema)
-    table = with_times(table, schema, times)
+    table = with_times(table, schema, times or TIME)
     came = table.column(TIME)
     if late != REFUSE:
         table, _ = by_rule(table, TIME, 0, late)
@@ -129,7 +130,7 @@ def fit(
     upper = access.known().upper if upper is None else upper
     if upper.is_closed:
         raise access.closed()
-    is_in_time = upper <= made.lower
+    is_in_time = made.table.num_rows == 0 or upper <= made.lower
     if late == REFUSE and not is_in_time:
         raise too_late(access, made.lower, upper)
     if late == REFUSE or (is_in_time and made.schema.arity != 1):
@@ -228,12 +229,17 @@ def _with_column(rows: Any, schema: Schema, name: str) -> Schema | None:
     return schema if name in known and names_of(rows) <= known else None
 
 
+def _are_whole(table: pa.Table, name: str) -> bool:
+    return table.column_names.count(name) == 1 and bool(pa.types.is_integer(table.column(name).type))
+
+
 def with_times(table: pa.Table, schema: Schema, name: str) -> pa.Table:
     """Rows with their times from a column of theirs: integers, or points of the wall clock as milliseconds."""
     if schema.arity != 1:
         raise UsageError("times of several coordinates cannot come from one column: give them in the columns of time")
-    if name not in table.column_names:
-        raise UsageError(f"there is no column {shown(name)} to take times from")
+    if table.column_names.count(name) != 1:
+        many = "are two columns" if name in table.column_names else "is no column"
+        raise UsageError(f"there {many} {shown(name)} to take times from")
     if name != TIME and TIME in table.column_names:
         raise UsageError(f"the rows have times of their own in {TIME}: leave out times={shown(name)}")
     column = table.column(name)
