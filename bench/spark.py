@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import shutil
 import statistics
@@ -267,6 +268,34 @@ def _nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array([batch.num_rows])], ["n"])
 
 
+def upsert(bench: Bench) -> None:
+    """Rows of a DataFrame in the place of a tenth of those that are there, against writing all of them anew."""
+    base, changes = str(bench.folder / "base"), str(bench.folder / "changes")
+    for path, frame in (
+        (base, bench.base()),
+        (changes, bench.base().filter("id % 10 = 3").withColumn("total", F.col("total") + 0.5)),
+    ):
+        shutil.rmtree(path, ignore_errors=True)
+        frame.write.option("compression", "zstd").parquet(path)
+    there, coming = bench.spark.read.parquet(base), bench.spark.read.parquet(changes)
+    with bench.store() as store:
+        items = store.create("items", key=KEY, value=VALUE, timeline="counter")
+        items.append(there)
+        turn = itertools.count()
+        bench.compare(
+            "upsert of a tenth",
+            lambda: items.upsert(coming.withColumn("total", F.col("total") + next(turn))),
+            **{
+                "anti join, and all written anew": lambda: (
+                    there.join(coming, "id", "left_anti")
+                    .unionByName(coming)
+                    .write.option("compression", "zstd")
+                    .parquet(bench.emptied())
+                )
+            },
+        )
+
+
 def sink(bench: Bench) -> None:
     """Micro-batches of a rate source, by what writes them."""
     bench.spark.dataSource.register(Empty)
@@ -394,7 +423,7 @@ def _seconds(run: Callable[[], Any]) -> list[float]:
     return [time.perf_counter() - began]
 
 
-WORKS = {each.__name__: each for each in (compact, bounded, snapshot, updated, expired, write, sink, source)}
+WORKS = {each.__name__: each for each in (compact, bounded, snapshot, updated, expired, write, upsert, sink, source)}
 
 
 def main(arguments: list[str] | None = None) -> None:
