@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAST_ROWS = 4_000_000
-"""Updates from which on merges are handed over. With two cores on one machine a warm job takes as long as the process
-does at 6M (3.5 s against 2.8 s, `python -m bench.spark compact`), and a cold one twice that. More cores need less."""
+"""Updates from which on merges are handed over. With two cores on one machine a warm job takes about as long as the
+process (`python -m bench.spark compact`), and a cold one twice that at 6M (7 s against 3.5 s). More cores need less."""
 
 TASK_ROWS = 1 << 20
 """Updates that one task merges, about."""
