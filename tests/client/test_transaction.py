@@ -757,7 +757,8 @@ def test_the_background_looks_for_what_was_never_created(place):
     assert [place.blobs(f"{id}/") for id in ids] == [[], []]
 
 
-def test_a_transaction_that_took_longer_than_a_day_is_told_so_and_leaves_nothing(place):
+@pytest.mark.parametrize("deletes", [True, False])
+def test_a_transaction_that_took_longer_than_a_day_is_told_so_and_leaves_nothing(place, deletes):
     script = Script()
     store, other = place.open(script=script, config=BLOBS), place.open()
 
@@ -769,8 +770,11 @@ def test_a_transaction_that_took_longer_than_a_day_is_told_so_and_leaves_nothing
     audit = tx.create("audit", **SHAPE)
     tx.append("audit", [row(1)])
     script.add("put", Fault.NONE, key=f"{audit.id}/", hook=slow)
+    if not deletes:
+        script.add("delete", Fault.DETERMINATE, times=50)
     with pytest.raises(Determinate, match="audit is not expected any more"):
         tx.commit()
+    assert bool(place.blobs(f"{audit.id}/")) is not deletes, "put after others had looked"
     other.maintain()
     assert (other.names(), place.blobs(f"{audit.id}/")) == ([], [])
 

@@ -254,7 +254,19 @@ def born(births: Sequence[tuple[str, Entry, bool]], awaited: Collection[str], na
 
 def abandoned(ids: Collection[str], names: Names) -> Names | None:
     """Without collections that were to come: they never will, and their blobs may go."""
-    gone = tuple(id for id in names.expected if id in ids)
+    return _never_born(tuple(id for id in names.expected if id in ids), names)
+
+
+def given_up(ids: Collection[str], names: Names) -> Names | None:
+    """Without collections that their own transaction has given up, which is over by now.
+
+    Also if others did before, and nothing is left of them: something may have been put since.
+    """
+    there = {entry.id for entry in names.entries.values()}
+    return _never_born(tuple(id for id in sorted(ids) if id not in there and id not in names.dropped), names)
+
+
+def _never_born(gone: tuple[str, ...], names: Names) -> Names | None:
     if not gone:
         return None
     return msgspec.structs.replace(names, expected=_without(names.expected, gone), dropped=(*names.dropped, *gone))

@@ -19,10 +19,10 @@ from timespine.client.catalog import (
     TIMELINES,
     Catalog,
     Entry,
-    abandoned,
     check_name,
     first_state,
     fresh_collection_id,
+    given_up,
 )
 from timespine.client.collection import Collection
 from timespine.client.moments import to_ms
@@ -142,7 +142,7 @@ class Nursery:
         unborn = {id for id in unborn if self._shared.committer.forget_unborn(id)}
         if unborn & self._announced:
             with contextlib.suppress(TimespineError):  # maintenance does it, some time later
-                self._catalog.change(partial(abandoned, self._announced))
+                self._catalog.change(partial(given_up, unborn & self._announced))
 
     def _announce(self, id: str) -> None:
         if id in self._announced:
