@@ -696,6 +696,14 @@ def test_a_process_that_slept_past_its_lease_creates_under_a_new_id(place):
     assert rows(other["orders"]) == {(0, "a"): 1, (1, "a"): 1}
 
 
+def to_be_created(store):
+    """A transaction that creates a collection with a row, and the collection."""
+    tx = store.transaction()
+    audit = tx.create("audit", **SHAPE)
+    tx.append(audit, [row(1)])
+    return tx, audit
+
+
 def dies_when_it_commits(place):
     """A process that has put all its blobs, and dies before anybody learns what for; what it was to create."""
     script = Script()
@@ -766,9 +774,7 @@ def test_a_transaction_that_took_longer_than_a_day_is_told_so_and_leaves_nothing
         place.clock.advance(EXPECTED_MS / 1000 + 1)
         other.maintain()
 
-    tx = store.transaction()
-    audit = tx.create("audit", **SHAPE)
-    tx.append("audit", [row(1)])
+    tx, audit = to_be_created(store)
     script.add("put", Fault.NONE, key=f"{audit.id}/", hook=slow)
     if not deletes:
         script.add("delete", Fault.DETERMINATE, times=50)
@@ -783,9 +789,7 @@ def test_a_transaction_that_took_longer_than_a_day_is_told_so_and_leaves_nothing
 def test_what_was_announced_is_there_or_goes_at_once(place, fault):
     script = Script()
     store = place.open(script=script, config=BLOBS)
-    tx = store.transaction()
-    audit = tx.create("audit", **SHAPE)
-    tx.append(audit, [row(1)])
+    tx, audit = to_be_created(store)
     for _ in range(3 * QUICK.storage_attempts):
         script.add("compare_and_set", fault, key=audit.id)
     with contextlib.suppress(Unavailable):
@@ -875,9 +879,7 @@ def test_what_was_given_up_is_never_announced_again(place, cleared):
         else:
             other._dropping._abandoned()
 
-    tx = store.transaction()
-    audit = tx.create("audit", **SHAPE)
-    tx.append(audit, [row(1)])
+    tx, audit = to_be_created(store)
     script.add("compare_and_set", Fault.INDETERMINATE_DONE, key="catalog")
     script.add("compare_and_set", Fault.NONE, key="catalog", hook=a_day_later)
     with pytest.raises(Determinate, match="not expected any more"):
@@ -906,9 +908,7 @@ def test_a_process_never_creates_the_log_of_what_is_not_born_while_it_maintains_
         place.clock.advance(EXPECTED_MS / 1000 + 1)
         store.maintain()
 
-    tx = store.transaction()
-    audit = tx.create("audit", **SHAPE)
-    tx.append(audit, [row(1)])
+    tx, audit = to_be_created(store)
     script.add("put", Fault.NONE, key=f"{audit.id}/", hook=slow)
     with pytest.raises(Determinate, match="not expected any more"):
         tx.commit()
@@ -925,9 +925,7 @@ def test_a_process_says_goodbye_also_if_it_was_renewed_while_something_was_not_b
         place.clock.advance(2 * BLOBS.writer_lease_ms / 1000)
         other.maintain()
 
-    tx = store.transaction()
-    audit = tx.create("audit", **SHAPE)
-    tx.append(audit, [row(1)])
+    tx, audit = to_be_created(store)
     tx.append(orders, [row(1)])
     script.add("put", Fault.NONE, key=f"{audit.id}/", hook=sleeps)
     script.add("put", Fault.DETERMINATE, key=f"{audit.id}/", times=50)

@@ -21,10 +21,10 @@ from timespine.client.catalog import Catalog, Names, abandoned, buried_for_good,
 from timespine.client.committer import Committer
 from timespine.client.maintenance import Maintenance
 from timespine.client.report import said
+from timespine.columnar.runs import delete_keys
 from timespine.core.state import State
 from timespine.core.transitions import AdvanceUpper, Command, ReleaseHold
 from timespine.errors import TimespineError, UsageError
-from timespine.location.blob import Blob
 from timespine.model.frontier import CLOSED
 
 EXPECTED_MS = 24 * 3_600_000
@@ -96,8 +96,12 @@ class Dropping:
             access = access_of(id)
             try:
                 if not self._committer.is_there(id):
-                    gone += cleared(id, access.shared.blob)
-                    self._catalog.change(partial(buried_for_good, id))
+                    blob = access.shared.blob
+                    keys = [info.key for info in blob.list_keys(f"{id}/")]
+                    left = delete_keys(keys, blob, None)
+                    gone += len(keys) - left
+                    if not left:
+                        self._catalog.change(partial(buried_for_good, id))
                     continue
                 freed = released(access.state()) if id in names.forced else []
                 is_buried, collected = maintenance.bury(access, freed)
@@ -119,11 +123,6 @@ class Dropping:
             return names
         self._catalog.change(partial(abandoned, late))
         return self._catalog.read()
-
-
-def cleared(id: str, blob: Blob) -> int:
-    """Delete all blobs under an id; how many there were."""
-    return sum(blob.delete(info.key) for info in list(blob.list_keys(f"{id}/")))
 
 
 def released(state: State) -> list[Command]:

@@ -207,6 +207,12 @@ class Changing(Relying):
         return Committed(at if self.rows else None, replies[-1], self.rows)
 
 
+def sealed_for(access: Access, placed: Frontier | None) -> Frontier:
+    """How far a collection is complete for a step: as it is stored, and as the steps before it leave it."""
+    stored = access.state().upper
+    return stored if placed is None else stored.join(placed)
+
+
 @dataclass(slots=True)
 class Writing(Step):
     """Rows ahead of the seal."""
@@ -217,20 +223,20 @@ class Writing(Step):
     late: str
     made: Made | None = None
     too_late: int = 0
-    is_behind: bool = False
-    """Whether the steps before it seal more, at the times where they are placed, than was known when it was begun."""
+    placed: Frontier | None = None
+    """Where the steps before it leave the upper, at the times where they are placed."""
 
     @property
     def is_stale(self) -> bool:
         # Some more may be too late by now.
         if self.late == REFUSE or self.made is None:
             return False
-        return self.is_behind or not self.access.state().upper <= self.made.lower
+        return not sealed_for(self.access, self.placed) <= self.made.lower
 
     def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         given, came = ahead_of(self.access, self.rows, self.at, self.times, self.late)
         self.made, self.too_late = fit(self.access, given, came, self.late, upper)
-        self.is_behind = False
+        self.placed = None
         made = self.made
         return Loose(self.access, made.id, made.schema, made.table) if made.table.num_rows else None
 
@@ -238,8 +244,8 @@ class Writing(Step):
         assert self.made is not None
         if not runs:
             return []
+        self.placed = upper
         if not upper <= self.made.lower:
-            self.is_behind = True
             raise too_late(self.access, self.made.lower, upper)
         return [write_of(self.access, self.made, runs)]
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 LEAST_ROWS = 4_000_000
 """Updates from which on merges are handed over. With two cores on one machine a warm job takes about as long as the
-process (`python -m bench.spark compact`), and a cold one twice that at 6M (7 s against 3.5 s). More cores need less."""
+process (`python -m bench.spark compact`), and a cold one twice that at 6 million. More cores need less."""
 
 TASK_ROWS = 1 << 20
 """Updates that one task merges, about."""

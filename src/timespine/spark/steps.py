@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from timespine.client.changing import Present, exactly, present
-from timespine.client.steps import Relying, Step
+from timespine.client.steps import Relying, Step, sealed_for
 from timespine.client.storing import Loose, Runs, count_appended
 from timespine.client.unsealed import Written, count_late
 from timespine.client.writing import Committed, after
@@ -60,21 +60,18 @@ class WritingByTasks(Step):
     how: Ahead
     job: Job | None = None
     parts: Parts | None = None
-    upper: Frontier | None = None
+    placed: Frontier | None = None
     """Where the steps before it leave the upper, at the times where they are placed."""
 
     @property
     def is_stale(self) -> bool:
-        if self.parts is None:
-            return False
-        stored = self.access.state().upper
-        return ahead.is_stale(self.parts, self.how, stored if self.upper is None else stored.join(self.upper))
+        return self.parts is not None and ahead.is_stale(self.parts, self.how, sealed_for(self.access, self.placed))
 
     def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
         id, schema = self.access.schema(self.access.state())
         self.job = stack.enter_context(Job(self.access, id, schema, None))
         self.parts = ahead.build(self.job, self.frame, self.how, upper)
-        self.upper = None
+        self.placed = None
         return None
 
     def reached(self, upper: Frontier, at: int | None) -> Frontier:
@@ -84,7 +81,7 @@ class WritingByTasks(Step):
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         assert self.parts is not None
         assert self.job is not None
-        self.upper = upper
+        self.placed = upper
         return [*self.parts.commands(self.access, self.how.rule, upper), *self.job.end()]
 
     def reply(self, replies: list[Any], at: int | None) -> Written:
