@@ -70,7 +70,7 @@ def write(
     access.committer.check_writable()
     made, came = ahead_of(access, rows, at, times, late)
     while True:
-        fitted, too_late = fit(access, made, came, late)
+        fitted, too_late = fit(access, made, came, late, access.known().upper)
         try:
             done = _written(access, fitted, too_late, together)
         except UsageError:
@@ -120,14 +120,11 @@ def ahead_of(
     return made_of(access, table, None), came
 
 
-def fit(
-    access: Access, made: Made, came: pa.ChunkedArray, late: str, upper: Frontier | None = None
-) -> tuple[Made, int]:
-    """Updates without those that are too late by now, or with those moved; and how many rows were.
+def fit(access: Access, made: Made, came: pa.ChunkedArray, late: str, upper: Frontier) -> tuple[Made, int]:
+    """Updates without those that are too late, up to where it is sealed, or with those moved; and how many rows were.
 
-    Rows came with these times. What is sealed is `upper`, if the caller knows better.
+    Rows came with these times.
     """
-    upper = access.known().upper if upper is None else upper
     if upper.is_closed:
         raise access.closed()
     is_in_time = made.table.num_rows == 0 or upper <= made.lower
@@ -242,8 +239,7 @@ def with_times(table: pa.Table, schema: Schema, name: str) -> pa.Table:
         raise UsageError(f"there {many} {shown(name)} to take times from")
     if name != TIME and TIME in table.column_names:
         raise UsageError(f"the rows have times of their own in {TIME}: leave out times={shown(name)}")
-    column = table.column(name)
-    times = milliseconds(column, name) if table.num_rows else NO_TIMES
+    times = milliseconds(table.column(name), name) if table.num_rows else NO_TIMES
     if name not in schema.names:
         table = table.drop_columns([name])
     return table.append_column(TIME, times)
