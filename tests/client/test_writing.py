@@ -165,7 +165,7 @@ def test_times_in_a_named_index_of_pandas_are_times(place):
         pa.array([1, 2]),
         pl.Series([1, 2]),
     ],
-    ids=lambda rows: repr(rows)[:22],
+    ids=lambda rows: "object" if type(rows) is object else repr(rows)[:22],
 )
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 def test_nonsense_is_refused_and_changes_nothing(place, rows):
