@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timespine.columnar.cache import PartCache
-from timespine.columnar.parts import Parts
+from timespine.columnar.parts import DEPTH_MAX, Parts
 from timespine.columnar.runs import Levels, delete_batch, hollow_part, read_run, spill, written_by
 from timespine.columnar.stats import PartMeta, Range
 from timespine.config import DEFAULT
@@ -167,7 +167,7 @@ def test_a_reference_speaks_for_everything_inside() -> None:
         part(2, meta=meta(b"g", b"k", ((2, 5), (8, 6)), (1, 7), {1: Range(b"a", b"b", 2)}).encode()),
     )
     hollow = hollow_part("orders/w1/h1", children, 123)
-    assert hollow == Part("orders/w1/h1", rows=5, size=123, diff_sum=3, hollow=True, meta=hollow.meta)
+    assert hollow == Part("orders/w1/h1", rows=5, size=123, diff_sum=3, hollow=True, meta=hollow.meta, inside_bytes=14)
     assert PartMeta.decode(hollow.meta) == meta(
         b"c", b"k", ((2, 1), (8, 9)), (-2, 7), {1: Range(b"a", b"c", 3)}, tail=0
     )
@@ -247,15 +247,36 @@ def test_two_lists_that_changed_places_are_corrupt() -> None:
             read_run(hollow_part(key, (child,), len(data)), swapped)
 
 
-def test_a_list_that_lists_itself_or_comes_back_to_itself_is_corrupt() -> None:
+def test_a_list_that_comes_back_to_itself_cannot_say_how_many_bytes_are_inside() -> None:
     lists = Lists()
     ends = [lists.fresh(), lists.fresh()]
     size = len(encode_run(ends[0], (Part(ends[1], 1, 99, 1, hollow=True),)))
     for key, other in zip(ends, reversed(ends), strict=True):
         lists.put(key, encode_run(key, (Part(other, 1, size, 1, hollow=True),)))
     parts = Parts(lists.blob, "orders", lambda id: None, DEFAULT, PartCache(1 << 20))
-    with pytest.raises(CorruptionError, match="deep"):
+    with pytest.raises(CorruptionError, match=f"lists {size} bytes, not 0"):
         list(parts.leaves((Part(ends[0], 1, size, 1, hollow=True),)))
+
+
+def test_lists_inside_of_lists_end_at_the_limit_of_depth() -> None:
+    lists = Lists()
+    nested = part(1)
+    for depth in range(DEPTH_MAX + 1):
+        parts = Parts(lists.blob, "orders", lambda id: None, DEFAULT, PartCache(1 << 20))
+        assert list(parts.leaves((nested,))) == [part(1)], f"{depth} levels"
+        key, data = lists.listed(nested)
+        nested = hollow_part(key, (nested,), len(data))
+    with pytest.raises(CorruptionError, match="deep"):
+        list(parts.leaves((nested,)))
+
+
+def test_a_list_of_other_bytes_than_the_reference_says_is_corrupt() -> None:
+    lists = Lists()
+    key, data = lists.listed(part(1), part(2))
+    whole = hollow_part(key, (part(1), part(2)), len(data))
+    assert whole.total_bytes == len(data) + 14
+    with pytest.raises(CorruptionError, match="lists 14 bytes, not 15"):
+        read_run(msgspec.structs.replace(whole, inside_bytes=15), lists.blob)
 
 
 # Deleting.

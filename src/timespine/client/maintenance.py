@@ -492,4 +492,4 @@ def _is_untidy(state: State) -> bool:
 
 
 def _size(request: MergeRequest) -> int:
-    return sum(part.size for batch in request.inputs for part in batch.parts)
+    return sum(part.total_bytes for batch in request.inputs for part in batch.parts)

@@ -20,8 +20,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from timespine.client.access import Access, Shared
+from timespine.columnar.part_reader import MissingBlob
+from timespine.columnar.tally import seen_through_bounds
 from timespine.core.state import State
-from timespine.errors import TimespineError
+from timespine.errors import LeaseExpired, TimespineError
 
 if TYPE_CHECKING:
     from timespine.client.store import Store
@@ -31,15 +33,15 @@ GAUGES = {
     "batches": "Hollow batches in the trace.",
     "runs": "Runs that a snapshot has to merge: read amplification.",
     "parts": "Parts that the state lists.",
-    "updates": "Updates stored, at most.",
+    "updates": "Updates in the trace, as far as they are visible.",
     "rows": "Rows that count now, as often as they count.",
-    "bytes": "Bytes of all parts.",
+    "bytes": "Bytes of all parts of the trace, each once.",
     "inline_bytes": "Bytes of parts in the state itself.",
     "unsealed": "Batches written ahead of the seal.",
     "trace_blobs": "Blobs of the trace; a long run is the one that lists its parts.",
-    "trace_blob_bytes": "Bytes of these.",
+    "trace_blob_bytes": "Bytes of these, and of all parts that they list.",
     "unsealed_blobs": "Blobs of batches written ahead of the seal.",
-    "unsealed_blob_bytes": "Bytes of these.",
+    "unsealed_blob_bytes": "Bytes of these, and of all parts that they list.",
     "merges_due": "Merges that somebody should do.",
     "readers": "Leased readers.",
     "holds": "Critical holds.",
@@ -49,15 +51,26 @@ GAUGES = {
     "space_amplification": "Updates stored per row that counts.",
 }
 
+REPLANS = 16
+"""How often figures are taken from a newer state because a part that had to be read was merged away."""
+
 BUCKETS = ("trace_blobs", "trace_blob_bytes", "unsealed_blobs", "unsealed_blob_bytes")
 
 
 def of_collection(access: Access) -> dict[str, float]:
-    """The figures of one collection. Read from its state: no data is touched."""
-    state = access.state()
+    """The figures of one collection, from its state. Only of parts that bounds cut are times and diffs read, once."""
+    for _ in range(REPLANS):
+        try:
+            return _of_state(access, access.state())
+        except MissingBlob:
+            continue  # a part that was cut is merged away: the newest state does not refer to it
+    raise LeaseExpired(f"the parts of {access.name} were replaced while they were counted: ask again")
+
+
+def _of_state(access: Access, state: State) -> dict[str, float]:
     batches = list(state.hollow_batches())
     parts = [part for batch in batches for part in batch.parts]
-    rows = sum(part.diff_sum or 0 for part in parts)
+    updates, rows = _visible(access, state)
     written = access.shared.counters_of(access.id)
     appended = written.get("append bytes", 0)
     merged = written.get("merge bytes out", 0) + written.get("merge bytes inline", 0)
@@ -66,9 +79,9 @@ def of_collection(access: Access) -> dict[str, float]:
         "batches": len(batches),
         "runs": sum(len(batch.runs) for batch in batches) + len(state.unsealed),
         "parts": len(parts),
-        "updates": state.trace.update_count,
+        "updates": updates,
         "rows": rows,
-        "bytes": sum(part.size for part in parts),
+        "bytes": sum({part.key or id(part): part.total_bytes for part in parts}.values()),
         "inline_bytes": state.inline_bytes,
         "unsealed": len(state.unsealed),
         **buckets(access.shared, state),
@@ -78,8 +91,20 @@ def of_collection(access: Access) -> dict[str, float]:
         "writers": len(state.writers),
         "rollup_lag": _rollup_lag(state),
         "write_amplification": (appended + merged) / appended if appended else 0.0,
-        "space_amplification": state.trace.update_count / rows if rows > 0 else 0.0,
+        "space_amplification": updates / rows if rows > 0 else 0.0,
     }
+
+
+def _visible(access: Access, state: State) -> tuple[int, int]:
+    """The updates of a trace as they are seen through the bounds of its parts, and the sum of their diffs."""
+    parts = access.parts(state)
+    updates = rows = 0
+    for run in (run for batch in state.hollow_batches() for run in batch.runs):
+        for part in run.parts:
+            seen = seen_through_bounds(parts, run, part)
+            updates += seen[0]
+            rows += seen[1]
+    return updates, rows
 
 
 def buckets(shared: Shared, state: State) -> dict[str, float]:
@@ -91,7 +116,8 @@ def buckets(shared: Shared, state: State) -> dict[str, float]:
     trace = (part for batch in state.hollow_batches() for part in batch.parts)
     figures: dict[str, float] = {}
     for bucket, parts in (("trace", trace), ("unsealed", unsealed)):
-        sizes = {part.key: part.size for part in parts if part.key}  # one that was cut in two is referred to twice
+        # A part that was cut in two is listed twice.
+        sizes = {part.key: part.total_bytes for part in parts if part.key}
         figures[f"{bucket}_blobs"] = len(sizes)
         figures[f"{bucket}_blob_bytes"] = sum(sizes.values())
     shared.buckets[state.collection] = (state.seqno, figures)

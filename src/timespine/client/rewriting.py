@@ -34,7 +34,7 @@ def worth_rewriting(state: State) -> int | None:
 
 def _is_half_behind(batch: UnsealedBatch, upper: int) -> bool:
     """Whether half of the times of a batch, as they were written, are before a time."""
-    if sum(part.size for part in batch.parts if part.key) < LEAST_BYTES:
+    if sum(part.total_bytes for part in batch.parts if part.key) < LEAST_BYTES:
         return False
     known = [meta for part in batch.parts if part.key and (meta := meta_of(part)) is not None]
     first = min((meta.min_time[0] for meta in known), default=upper)

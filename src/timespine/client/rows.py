@@ -230,7 +230,7 @@ class Rows:
         if self._plan is None:
             return 0, 0
         found = [part for run in self._plan.runs for part in run.parts]
-        return sum(part.rows for part in found), sum(part.size for part in found)
+        return sum(part.rows for part in found), sum(part.total_bytes for part in found)
 
     def to_spark(self, spark: Any, **options: Any) -> Any:
         """The rows as a DataFrame of Spark, read by its executors. They are held for as long as the session lives.

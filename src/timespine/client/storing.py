@@ -106,7 +106,7 @@ def delete_unused(access: Access, batch: HollowBatch) -> None:
 def count_appended(access: Access, runs: tuple[Run, ...], rows: int) -> None:
     """Count what was committed."""
     counters = access.shared.counters_of(access.id)
-    count(counters, "append bytes", sum(part.size for run in runs for part in run.parts))
+    count(counters, "append bytes", sum(part.total_bytes for run in runs for part in run.parts))
     count(counters, "append rows", rows)
 
 

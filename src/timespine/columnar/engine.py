@@ -233,7 +233,7 @@ class _Merge:
     def _count_inputs(self) -> None:
         inputs = [part for run in self.runs for part in run.parts]
         self._count("merge rows in", sum(part.rows for part in inputs))
-        self._count("merge bytes in", sum(part.size for part in inputs))
+        self._count("merge bytes in", sum(part.total_bytes for part in inputs))
 
     def _count(self, what: str, by: int) -> None:
         self.counters[what] = self.counters.get(what, 0) + by

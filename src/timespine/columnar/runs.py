@@ -148,6 +148,7 @@ def hollow_part(key: str, children: Sequence[Part], size: int) -> Part:
         diff_sum=wrap_int64(sum(known)) if len(known) == len(sums) else None,
         hollow=True,
         meta=_covering(children),
+        inside_bytes=sum(part.total_bytes for part in children),
     )
 
 
@@ -208,6 +209,9 @@ def read_run(part: Part, blob: Blob) -> tuple[Part, ...] | None:
     rows = sum(child.rows for child in children)
     if not children or rows != part.rows:
         raise CorruptionError(f"hollow run {part.key} lists {len(children)} parts of {rows} updates, not {part.rows}")
+    inside_bytes = sum(child.total_bytes for child in children)
+    if inside_bytes != part.inside_bytes:
+        raise CorruptionError(f"hollow run {part.key} lists {inside_bytes} bytes, not {part.inside_bytes}")
     collection = parse_blob_key(part.key).collection
     for child in children:
         _check_child(part.key, collection, child)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from timespine.columnar.cache import Hint
 from timespine.columnar.parts import Parts, meta_of
 from timespine.columnar.scan import scan
 from timespine.columnar.schema import DIFF
@@ -19,6 +20,9 @@ from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted, filtered
 from timespine.core.hollow import Part, Run
 from timespine.model.time import INT64_MAX
+
+SEEN_BYTES = 512
+"""What the two numbers and the bounds of a part that is cut take in memory, about."""
 
 
 def counted(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> int:
@@ -40,6 +44,35 @@ def counted(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> int:
                 for table in parts.tables(leaf, id, schema, narrow, parts.config.merge_bytes // 4):
                     total += _sum(filtered(table, narrow))
     return total
+
+
+def seen_through_bounds(parts: Parts, run: Run, part: Part) -> tuple[int, int]:
+    """How many updates of a part are visible through its bounds, and the sum of their diffs. Exact.
+
+    No statistics say how many updates lie before a time, so times and diffs of a part that is cut are read: once
+    per cut, since neither the part nor its bounds ever change.
+    """
+    if not part.is_truncated:
+        return part.rows, part.diff_sum or 0
+    if part.inline is not None:
+        return _counted_through(parts, run, part)
+
+    def load() -> tuple[tuple[int, int], int]:
+        return _counted_through(parts, run, part), SEEN_BYTES
+
+    seen: tuple[int, int] = parts.known.get_or_load(("seen", part.key, part.lower, part.upper), load)
+    return seen
+
+
+def _counted_through(parts: Parts, run: Run, part: Part) -> tuple[int, int]:
+    id, schema = parts.schema(run)
+    updates = diffs = 0
+    wanted = Wanted(schema, (), bare=True, hint=Hint.NEVER_ADD)
+    for leaf in parts.leaves((part,)):
+        for table in parts.tables(leaf, id, schema, wanted, parts.config.merge_bytes // 4):
+            updates += table.num_rows
+            diffs += _sum(table)
+    return updates, diffs
 
 
 def _sum(table: pa.Table) -> int:

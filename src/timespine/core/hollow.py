@@ -53,6 +53,13 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Times are advanced by this when they are read, after truncation (`rewrite_ts`)."""
     meta: bytes = b""
     """What the columnar layer knows about it: key bounds, statistics, checksum, schema."""
+    inside_bytes: Count = 0
+    """Bytes of all blobs inside a hollow run, at any depth; 0 for any other part."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the data: those of the blob or the inline data, and of everything inside a hollow run."""
+        return self.size + self.inside_bytes
 
     @property
     def is_truncated(self) -> bool:

@@ -230,4 +230,5 @@ def _write(effect: MergeRuns, merged: list[Update]) -> Protocol[tuple[Part, ...]
     run = encode_run(key, tuple(parts))
     yield PutBlob(key, run)
     diff_sum = wrap_int64(sum(part.diff_sum or 0 for part in parts))
-    return (Part(key, len(merged), len(run), diff_sum, hollow=True),)
+    inside_bytes = sum(part.size for part in parts)
+    return (Part(key, len(merged), len(run), diff_sum, hollow=True, inside_bytes=inside_bytes),)

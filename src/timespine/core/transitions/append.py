@@ -100,7 +100,7 @@ def compare_and_append(state: State, command: CompareAndAppend, now_ms: int) -> 
         return NoOp(state.upper)
     appended = [run for batch in command.batches for run in _runs_within(batch, expected, new_upper)]
     rows = sum(batch.len for batch in command.batches)
-    size = sum(part.size for run in appended for part in run.parts)
+    size = sum(part.total_bytes for run in appended for part in run.parts)
     since = Frontier.minimum(state.arity)
     for batch in command.batches:
         since = since.join(batch.desc.since)

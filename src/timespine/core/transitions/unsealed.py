@@ -95,7 +95,7 @@ def write(state: State, command: Write, now_ms: int) -> Commit[int] | NoOp[int |
         return NoOp(InlineBudgetExceeded(inline, state.inline_bytes, command.inline_total_bytes))
     number = state.unsealed_next
     batch = UnsealedBatch(number, command.lower, command.max, rows, command.parts, command.schema)
-    size = sum(part.size for part in command.parts)
+    size = sum(part.total_bytes for part in command.parts)
     grown = msgspec.structs.replace(
         state,
         unsealed=state.unsealed.append(batch),
