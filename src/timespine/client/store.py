@@ -26,7 +26,7 @@ from timespine.client.catalog import (
     retained_by_all,
     taken_over,
 )
-from timespine.client.collection import WAIT_S, Collection
+from timespine.client.collection import Collection
 from timespine.client.committer import Committer
 from timespine.client.cut import Cut, cut
 from timespine.client.driver import Driver, fresh_id
@@ -39,6 +39,7 @@ from timespine.client.maintenance import Maintenance
 from timespine.client.metrics import of_store
 from timespine.client.moments import Moment, to_ms, to_time
 from timespine.client.nursery import Nursery, entry_of, shape_of
+from timespine.client.reading import WAIT_S
 from timespine.client.report import Report, said
 from timespine.client.transaction import Transaction, listed
 from timespine.client.vacuum import Vacuumed, vacuum
