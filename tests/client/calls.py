@@ -68,7 +68,7 @@ def of_store(folder):
         "vacuum": [lambda store: store.vacuum()],
         "snapshot": [lambda store: store.snapshot(["orders"])["orders"].to_arrow()],
     }
-    return changes, reads, {"metrics", "close", "adopt", "check_replaceable"}
+    return changes, reads, {"metrics", "close", "adopt", "check_replaceable", "retention"}
 
 
 def of_collection():
@@ -110,6 +110,7 @@ def of_collection():
         "count": [lambda orders: orders.count(), lambda orders: orders.count(2, where="id = 1")],
         "history": [lambda orders: orders.history()],
         "inspect": [lambda orders: orders.inspect(parts=True)],
+        "retention": [lambda orders: orders.retention],
         "schema": [lambda orders: orders.schema],
         "since": [lambda orders: orders.since],
         "upper": [lambda orders: orders.upper],

@@ -20,6 +20,7 @@ from timespine.client.listening import Event, Listener
 from timespine.client.merge_into import Merge
 from timespine.client.moments import Moment, to_ms, to_user
 from timespine.client.reading import WAIT_S, hold_for, last_complete, planned, seconds_of, shape_of, wanted_of
+from timespine.client.retention import Policy, Retention, policy_of
 from timespine.client.rows import Rows, Shape, Snapshot, Updates
 from timespine.client.subscription import Subscription
 from timespine.client.unsealed import REFUSE, Written
@@ -360,12 +361,19 @@ class Collection:
         *_, reply = self._access.committer.commit(*((self.id, each) for each in (*commands, retain)))
         return Expired(Frontier((self._access.time_of(before),)), reply.since, reply.held_by)
 
-    def retain(self, duration: str | float | datetime.timedelta | None) -> None:
+    def retain(self, duration: Policy) -> None:
         """Keep history for so long, as a standing policy that maintenance carries out; None: for ever.
 
-        Only with times of the wall clock: a counter says nothing about age.
+        `"store"` gives up the policy of the collection: the one of the store holds again, as it does for a new
+        collection. A duration needs times of the wall clock: a counter says nothing about age.
         """
-        self._maintain.set_retention(self.name, to_ms(duration) if duration is not None else None)
+        self._maintain.set_retention(self.name, policy_of(duration))
+
+    @property
+    def retention(self) -> Retention:
+        """How long history is kept, and by which policy: its own, or that of the store."""
+        found: Retention = self._maintain.retention(self._access)
+        return found
 
     def compact(self, *, wait: bool = False) -> None:
         """Ask for everything to become one run; wait until it is."""
