@@ -119,13 +119,19 @@ class SinceError(AskElsewhere):
 class NotSealed(AskElsewhere):
     """The time that was asked for is not complete yet."""
 
-    def __init__(self, asked: object, upper: object) -> None:
-        super().__init__(
-            f"{_time(asked)} is not complete yet: the collection is sealed up to {upper}; leave `as_of` out to read "
-            "the newest complete time, or seal idle collections with store.advance()"
-        )
+    def __init__(self, asked: object, upper: object, *, expired: bool = False) -> None:
+        if expired:
+            super().__init__(
+                f"nothing can be read before {_time(asked)} is complete: history before it was expired, and the "
+                f"collection is sealed up to {upper}; seal it up to there, or wait longer"
+            )
+        else:
+            super().__init__(
+                f"{_time(asked)} is not complete yet: the collection is sealed up to {upper}; leave `as_of` out to "
+                "read the newest complete time, or seal idle collections with store.advance()"
+            )
         self.asked = asked
-        """The time that was asked for."""
+        """The time that was asked for; the first that can be read, if none was."""
         self.upper = upper
         """The frontier up to which the collection is complete."""
 

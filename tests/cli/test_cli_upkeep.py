@@ -31,7 +31,11 @@ def test_create_list_describe_rename_drop(store):
         ("info", "struct<a:int64>", "value", False),
         ("region", "string", "value", True),
     ]
-    assert "kept for 7 days" in run("describe", store, "new").stdout
+    assert (found["retain_by"], found["history"]) == (
+        "collection",
+        "kept for 7 days, by its own policy, unless expired",
+    )
+    assert "kept for 7 days, by its own policy" in run("describe", store, "new").stdout
     assert "exists" in failure("create", store, "new", *args, code=2)
     assert "another schema" in failure("create", store, "new", "--key", "x:int64", "--if-not-exists", code=2)
     assert document("create", store, "new", *args, "--if-not-exists")["id"] == found["id"]

@@ -68,7 +68,7 @@ def of_store(folder):
         "vacuum": [lambda store: store.vacuum()],
         "snapshot": [lambda store: store.snapshot(["orders"])["orders"].to_arrow()],
     }
-    return changes, reads, {"metrics", "close", "adopt", "check_replaceable"}
+    return changes, reads, {"metrics", "close", "adopt", "check_replaceable", "retention"}
 
 
 def of_collection():
@@ -105,10 +105,12 @@ def of_collection():
         "updates": [lambda orders: orders.updates().to_arrow()],
         "listen": [lambda orders: orders.listen().close(), lambda orders: orders.listen(snapshot=False).close()],
         "unsealed": [lambda orders: orders.unsealed().to_arrow()],
+        "contents": [lambda orders: orders.contents().sealed.to_arrow(), lambda orders: orders.contents(2).close()],
         "lookup": [lambda orders: orders.lookup({"id": 1}), lambda orders: orders.lookup([{"id": 1}, {"id": 2}])],
         "count": [lambda orders: orders.count(), lambda orders: orders.count(2, where="id = 1")],
         "history": [lambda orders: orders.history()],
         "inspect": [lambda orders: orders.inspect(parts=True)],
+        "retention": [lambda orders: orders.retention],
         "schema": [lambda orders: orders.schema],
         "since": [lambda orders: orders.since],
         "upper": [lambda orders: orders.upper],

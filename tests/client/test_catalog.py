@@ -10,7 +10,7 @@ import pytest
 from places import BLOBS, Script, in_threads
 
 from timespine.client import catalog
-from timespine.client.catalog import LOG, MAGIC, Catalog, Entry, Names, decode, encode
+from timespine.client.catalog import FOR_EVER, LOG, MAGIC, Catalog, Entry, Names, decode, encode
 from timespine.client.maintenance import EXPIRE_S
 from timespine.columnar.schema import define
 from timespine.errors import (
@@ -143,6 +143,8 @@ def test_a_policy_that_is_not_that_of_what_exists_is_refused_and_changes_nothing
         UsageError, match=r"retain=604800000 ms, not retain=691200000 ms: change it with store\['orders'\].retain"
     ):
         store.create("orders", key=KEY, retain="8 days", if_exists="open")
+    with pytest.raises(UsageError, match="retain=604800000 ms, not retain='for ever': change it"):
+        store.create("orders", key=KEY, retain="for ever", if_exists="open")
     with pytest.raises(UsageError, match="no retain of its own, not retain=604800000 ms: change it"):
         store.create("plain", key=KEY, retain="7 days", if_exists="open")
     kept = {name: entry.retain_ms for name, entry in store._catalog.read().entries.items()}
@@ -848,10 +850,10 @@ def test_policies_that_others_change_are_learnt_by_the_background(place):
     other["orders"].retain(None)
     place.clock.advance(EXPIRE_S)
     store.maintenance.round()
-    assert orders._access.entry.retain_ms is None
+    assert orders._access.entry.retain_ms == FOR_EVER
     other["orders"].retain("1 day")
     store.maintenance.round()
-    assert orders._access.entry.retain_ms is None  # not every time: it reads the catalog
+    assert orders._access.entry.retain_ms == FOR_EVER  # not every time: it reads the catalog
     place.clock.advance(EXPIRE_S)
     store.maintenance.round()
     assert orders._access.entry.retain_ms == 86_400_000

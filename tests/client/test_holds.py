@@ -90,6 +90,17 @@ def test_a_hold_on_history_that_is_gone_is_refused_and_holds_nothing(orders):
     assert orders.expire(before=6).since == Frontier.at(6)
 
 
+@pytest.mark.parametrize("critical", [None, "backup"])
+def test_a_refused_hold_of_several_coordinates_names_the_since_of_the_collection(store, critical):
+    pairs = store.create("pairs", key={"id": "int64"}, arity=2, timeline="counter")
+    pairs.append([{"id": 1}], at=(0, 10), upper=(20, 20))
+    pairs.expire(before=(5, 10))
+    with pytest.raises(SinceError, match="history is exact from") as refused:
+        pairs.hold(as_of=(6, 6), critical=critical)
+    assert refused.value.since == pairs.since == Frontier.at(5, 10)
+    assert (pairs.inspect().readers, pairs.inspect().holds) == ({}, {})
+
+
 def test_holds_and_reads_do_not_share_their_leases(orders):
     with orders.hold(2) as hold, orders.snapshot(5) as snapshot:
         assert len(orders.inspect().readers) == 2
@@ -200,7 +211,7 @@ def test_a_critical_hold_on_history_that_is_gone_is_refused_and_only_a_new_one_i
         orders.hold(4, critical="backup")
     assert orders.inspect().holds == {}
     hold = orders.hold(6, critical="backup")
-    with pytest.raises(SinceError, match="6"):
+    with pytest.raises(SinceError, match=r"hold backup keeps history from \[6\] on: for 5 take another one"):
         orders.hold(5, critical="backup", token=hold.token)
     assert orders.inspect().holds == {"backup": 6}
     assert orders.hold(8, critical="backup", token=hold.token).since == Frontier.at(6)

@@ -636,6 +636,52 @@ def test_a_policy_of_the_store_is_that_of_collections_without_their_own(place):
     assert plain.since == since
 
 
+def test_a_collection_that_keeps_history_for_ever_is_exempt_from_the_policy_of_the_store(place):
+    store = place.open(config=BLOBS)
+    audit, born = create(store, "audit", timeline="clock"), create(store, "born", timeline="clock", retain="for ever")
+    store.retain("1 hour")
+    audit.retain(None)
+    first = [each.append([{"k": 1, "v": "a"}]).time for each in (audit, born)]
+    place.clock.advance(DAY)
+    for each in (audit, born):
+        each.append([{"k": 1, "v": "b"}])
+    place.open(config=BLOBS).maintain()
+    store.maintain()
+    assert [audit.count(first[0]), born.count(first[1])] == [1, 1]
+    audit.retain("store")
+    store.maintain()
+    with pytest.raises(SinceError):
+        audit.snapshot(first[0])
+    assert born.count(first[1]) == 1
+
+
+def test_a_collection_says_how_long_history_is_kept_and_by_which_policy(place):
+    store = place.open(config=BLOBS)
+    orders, counting = create(store, timeline="clock"), create(store, "counting", timeline="counter")
+    assert str(orders.retention) == "for ever, by no policy"
+    store.retain("7 days")
+    other = place.open(config=BLOBS, read_only=True)
+    for each in (orders, other["orders"]):
+        assert str(each.retention) == "for 7 days, by the policy of the store"
+    assert (counting.retention.duration_ms, counting.retention.by) == (None, "none")
+    orders.retain(1.5)
+    assert str(other["orders"].retention) == "for 1,500 milliseconds, by its own policy"
+    orders.retain("1 hour")
+    assert str(orders.retention) == "for 1 hour, by its own policy"
+    for for_ever in (None, "for ever"):
+        for each in (orders, counting):
+            each.retain(for_ever)
+            assert str(each.retention) == "for ever, by its own policy"
+    orders.retain("store")
+    assert orders.retention.by == "store"
+    store.retain("for ever")
+    assert orders.retention.by == "none"
+    with pytest.raises(UsageError, match="no other policy"):
+        store.retain("store")
+    with pytest.raises(UsageError, match="is not a duration"):
+        orders.retain("a while")
+
+
 def test_retention_never_goes_past_the_newest_time(place):
     store = place.open(config=BLOBS)
     orders = create(store, timeline="clock", retain="1 h")

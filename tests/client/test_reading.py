@@ -15,7 +15,7 @@ import pytest
 from expect import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import SMALL, counted
+from places import SMALL, Script, counted
 
 import timespine as ts
 from timespine.client import rows as rows_module
@@ -669,11 +669,99 @@ def test_readers_and_an_eager_maintenance_do_not_disturb_each_other(place):
     assert orders.count() == 12
 
 
+# Times that were expired ahead of the seal.
+
+
+READS = {
+    "snapshot": lambda orders, timeout: orders.snapshot(timeout=timeout).to_pylist(),
+    "contents": lambda orders, timeout: orders.contents(timeout=timeout).sealed.to_pylist(),
+    "count": lambda orders, timeout: orders.count(timeout=timeout),
+    "lookup": lambda orders, timeout: orders.lookup({"id": 1}, timeout=timeout),
+    "changes": lambda orders, timeout: orders.changes(timeout=timeout).to_pylist(),
+    "updates": lambda orders, timeout: orders.updates(timeout=timeout).to_pylist(),
+}
+
+
+@pytest.fixture
+def expired_ahead(place):
+    """A collection that is sealed up to 3 and expired up to 5, and what counts its compare-and-sets."""
+    script = Script()
+    store = place.open(script=script)
+    orders = filled(store, commits=3)
+    orders.expire(before=5, ahead=True)
+    return orders, script.calls
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_read_after_expire_ahead_waits_for_its_timeout_and_writes_no_more_than_a_lease(expired_ahead, read):
+    orders, calls = expired_ahead
+    before = calls["compare_and_set"]
+    for timeout in (0, 0.05, 0):
+        with pytest.raises(NotSealed, match="nothing can be read before 5 is complete") as caught:
+            READS[read](orders, timeout)
+        assert (caught.value.asked, caught.value.upper.elements) == (5, ((3,),))
+    assert calls["compare_and_set"] - before <= 1, "the lease is shared by all of these reads"
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_read_only_read_after_expire_ahead_waits_for_its_timeout_and_writes_nothing(place, expired_ahead, read):
+    script = Script()
+    orders = place.open(script=script, read_only=True)["orders"]
+    with pytest.raises(NotSealed, match="nothing can be read before 5 is complete"):
+        READS[read](orders, 0.05)
+    assert script.calls["compare_and_set"] == 0
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_read_that_waits_after_expire_ahead_answers_when_the_time_is_sealed(place, expired_ahead, read):
+    orders, _ = expired_ahead
+    found = []
+    reader = threading.Thread(target=lambda: found.append(READS[read](orders, None)))
+    reader.start()
+    until(lambda: orders._access.state().readers)
+    place.open()["orders"].seal(5)
+    assert reader.is_alive(), "time 4 is complete and expired"
+    orders.append([row(1, "new")], at=6)
+    reader.join(60)
+    assert not reader.is_alive()
+    assert found == [READS[read](orders, 0)]
+
+
+def test_a_feed_begins_once_a_time_after_the_expired_ones_is_complete(expired_ahead):
+    orders, calls = expired_ahead
+    with orders.subscribe(timeout=0) as idle:
+        assert list(idle) == []
+    feed = orders.subscribe(timeout=60)
+    before = calls["compare_and_set"]
+    assert feed.poll() == []
+    assert calls["compare_and_set"] == before
+    orders.append([row(50)], at=6)
+    first = next(feed)
+    assert (first.kind, first.through) == ("snapshot", 6)
+    assert first.rows.num_rows == orders.count()
+    orders.append([row(51)], at=7)
+    assert [(event.kind, event.through) for event in feed.poll()] == [("changes", 7), ("progress", 7)]
+    feed.close()
+    with pytest.raises(SinceError):
+        orders.subscribe(as_of=2)
+
+
+def test_a_feed_of_an_empty_collection_begins_after_what_was_expired_ahead(store):
+    orders = orders_of(store)
+    orders.expire(before=5, ahead=True)
+    with orders.subscribe() as feed:
+        orders.append([row(1)], at=2)
+        assert feed.poll() == []
+        orders.append([row(2)], at=5)
+        (event,) = feed.poll()
+        assert (event.kind, event.through, event.rows.num_rows) == ("snapshot", 5, 2)
+
+
 # What others do meanwhile, and what only makes sense as a whole.
 
 
 @pytest.mark.parametrize("read", ["snapshot", "changes", "count", "updates"])
-def test_the_newest_time_is_taken_again_when_others_forget_it_meanwhile(place, store, read, monkeypatch):
+def test_a_read_takes_the_newest_time_of_the_state_that_has_its_lease(place, store, read, monkeypatch):
     orders = filled(store, commits=3)
     leases = store._leases
     hold, times = leases.hold, []
@@ -689,9 +777,10 @@ def test_the_newest_time_is_taken_again_when_others_forget_it_meanwhile(place, s
         return hold(collection, as_of)
 
     monkeypatch.setattr(leases, "hold", late)
-    getattr(orders, read)()
-    assert len(times) == 2, "the first one was forgotten before it was held"
-    assert times[0] < times[1]
+    found = getattr(orders, read)()
+    assert times == [(2,)], "it was forgotten before it was held, and one lease is enough"
+    assert orders.since.elements == ((3,),)
+    assert (found if read == "count" else found.count()) == orders.count(as_of=3)
 
 
 def test_a_time_that_was_asked_for_and_is_forgotten_is_an_error_however_new_it_was(store):

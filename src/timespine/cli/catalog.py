@@ -172,12 +172,15 @@ def _described(collection: Collection) -> dict[str, Any]:
     state = collection.inspect()
     schema = collection.schema
     entry = collection._access.entry
+    retention = collection.retention
     key = schema.key_names if schema.key else ()
     return {
         "name": state.name,
         "id": state.id,
         "timeline": entry.timeline,
-        "retain_ms": entry.retain_ms,
+        "retain_ms": retention.duration_ms,
+        "retain_by": retention.by,
+        "history": f"kept {retention}, unless expired",
         "merging": state.merging,
         "created_ms": entry.created_ms,
         "coordinates": schema.arity,
@@ -200,7 +203,6 @@ def _described(collection: Collection) -> dict[str, Any]:
 
 def _description(found: dict[str, Any]) -> str:
     time = clock if found["timeline"] == "clock" else str
-    retained = "for ever" if found["retain_ms"] is None else f"for {found['retain_ms'] / 86_400_000:g} days"
     head = fields(
         [
             ("name", found["name"]),
@@ -209,7 +211,7 @@ def _description(found: dict[str, Any]) -> str:
             ("times", "milliseconds of the wall clock" if found["timeline"] == "clock" else "a counter"),
             ("readable from", time(found["since"])),
             ("complete below", "closed" if found["upper"] is None else time(found["upper"])),
-            ("history", f"kept {retained}, unless expired"),
+            ("history", found["history"]),
             ("merging", found["merging"]),
             ("size", f"{found['updates']:,} updates, {size(found['bytes'])}"),
         ]

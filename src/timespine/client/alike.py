@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from timespine.client.catalog import Entry
+from timespine.client.catalog import FOR_EVER, Entry
 from timespine.columnar.schema import Schema
 from timespine.core.layers import Merging
 from timespine.errors import UsageError, shown
@@ -20,9 +20,14 @@ def check_alike(name: str, found: tuple[Entry, Schema], asked: tuple[Entry, Sche
         both = f"timeline={entry.timeline!r}, not timeline={wanted.timeline!r}"
         raise UsageError(f"collection {name} exists with {both}: open it with store[{name!r}]")
     if wanted.retain_ms is not None and entry.retain_ms != wanted.retain_ms:
-        kept = f"retain={entry.retain_ms} ms" if entry.retain_ms is not None else "no retain of its own"
-        both = f"{kept}, not retain={wanted.retain_ms} ms"
+        both = f"{_policy(entry.retain_ms)}, not {_policy(wanted.retain_ms)}"
         raise UsageError(f"collection {name} exists with {both}: change it with store[{name!r}].retain(...)")
+
+
+def _policy(retain_ms: int | None) -> str:
+    if retain_ms is None:
+        return "no retain of its own"
+    return "retain='for ever'" if retain_ms == FOR_EVER else f"retain={retain_ms} ms"
 
 
 def rule_of(merging: object) -> Merging | None:

@@ -35,6 +35,7 @@ from timespine.errors import (
     shown,
 )
 from timespine.ids import check_segment
+from timespine.model.time import INT64_MAX
 
 LOG = "catalog"
 """The key of the log. No collection can have it: their ids end in a random part."""
@@ -44,6 +45,8 @@ MAGIC = b"TSC2"
 
 TIMELINES = ("clock", "counter")
 NO_RETENTION = "retain needs times that are points of the wall clock: timeline='clock', one coordinate"
+FOR_EVER = INT64_MAX
+"""The policy of a collection that keeps all history, whatever the policy of the store is."""
 NAME_MAX = 128
 NAMED_MAX = 10
 """Names of collections that a message repeats, at most."""
@@ -59,7 +62,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     timeline: str = "clock"
     """Where the next free time comes from: the wall clock in milliseconds, or counting."""
     retain_ms: int | None = None
-    """History older than this is expired by maintenance; None: kept."""
+    """Maintenance expires history that is older; FOR_EVER: none of it; None: the policy of the store decides."""
     created_ms: int = 0
     """When it was created."""
 
@@ -294,7 +297,7 @@ def retained(id: str, retain_ms: int | None, names: Names) -> Names | None:
     if name is None:
         raise UsageError(f"collection {first_name(id)} was dropped")
     entry = names.entries[name]
-    if retain_ms is not None and entry.timeline != "clock":
+    if retain_ms not in (None, FOR_EVER) and entry.timeline != "clock":
         raise UsageError(NO_RETENTION)
     if entry.retain_ms == retain_ms:
         return None

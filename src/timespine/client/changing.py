@@ -196,10 +196,10 @@ def restricted(schema: Schema, names: tuple[str, ...]) -> Schema:
     return Schema(fields, (), (), schema.arity, schema.next_id)
 
 
-def keys_of(rows: Any, schema: Schema) -> pa.Table:
+def keys_of(rows: Any, schema: Schema, names: tuple[str, ...] | None = None) -> pa.Table:
     """The key columns of what a user gave as keys: rows, or one dictionary. Values that come along are passed over.
 
-    Without key columns, rows are known by all of their columns.
+    Without key columns, rows are known by all of their columns. With `names`, only those of the key columns.
     """
     nested = next((field.name for field in schema.fields if not schema.key and is_nested(field.arrow_type)), None)
     if nested is not None:
@@ -209,7 +209,7 @@ def keys_of(rows: Any, schema: Schema) -> pa.Table:
         )
     if isinstance(rows, Mapping) and not any(_is_column(value) for value in rows.values()):
         rows = [dict(rows)]
-    wanted = restricted(schema, schema.key_names)
+    wanted = restricted(schema, names if names is not None else schema.key_names)
     check_names(sorted(names_of(rows)), schema, ())
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
         # Rows that miss a column would be filled with its default: of a key that is never what was meant.

@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from timespine.client import changing, gathering, holds, unsealed
+from timespine.client import changing, gathering, holds, lookup, unsealed
 from timespine.client.access import Access
 from timespine.client.changes import Changes
+from timespine.client.contents import Contents, contents
 from timespine.client.evolving import evolve
 from timespine.client.handing import handed, is_spark_frame
 from timespine.client.inspecting import Inspection, inspect
-from timespine.client.leases import Held
 from timespine.client.listening import Event, Listener
 from timespine.client.merge_into import Merge
 from timespine.client.moments import Moment, to_ms, to_user
+from timespine.client.reading import WAIT_S, hold_for, last_complete, planned, seconds_of, shape_of, wanted_of
+from timespine.client.retention import Policy, Retention, policy_of
 from timespine.client.rows import Rows, Shape, Snapshot, Updates
 from timespine.client.subscription import Subscription
 from timespine.client.unsealed import REFUSE, Written
 from timespine.client.writer import Writer
 from timespine.client.writing import Committed
-from timespine.columnar.keyset import KeySet
 from timespine.columnar.schema import Schema
 from timespine.columnar.visible import Window
-from timespine.columnar.wanted import Wanted
-from timespine.columnar.where import as_predicate
-from timespine.core.plan import Plan, plan_changes, plan_snapshot
-from timespine.core.state import HistoryEntry, State
+from timespine.core.plan import plan_changes, plan_snapshot
+from timespine.core.state import HistoryEntry
 from timespine.core.transitions import AdvanceUpper, Command, Expired, Retain, RollUpAll
-from timespine.errors import AskElsewhere, NotSealed, SinceError, UsageError, shown
+from timespine.errors import UsageError, shown
 from timespine.model.frontier import Frontier
-from timespine.model.time import INT64_MAX, Time
-
-WAIT_S = 10.0
-"""How long a read waits for its time to become complete, if nobody says otherwise."""
 
 
 class Collection:
@@ -170,15 +165,15 @@ class Collection:
 
         Not longer than `timeout` seconds; None: for ever.
         """
-        shape = _shape(multiplicity)
-        if as_of is None and not self._last_complete(self._access.state()):
-            wanted = self._wanted(self._access.state(), columns, where, Window())
+        shape = shape_of(multiplicity)
+        if as_of is None and not last_complete(self._access.state()):
+            wanted = wanted_of(self._access, self._access.state(), columns, where, Window())
             return Snapshot(self._access, None, None, wanted, shape)
         time = self._access.time_of(as_of) if as_of is not None else None
-        held, time = self._held(time, timeout)
+        held, time = hold_for(self._access, time, timeout)
         try:
-            plan = _planned(plan_snapshot(held.state, time))
-            wanted = self._wanted(held.state, columns, where, Window(until=time))
+            plan = planned(plan_snapshot(held.state, time))
+            wanted = wanted_of(self._access, held.state, columns, where, Window(until=time))
             wanted = replace(wanted, repeats=multiplicity == "rows")
         except BaseException:
             held.close()
@@ -204,13 +199,13 @@ class Collection:
         """
         first = self._access.time_of(after) if after is not None else None
         last = self._access.time_of(until) if until is not None else None
-        if last is None and not self._last_complete(self._access.state()):
-            wanted = self._wanted(self._access.state(), columns, where, Window())
+        if last is None and not last_complete(self._access.state()):
+            wanted = wanted_of(self._access, self._access.state(), columns, where, Window())
             return Changes(self._access, None, None, wanted, Shape("column"), images=images)
-        held, last = self._held(last, timeout, first)
+        held, last = hold_for(self._access, last, timeout, first)
         try:
-            plan = _planned(plan_snapshot(held.state, last) if first is None else plan_changes(held.state, first, last))
-            wanted = self._wanted(held.state, columns, where, Window(first, last))
+            plan = planned(plan_snapshot(held.state, last) if first is None else plan_changes(held.state, first, last))
+            wanted = wanted_of(self._access, held.state, columns, where, Window(first, last))
         except BaseException:
             held.close()
             raise
@@ -225,24 +220,43 @@ class Collection:
         where: Any = None,
     ) -> Updates:
         """Every update that was written at a time from `lower` to before `upper`, and that is not sealed yet."""
-        state = self._access.state()
-        window = Window(since=state.since)
-        return unsealed.unsealed(self._access, lower, upper, self._wanted(state, columns, where, window, timed=True))
+        return unsealed.unsealed(self._access, lower, upper, columns, where)
+
+    def contents(
+        self,
+        as_of: Moment | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        multiplicity: str = "rows",
+        timeout: float | None = WAIT_S,
+    ) -> Contents:
+        """Read what is sealed and what is not sealed yet together: a snapshot and the unsealed updates of one state.
+
+        Between `snapshot()` and `unsealed()` another writer may seal, and updates would be in both or in neither.
+        """
+        time = self._access.time_of(as_of) if as_of is not None else None
+        return contents(self._access, time, columns, where, multiplicity, timeout)
 
     def updates(
-        self, *, until: Moment | None = None, columns: Sequence[str] | None = None, where: Any = None
+        self,
+        *,
+        until: Moment | None = None,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        timeout: float | None = WAIT_S,
     ) -> Updates:
         """Every (row, time, diff), times advanced to since, not accumulated. Only what is complete."""
         state = self._access.state()
         time = self._access.time_of(until) if until is not None else None
-        if time is None and not self._last_complete(state):
-            wanted = self._wanted(state, columns, where, Window(), timed=True)
+        if time is None and not last_complete(state):
+            wanted = wanted_of(self._access, state, columns, where, Window(), timed=True)
             return Updates(self._access, None, None, wanted, Shape("column"))
-        held, time = self._held(time, WAIT_S)
+        held, time = hold_for(self._access, time, timeout)
         try:
-            plan = _planned(plan_snapshot(held.state, time))
+            plan = planned(plan_snapshot(held.state, time))
             window = Window(until=time, since=plan.since)
-            wanted = self._wanted(held.state, columns, where, window, timed=True)
+            wanted = wanted_of(self._access, held.state, columns, where, window, timed=True)
         except BaseException:
             held.close()
             raise
@@ -265,7 +279,7 @@ class Collection:
         if state.arity != 1:
             raise UsageError("a feed needs totally ordered times: this collection has several coordinates")
         time = self._access.time_of(as_of) if as_of is not None else None
-        wanted = self._wanted(state, columns, where, Window())
+        wanted = wanted_of(self._access, state, columns, where, Window())
         seconds = seconds_of(timeout) if timeout is not None else None
         return Subscription(self._access, time, wanted, snapshot=snapshot, timeout_s=seconds)
 
@@ -284,28 +298,36 @@ class Collection:
         a thread of its own.
         """
         state = self._access.state()
-        wanted = self._wanted(state, columns, where, Window(), timed=True)
+        wanted = wanted_of(self._access, state, columns, where, Window(), timed=True)
         seconds = seconds_of(timeout) if timeout is not None else None
         if callback is not None and not callable(callback):
             raise UsageError(f"callback is a function of one event, not {shown(callback)}")
         return Listener(self._access, wanted, snapshot=snapshot, timeout_s=seconds, callback=callback)
 
     def lookup(
-        self, keys: Any, as_of: Moment | None = None, *, columns: Sequence[str] | None = None
+        self,
+        keys: Any = None,
+        as_of: Moment | None = None,
+        *,
+        between: tuple[Any, Any] | None = None,
+        columns: Sequence[str] | None = None,
+        timeout: float | None = WAIT_S,
     ) -> list[dict[str, Any]] | pa.Table:
-        """The rows of a key (a dictionary: a list of rows comes back) or of many (a table comes back).
+        """Find rows by their key. One key as a dictionary gives a list of rows; many keys, or a range, give a table.
 
-        As with `delete`, keys may be given as whole rows, and without key columns they must be.
+        A dictionary, or each of many, may name only the first key columns: then it stands for all keys that begin
+        with them. `between=(low, high)` is a range, both ends included, of the key columns after those: an end is a
+        value of the next one, or a dictionary of several; None leaves it open. As with `delete`, keys may be given
+        as whole rows, and without key columns they must be.
         """
-        with self.snapshot(as_of, columns=columns) as rows:
-            # Under the schema that is read: somebody else may have renamed the key.
-            rows.only(KeySet(changing.keys_of(keys, rows.columns_of)))
+        with self.snapshot(as_of, columns=columns, timeout=timeout) as rows:
+            lookup.restrict(rows, keys, between)
             table = rows.to_arrow()
-        return table.to_pylist() if isinstance(keys, Mapping) else table
+        return table.to_pylist() if isinstance(keys, Mapping) and between is None else table
 
-    def count(self, as_of: Moment | None = None, *, where: Any = None) -> int:
+    def count(self, as_of: Moment | None = None, *, where: Any = None, timeout: float | None = WAIT_S) -> int:
         """How many rows there are as of a time."""
-        with self.snapshot(as_of, where=where) as rows:
+        with self.snapshot(as_of, where=where, timeout=timeout) as rows:
             return rows.count()
 
     # Holding and forgetting.
@@ -339,12 +361,19 @@ class Collection:
         *_, reply = self._access.committer.commit(*((self.id, each) for each in (*commands, retain)))
         return Expired(Frontier((self._access.time_of(before),)), reply.since, reply.held_by)
 
-    def retain(self, duration: str | float | datetime.timedelta | None) -> None:
+    def retain(self, duration: Policy) -> None:
         """Keep history for so long, as a standing policy that maintenance carries out; None: for ever.
 
-        Only with times of the wall clock: a counter says nothing about age.
+        `"store"` gives up the policy of the collection: the one of the store holds again, as it does for a new
+        collection. A duration needs times of the wall clock: a counter says nothing about age.
         """
-        self._maintain.set_retention(self.name, to_ms(duration) if duration is not None else None)
+        self._maintain.set_retention(self.name, policy_of(duration))
+
+    @property
+    def retention(self) -> Retention:
+        """How long history is kept, and by which policy: its own, or that of the store."""
+        found: Retention = self._maintain.retention(self._access)
+        return found
 
     def compact(self, *, wait: bool = False) -> None:
         """Ask for everything to become one run; wait until it is."""
@@ -380,74 +409,6 @@ class Collection:
         """
         return evolve(self._access, add or {}, drop, rename or {}, widen or {}, expected)
 
-    # Inside.
-
-    def _wanted(
-        self, state: State, columns: Sequence[str] | None, where: Any, window: Window, *, timed: bool = False
-    ) -> Wanted:
-        _, schema = self._access.schema(state)
-        predicate = None
-        if where is not None:
-            predicate = as_predicate(where)
-            predicate.check(schema)
-        if columns is not None and (isinstance(columns, str | bytes) or not isinstance(columns, Iterable)):
-            raise UsageError("columns is a list of names, at least one")
-        names = schema.names if columns is None else tuple(columns)
-        if not names or not all(isinstance(name, str) for name in names):
-            raise UsageError("columns is a list of names, at least one")
-        for name in names:
-            schema.field(name)
-        if len(set(names)) != len(names):
-            raise UsageError("columns names one of them twice")
-        return Wanted(schema, names, window, timed=timed, where=predicate)
-
-    def _held(self, time: Time | None, timeout: float | None, first: Time | None = None) -> tuple[Held, Time]:
-        """A lease from a time on (from `first` on, if that is earlier), and the time, once it is complete.
-
-        If no time is asked for it is the newest one, whatever others append and expire meanwhile.
-        """
-        if time is not None:
-            return self._held_at(time, timeout, first)
-        while True:
-            newest = self._last_complete(self._access.state())
-            assert newest is not None
-            try:
-                return self._held_at(newest, timeout, first)
-            except SinceError:
-                # SUBTLE: what was the newest time when it was looked up may be forgotten by now (test_reading.py).
-                since = self._access.known().since
-                if since.less_equal(newest) or (first is not None and not since.less_equal(first)):
-                    raise
-
-    def _held_at(self, time: Time, timeout: float | None, first: Time | None) -> tuple[Held, Time]:
-        access = self._access
-        held = access.shared.leases.hold(access.id, first if first is not None else time)
-        if held.state.upper.less_equal(time):
-            try:
-                there = access.wait(lambda state: not state.upper.less_equal(time), seconds_of(timeout))
-            except BaseException:
-                held.close()
-                raise
-            if there is None:
-                held.close()
-                raise NotSealed(to_user(time), access.known().upper)
-            held.state = there
-        wanted = first if first is not None else time
-        if not held.state.since.less_equal(wanted):
-            since = held.state.since
-            held.close()
-            raise SinceError(to_user(wanted), since)
-        return held, time
-
-    def _last_complete(self, state: State) -> Time | None:
-        """The newest complete time; None if there is none. Of one coordinate only."""
-        if state.arity != 1:
-            raise UsageError("with several coordinates there is no newest time: say as_of=(...)")
-        if state.upper.is_closed:
-            return (INT64_MAX,)
-        upper = state.upper.elements[0][0]
-        return (upper - 1,) if upper > 0 else None
-
 
 def expiring(access: Access, before: Moment, *, ahead: bool) -> list[Command]:
     """The commands that let history before a time go: leases that nobody uses are given back on the way."""
@@ -459,27 +420,6 @@ def expiring(access: Access, before: Moment, *, ahead: bool) -> list[Command]:
     if not ahead and state.arity != 1 and state.upper <= reached != state.retention:
         raise UsageError(f"nothing could be read any more: the collection is complete up to {state.upper}")
     return [*access.shared.leases.idle(access.id), Retain(Frontier((moved,)))]
-
-
-def seconds_of(timeout: float | None) -> float:
-    """How long to wait; None: for ever."""
-    if timeout is None:
-        return float("inf")
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout != timeout:
-        raise UsageError(f"timeout is a number of seconds, or None to wait for ever, not {shown(timeout)}")
-    return float(timeout)
-
-
-def _planned(plan: Plan | AskElsewhere) -> Plan:
-    if isinstance(plan, Plan):
-        return plan
-    raise plan
-
-
-def _shape(multiplicity: str) -> Shape:
-    if multiplicity not in ("rows", "column"):
-        raise UsageError(f"multiplicity is 'rows' or 'column', not {shown(multiplicity)}")
-    return Shape(multiplicity)
 
 
 __all__ = ["Collection", "Rows"]

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from timespine.client.collection import WAIT_S, Collection
+from timespine.client.collection import Collection
 from timespine.client.moments import Moment, to_user
+from timespine.client.reading import WAIT_S, last_complete, seconds_of
 from timespine.client.rows import Snapshot
 from timespine.errors import NotSealed, SinceError, UsageError
-from timespine.model.time import Time
+from timespine.model.time import INT64_MAX, Time
 
 ATTEMPTS = 16
 """How often the newest common time is looked for again because somebody let it go meanwhile."""
@@ -58,23 +59,36 @@ def cut(collections: Sequence[Collection], as_of: Moment | None, timeout: float 
         raise UsageError("the times of these collections are of different kinds, so they have none in common")
     if as_of is not None:
         return _cut(collections, as_of, timeout, options)
+    deadline = _monotonic(collections) + seconds_of(timeout)
     for _ in range(ATTEMPTS):
         try:
             return _cut(collections, _newest_common(collections), timeout, options)
         except SinceError:
-            # What was complete in all of them may be forgotten in one by now; if it still is, nothing is in common.
-            newest = _newest_common(collections)
-            laggard = next((each for each in collections if not each.since.less_equal(_time(each, newest))), None)
-            if laggard is not None:
-                raise
+            # That time was let go meanwhile, or one collection expired times that another has not completed yet.
+            _wait_for_since(collections, deadline)
     return _cut(collections, _newest_common(collections), timeout, options)
+
+
+def _monotonic(collections: Sequence[Collection]) -> float:
+    return collections[0]._access.shared.monotonic()
+
+
+def _wait_for_since(collections: Sequence[Collection], deadline: float) -> None:
+    """Wait until every collection is complete at the latest since of all; NotSealed names one that is not."""
+    first = max(each.since.elements[0] if each.since.elements else (INT64_MAX,) for each in collections)
+    for each in collections:
+        left = deadline - _monotonic(collections)
+        if each._access.wait(lambda state: not state.upper.less_equal(first), left) is None:
+            error = NotSealed(to_user(first), each.upper, expired=True)
+            error.args = (f"{each.name}: {error}",)
+            raise error
 
 
 def _newest_common(collections: Sequence[Collection]) -> Moment:
     """The largest time that is complete in all collections."""
     newest: list[Time] = []
     for collection in collections:
-        time = collection._last_complete(collection._access.state())
+        time = last_complete(collection._access.state())
         if time is None:
             raise UsageError(f"{collection.name} has no complete time yet: append to it, seal it, or store.advance()")
         newest.append(time)

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.client.access import POLL_MAX_S, Access
-from timespine.client.rows import REPLANS, Shape, Updates, check_schema
+from timespine.client.rows import REPLANS, Shape, UpdatesOfState, check_schema
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.runs import count
 from timespine.columnar.schema import DIFF
@@ -267,7 +267,7 @@ class Listener(Iterator[Event]):
         access = self._access
         check_schema(self._wanted, access.schema(state)[1], f"listening to {access.name}")
         wanted = replace(self._wanted, window=window)
-        return _Once(
+        return UpdatesOfState(
             access, self._held, plan_runs(state, runs), wanted, Shape("column"), state=state, owned=False
         ).to_arrow()
 
@@ -328,10 +328,3 @@ class Listener(Iterator[Event]):
                 LOG.warning("a listener of %s waits: storage is unavailable", self._access.name)
                 with told:
                     told.wait(POLL_MAX_S)
-
-
-class _Once(Updates):
-    """Updates of one commit: no other state has just those, so they are not planned again."""
-
-    def _replanned(self) -> bool:
-        return False

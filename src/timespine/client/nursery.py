@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from timespine.client.access import Access, Shared
 from timespine.client.alike import rule_of
 from timespine.client.catalog import (
+    FOR_EVER,
     NO_RETENTION,
     TIMELINES,
     Catalog,
@@ -25,7 +26,7 @@ from timespine.client.catalog import (
     given_up,
 )
 from timespine.client.collection import Collection
-from timespine.client.moments import to_ms
+from timespine.client.retention import policy_of
 from timespine.columnar.schema import Schema, define
 from timespine.core.group import Transaction
 from timespine.core.layers import Merging
@@ -51,8 +52,8 @@ def entry_of(name: str, made: Schema, timeline: str, retain: Any, now: float) ->
     """An entry for a collection that does not exist yet, under an id that nobody had before."""
     if timeline not in TIMELINES:
         raise UsageError(f"timeline is 'clock' or 'counter', not {shown(timeline)}")
-    retain_ms = to_ms(retain) if retain is not None else None
-    if retain_ms is not None and (timeline != "clock" or made.arity != 1):
+    retain_ms = policy_of(retain) if retain is not None else None
+    if retain_ms not in (None, FOR_EVER) and (timeline != "clock" or made.arity != 1):
         raise UsageError(NO_RETENTION)
     return Entry(fresh_collection_id(check_name(name)), timeline, retain_ms, int(now * 1000))
 

@@ -20,6 +20,7 @@ from timespine.columnar.consolidate import consolidate
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.part_reader import MissingBlob
 from timespine.columnar.parts import Parts, Tally
+from timespine.columnar.predicate import Predicate
 from timespine.columnar.scan import scan, untouched_parts
 from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.shares import scan_in_shares
@@ -274,6 +275,11 @@ class Rows:
         """Restrict this to the rows of some keys."""
         self._wanted = replace(self._wanted, keys=keys)
 
+    def where(self, condition: Predicate) -> None:
+        """Restrict this to the rows for which a condition holds."""
+        known = self._wanted.where
+        self._wanted = replace(self._wanted, where=condition if known is None else known & condition)
+
     def close(self) -> None:
         """Let history go. Reading afterwards may fail."""
         if self._held is not None:
@@ -341,6 +347,13 @@ class Updates(Rows):
 
     def __repr__(self) -> str:
         return f"<updates of {self._access.name}, state {self.seqno}>"
+
+
+class UpdatesOfState(Updates):
+    """Updates that only one state has just so: a read of them is never planned again on a newer one."""
+
+    def _replanned(self) -> bool:
+        return False
 
 
 def as_of_of(plan: Plan) -> int | Time:

@@ -15,6 +15,7 @@ from typing import Any
 from timespine.client.access import Access, Pool, Shared, decoded_schema
 from timespine.client.alike import check_alike, check_merging, rule_of
 from timespine.client.catalog import (
+    FOR_EVER,
     NO_RETENTION,
     Catalog,
     Entry,
@@ -26,7 +27,7 @@ from timespine.client.catalog import (
     retained_by_all,
     taken_over,
 )
-from timespine.client.collection import WAIT_S, Collection
+from timespine.client.collection import Collection
 from timespine.client.committer import Committer
 from timespine.client.cut import Cut, cut
 from timespine.client.driver import Driver, fresh_id
@@ -37,9 +38,11 @@ from timespine.client.leases import Leases
 from timespine.client.loading import load, source_of
 from timespine.client.maintenance import Maintenance
 from timespine.client.metrics import of_store
-from timespine.client.moments import Moment, to_ms, to_time
+from timespine.client.moments import Moment, to_time
 from timespine.client.nursery import Nursery, entry_of, shape_of
+from timespine.client.reading import WAIT_S
 from timespine.client.report import Report, said
+from timespine.client.retention import Policy, Retention, policy_of_store, retention_of
 from timespine.client.transaction import Transaction, listed
 from timespine.client.vacuum import Vacuumed, vacuum
 from timespine.columnar.cache import PartCache
@@ -387,26 +390,32 @@ class Store:
 
     # Inside.
 
-    def retain(self, duration: str | float | datetime.timedelta | None) -> None:
+    def retain(self, duration: Policy) -> None:
         """Keep history for so long in all collections that have no policy of their own; None: for ever.
 
         Those with `timeline="counter"`, or several coordinates, keep all of it: their times say nothing about age.
         """
         self._committer.check_writable()
-        self._catalog.change(partial(retained_by_all, to_ms(duration) if duration is not None else None))
+        self._catalog.change(partial(retained_by_all, policy_of_store(duration)))
         self._learn(self._catalog.read())
 
     def set_retention(self, name: str, retain_ms: int | None) -> None:
-        """Change how long a collection keeps history."""
+        """Change how long a collection keeps history: see `timespine.client.retention.policy_of`."""
         self._committer.check_writable()
 
         # A handle that is open knows its collection by id, whatever it is called by now.
         opened = next((access for access in self.handles.all() if access.name == name), None)
         id = opened.id if opened is not None else self._catalog.find(name).id
-        if retain_ms is not None and self._committer.state(id).arity != 1:
+        if retain_ms not in (None, FOR_EVER) and self._committer.state(id).arity != 1:
             raise UsageError(NO_RETENTION)
         self._catalog.change(partial(retained, id, retain_ms))
         self._learn(self._catalog.read())
+
+    def retention(self, access: Access) -> Retention:
+        """How long a collection keeps history now, whichever process decided so."""
+        names = self._catalog.read()
+        entry = next((each for each in names.entries.values() if each.id == access.id), access.entry)
+        return retention_of(entry, access.known().arity, names.retain_ms)
 
     def compact(self, id: str) -> None:
         """Merge a collection into one run."""

@@ -62,7 +62,10 @@ class Subscription(Iterator[Event]):
         self._pending: list[Event] = []
         self._closed = False
         self._through = self._taken = -1
-        self._held: Held = self._begin(as_of, snapshot)
+        self._is_due = False
+        """Whether the feed has yet to begin: times that are not complete were expired ahead."""
+        self._snapshot = snapshot
+        self._held: Held = self._begin(as_of)
         # A feed that is dropped and never closed must not hold history for ever.
         weakref.finalize(self, self._held.abandon).atexit = False
 
@@ -111,33 +114,41 @@ class Subscription(Iterator[Event]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, as_of: Time | None, snapshot: bool) -> Held:
+    def _begin(self, as_of: Time | None) -> Held:
         """Take the lease, then plan: what is planned under a lease stays."""
         access = self._access
         state = access.state()
         start = as_of if as_of is not None else (_last_complete(state),)
-        if start[0] < 0:
-            if snapshot:
+        held = access.shared.leases.take(access.id, Frontier((start,)) if start[0] >= 0 else state.since, own=True)
+        try:
+            since = held.lease.since
+            if not since.less_equal((max(start[0], 0),)):
+                if as_of is not None or since.is_closed:
+                    raise SinceError(start[0], since)
+                # The newest complete time was expired: the feed begins when a later one is complete.
+                self._is_due = True
+                self._through = since.elements[0][0] - 1
+            elif start[0] >= 0:
+                with access.shared.leases.pinned(held.lease, held.state.seqno):
+                    self._start(held, held.state, start)
+            elif self._snapshot:
                 rows = Rows(access, None, None, self._wanted, Shape("column")).to_arrow()
                 self._pending.append(Event("snapshot", rows, -1))
-            return access.shared.leases.take(access.id, state.since, own=True)
-        held = access.shared.leases.take(access.id, Frontier((start,)), own=True)
-        try:
-            if not held.lease.since.less_equal(start):
-                raise SinceError(start[0], held.lease.since)
-            plan = plan_snapshot(held.state, start)
-            if not isinstance(plan, Plan):
-                raise plan
-            self._through = self._taken = start[0]
-            if snapshot:
-                wanted = replace(self._wanted, window=Window(until=start))
-                with access.shared.leases.pinned(held.lease, held.state.seqno):
-                    rows = Rows(access, held, plan, wanted, Shape("column"), owned=False).to_arrow()
-                self._pending.append(Event("snapshot", rows, start[0]))
         except BaseException:
             held.close()
             raise
         return held
+
+    def _start(self, held: Held, state: State, start: Time) -> None:
+        """Tell the rows as of a time, if they are wanted; the feed goes on from there."""
+        plan = plan_snapshot(state, start)
+        if not isinstance(plan, Plan):
+            raise plan
+        if self._snapshot:
+            wanted = replace(self._wanted, window=Window(until=start))
+            rows = Rows(self._access, held, plan, wanted, Shape("column"), state=state, owned=False).to_arrow()
+            self._pending.append(Event("snapshot", rows, start[0]))
+        self._through = self._taken = start[0]
 
     def _poll(self) -> bool:
         """Wait until there is something to tell; False if that took too long."""
@@ -163,6 +174,10 @@ class Subscription(Iterator[Event]):
             )
         check_schema(self._wanted, self._access.schema(state)[1], f"a feed of {self._access.name}")
         with self._access.shared.leases.pinned(lease, state.seqno) as is_covered:
+            if is_covered and self._is_due:
+                self._start(self._held, state, (until,))
+                self._is_due = False
+                return
             rows = self._read(state, until) if is_covered else None
         if rows is None:
             # SUBTLE: the heartbeat let go of this state just before it was pinned; what it refers to may be

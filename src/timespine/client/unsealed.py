@@ -10,6 +10,7 @@ too late, because its time is sealed already, is refused as a whole, or by rule:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,14 +21,15 @@ from timespine.client.access import Access
 from timespine.client.given import check_keys, names_of, with_diffs
 from timespine.client.inspecting import plain
 from timespine.client.moments import Moment, to_user
-from timespine.client.rows import Shape, Updates
+from timespine.client.reading import wanted_of
+from timespine.client.rows import Shape, Updates, UpdatesOfState
 from timespine.client.storing import Runs, stored
 from timespine.client.writing import Made, Together, commit_first, extent, made_of, once
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.runs import count
 from timespine.columnar.schema import TIME, Schema
-from timespine.columnar.wanted import Wanted
+from timespine.columnar.visible import Window
 from timespine.core.plan import plan_runs, plan_unsealed
 from timespine.core.transitions import Seal, Write
 from timespine.errors import UsageError, shown
@@ -203,7 +205,9 @@ def seal(access: Access, upper: Moment) -> Frontier:
     return Frontier(reached.elements)
 
 
-def unsealed(access: Access, lower: Moment | None, upper: Moment | None, wanted: Wanted) -> Updates:
+def unsealed(
+    access: Access, lower: Moment | None, upper: Moment | None, columns: Sequence[str] | None, where: Any
+) -> Updates:
     """The updates that are durable at times from `lower` to before `upper`, and not sealed yet."""
     held = access.shared.leases.hold(access.id, None)
     try:
@@ -211,7 +215,8 @@ def unsealed(access: Access, lower: Moment | None, upper: Moment | None, wanted:
         first = Frontier((access.time_of(lower),)) if lower is not None else Frontier.minimum(state.arity)
         last = Frontier((access.time_of(upper),)) if upper is not None else CLOSED
         plan = plan_runs(state, plan_unsealed(state, first, last))
-        return Updates(access, held, plan, wanted, Shape("column"))
+        wanted = wanted_of(access, state, columns, where, Window(since=state.since), timed=True)
+        return UpdatesOfState(access, held, plan, wanted, Shape("column"))
     except BaseException:
         held.close()
         raise

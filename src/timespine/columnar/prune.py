@@ -28,7 +28,8 @@ class Pruner:
         self._written = written
         self._by_id = {field.id: field for field in written.fields}
         self._filtered = _filtered_fields(wanted)
-        key = wanted.schema.key_ids
+        self._key_names = _key_names(wanted)
+        key = tuple(wanted.schema.field(name).id for name in self._key_names)
         self._by_key = key == wanted.schema.order_ids[: len(key)] and self._has_same(key)
         """Whether rows are ordered by the key first, and bounds compare with those of the wanted schema."""
         self._by_first = self._has_same(wanted.schema.order_ids[:1])
@@ -74,14 +75,13 @@ class Pruner:
         if keys is None or len(keys) > FEW or reader.key_index is None or not self._by_key:
             return [group for group in inside if self.group_may_match(reader, group)]
         found: set[int] = set()
-        for key in keys.encoded(self._wanted.schema.key_names):
+        for key in keys.encoded(self._key_names):
             found.update(reader.key_index.find(key, key))
+        found = {group for group in found if group in inside}
+        if self._wanted.where is not None:
+            found = {group for group in found if self.group_may_match(reader, group)}
         # One key is worth a look at the Bloom filter: it is small, and kept.
-        return [
-            group
-            for group in sorted(found)
-            if group in inside and (len(keys) > 1 or self._bloom_may_match(reader, group))
-        ]
+        return [group for group in sorted(found) if len(keys) > 1 or self._bloom_may_match(reader, group)]
 
     def _bloom_may_match(self, reader: PartReader, group: int) -> bool:
         keys = self._wanted.keys
@@ -148,7 +148,7 @@ class Pruner:
         assert keys is not None
         return any(
             (lower is None or lower[: len(key)] <= key) and (upper is None or key <= upper)
-            for key in keys.encoded(self._wanted.schema.key_names)
+            for key in keys.encoded(self._key_names)
         )
 
     def _within(self, lower: bytes | None, upper: bytes | None) -> bool:
@@ -161,6 +161,12 @@ class Pruner:
         if wanted.lower is not None and upper is not None and upper < wanted.lower:
             return False
         return not (wanted.upper is not None and lower is not None and lower >= wanted.upper)
+
+
+def _key_names(wanted: Wanted) -> tuple[str, ...]:
+    """The key columns that keys are given by: all, or the first ones."""
+    given = wanted.keys.names if wanted.keys is not None else wanted.schema.key_names
+    return tuple(name for name in wanted.schema.key_names if name in given)
 
 
 def _filtered_fields(wanted: Wanted) -> list[Field]:
