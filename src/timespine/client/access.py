@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from timespine.client.catalog import Entry
@@ -39,16 +40,30 @@ def decoded_schema(data: bytes) -> Schema:
     return Schema.decode(data)
 
 
-class Told(threading.Condition):
-    """Tells those who wait that this process committed something, and others how often it did."""
+class Told:
+    """Tells those who wait that this process committed something, and others how often it did.
+
+    A condition that counts. Taken with `with`, as one is.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        self._condition = threading.Condition()
         self.count = 0
 
+    def __enter__(self) -> bool:
+        return self._condition.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._condition.__exit__(kind, value, tb)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait to be told; False if that took too long."""
+        return self._condition.wait(timeout)
+
     def notify_all(self) -> None:
+        """Tell all who wait."""
         self.count += 1
-        super().notify_all()
+        self._condition.notify_all()
 
 
 class Pool(ThreadPoolExecutor):
@@ -79,6 +94,8 @@ class Shared:
     """Told whenever this process committed something."""
     monotonic: Callable[[], float] = time.monotonic
     """What waiting is measured by."""
+    sleep: Callable[[float], None] = time.sleep
+    """How to pause, in seconds."""
     retain_ms: int | None = None
     """How long collections without a policy of their own keep history; None: for ever."""
     audit: float = 0.0
@@ -108,7 +125,7 @@ class Access:
     shared: Shared
     name: str
     entry: Entry
-    changing: threading.Lock = field(default_factory=threading.Lock)
+    changing: threading.Lock = field(default_factory=lambda: threading.Lock())
     """Held while rows are read to be changed: threads of one process need not race for the upper."""
     appending: Line[Any] = field(default_factory=Line)
     """Where small appends wait for each other."""

@@ -281,7 +281,14 @@ class Collection:
         time = self._access.time_of(as_of) if as_of is not None else None
         wanted = wanted_of(self._access, state, columns, where, Window())
         seconds = seconds_of(timeout) if timeout is not None else None
-        return Subscription(self._access, time, wanted, snapshot=snapshot, timeout_s=seconds)
+        return Subscription(
+            self._access,
+            time,
+            wanted,
+            snapshot=snapshot,
+            timeout_s=seconds,
+            monotonic=self._access.shared.monotonic,
+        )
 
     def listen(
         self,

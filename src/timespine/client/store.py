@@ -100,6 +100,7 @@ class Store:
             pool=self._pool,
             counters_of=lambda collection: self._shared.counters_of(collection),
             monotonic=monotonic,
+            sleep=sleep,
         )
         self._driver = Driver(blob, consensus, self._merge, clock=clock, sleep=sleep)
         self._committer = Committer(self._driver, config, read_only=read_only)
@@ -110,6 +111,7 @@ class Store:
         self._shared = Shared(
             self._committer, self._leases, blob, self._cache, self._pool, config, clock, audit=audit, location=location
         )
+        self._shared.monotonic, self._shared.sleep = monotonic, sleep
         self._catalog = Catalog(self._driver, self._committer.session)
         self._dropping = Dropping(self._catalog, self._committer)
         self.handles = Handles()

@@ -126,7 +126,7 @@ def make_runs(
             return (Run((inline_part(table, data),), Order.SORTED, id),), None
     writer = access.committer.writer(access.id)
     shared = access.shared
-    target = Target(access.id, writer, schema, id, shared.blob, config)
+    target = Target(access.id, writer, schema, id, shared.blob, config, sleep=shared.sleep)
     uploads = Uploads(
         config.outstanding_parts,
         shared.pool if table.nbytes > config.part_bytes else None,

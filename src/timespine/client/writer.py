@@ -65,6 +65,7 @@ class Writer:
             counters=shared.counters,
             pool=shared.pool,
             finished=partial(_note, self._loose),
+            sleep=shared.sleep,
         )
 
     def compare_and_append(

@@ -32,7 +32,7 @@ class _Load:
 
     thread: int = field(default_factory=threading.get_ident)
     """Who loads."""
-    done: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=lambda: threading.Event())
     """Set when there is a result, or when there will be none."""
     result: tuple[Any, int] | None = None
     """The value and its bytes; None if the load failed."""

@@ -101,6 +101,7 @@ class Engine:
         pool: Executor | None = None,
         counters_of: Callable[[str], Counters] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._blob = blob
         self._schemas_of = schemas_of
@@ -110,6 +111,7 @@ class Engine:
         self._pool = pool
         self._counters_of = counters_of or (lambda collection: {})
         self._monotonic = monotonic
+        self._sleep = sleep
         self._at_work: dict[str, tuple[MergeRuns, float]] = {}
         self.elsewhere: Elsewhere | None = None
         """Who merges what is large, if anybody does."""
@@ -152,7 +154,9 @@ class _Merge:
         blob = engine._blob
         known = PartCache(FOOTER_BYTES)
         self.parts = Parts(blob, work.collection, _by_id(schemas), self.config, engine._cache, engine._pool, known)
-        self.target = Target(work.collection, work.writer, self.schema, self.schema_id, blob, self.config)
+        self.target = Target(
+            work.collection, work.writer, self.schema, self.schema_id, blob, self.config, sleep=engine._sleep
+        )
         self.output = RunWriter(
             self.target,
             Uploads(self.config.outstanding_parts, engine._pool, self.counters, self.target.clock),

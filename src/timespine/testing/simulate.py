@@ -4,6 +4,7 @@ A history is decided by its seed alone. On a violation the seed and a shrunken
 trace are printed; `--seed S --histories 1 --trace` replays one history in full.
 With `--real`, rows are in Parquet, blobs are files and logs are in SQLite. With
 `--flavour streams`, histories are of writes ahead of the seal and of transactions.
+With `--flavour stores`, they are of real stores: all that users run, with its threads.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
-from timespine.testing.checker import FAULT_KINDS, FLAVOURS, Result, run_history
+from timespine.testing import checker
+from timespine.testing.checker import FAULT_KINDS, FLAVOURS, Result
 from timespine.testing.parquet import PATHS
 from timespine.testing.simulator import Faults
+from timespine.testing.stores import course
 from timespine.testing.streams import POINTS
 
 CHUNK = 25
@@ -39,6 +42,24 @@ MARKED = tuple(f"{what}: {point}" for point in POINTS for what in ("crash", "out
 
 Done = tuple[int, int, Counter[str], list[tuple[int, list[str]]], int]
 """How many histories, their operations, their counts, their violations, a digest of all."""
+
+
+STORES = "stores"
+"""The flavour of histories of real stores."""
+
+
+def run_history(
+    seed: int,
+    operations: int,
+    faults: Faults | None = None,
+    tracing: bool = False,
+    real: bool = False,
+    flavour: str = "mixed",
+) -> Result:
+    """Run one history: of the protocols of the core, or of real stores."""
+    if flavour == STORES:
+        return course.run_history(seed, operations, faults, tracing)
+    return checker.run_history(seed, operations, faults, tracing, real, flavour)
 
 
 def run_seeds(seeds: range, operations: int, real: bool = False, flavour: str = "mixed") -> Done:
@@ -108,12 +129,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--real", action="store_true", help="with Parquet, files and SQLite")
-    parser.add_argument("--flavour", choices=sorted(FLAVOURS), default="mixed", help="what they are of (default mixed)")
+    parser.add_argument(
+        "--flavour", choices=sorted([*FLAVOURS, STORES]), default="mixed", help="what they are of (default mixed)"
+    )
     parser.add_argument("--trace", action="store_true", help="print every step (with --histories 1)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
     options = parser.parse_args(arguments)
     if options.histories < 1 or options.ops < 1 or options.jobs < 1 or options.seed < 0:
         parser.error("--histories, --ops and --jobs must be at least 1, --seed at least 0")
+    if options.real and options.flavour == STORES:
+        parser.error("--real is about histories of the core: stores have real rows in any case")
     if options.trace:
         result = run_history(options.seed, options.ops, tracing=True, real=options.real, flavour=options.flavour)
         print("\n".join([*result.trace, *result.violations, f"digest {result.digest:08x}"]))

@@ -1,0 +1,53 @@
+"""Calls of users: what they asked for, what they were told, and whether that can be true."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from timespine.errors import AskElsewhere, Determinate, Fenced, TimespineError, UsageError
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a user."""
+
+    id: str
+    """Rows that it writes are marked with this."""
+    kind: str
+    process: str
+    since_event: int
+    """The last compare-and-set that had happened when it began."""
+    began: float
+    """When it began, in virtual seconds."""
+    until_event: int = -1
+    """The last one that had happened when it ended."""
+    result: Any = None
+    error: TimespineError | None = None
+    is_killed: bool = False
+    """Whether its process was killed meanwhile: nobody was told anything."""
+    collections: tuple[str, ...] = ()
+    """The ids of the collections that it writes to."""
+    rows: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    """The rows that it adds, by collection."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether its caller was told that it did not happen and never will."""
+        error = self.error
+        return isinstance(error, UsageError | AskElsewhere | Determinate) or (
+            isinstance(error, Fenced) and not error.in_doubt
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its caller was told that it happened."""
+        return not self.is_killed and self.error is None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id} of {self.process}"
+
+
+def marked(value: object) -> str:
+    """The call that wrote a value."""
+    return str(value).partition(".")[0]

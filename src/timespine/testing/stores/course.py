@@ -1,0 +1,204 @@
+"""The course of a history: processes come and go, the faults stop, and everything is read once more."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+
+from timespine.client import driver
+from timespine.client.collection import Collection
+from timespine.client.store import Store
+from timespine.testing.checker import Result
+from timespine.testing.remembering import remembering
+from timespine.testing.simulator import Faults
+from timespine.testing.stores.answers import Answers, counted, last_of
+from timespine.testing.stores.calls import Call
+from timespine.testing.stores.history import History, StoreProcess
+from timespine.testing.stores.scheduler import Task
+from timespine.testing.stores.threads import virtual
+from timespine.testing.stores.users import SHAPE, TIMELINES, User
+
+PROCESSES = 2
+"""Processes that use the store at the same time."""
+
+THREADS = 2
+"""Threads of each that call it, at most."""
+
+DAY_S = 25 * 3600.0
+"""After so long nothing that was left behind is waited for."""
+
+
+class Course:
+    """Runs a history from its beginning to its end."""
+
+    def __init__(self, history: History, operations: int) -> None:
+        self.history = history
+        self.answers = Answers(history.world)
+        self.left = [operations]
+        """Calls that are still to be made."""
+
+    def run(self) -> None:
+        """All of it. Runs in a thread of the scheduler."""
+        history, scheduler = self.history, self.history.scheduler
+        self._alone(self._create)
+        history.storage.fail, history.is_calm = history.faults.fail, False
+        running: list[Task] = []
+        while self.left[0] > 0 or running:
+            while len(running) < PROCESSES and self.left[0] > 0:
+                running.append(self._begin())
+            scheduler.wait_for_any(running)
+            running = [each for each in running if not each.is_done]
+        self._end()
+
+    def _create(self, process: StoreProcess, store: Store) -> None:
+        for name, timeline in TIMELINES.items():
+            store.create(name, timeline=timeline, **SHAPE)
+
+    def _begin(self) -> Task:
+        """A process that opens a store, uses it with some threads, and closes it."""
+        history, scheduler = self.history, self.history.scheduler
+        process = history.process()
+        chance = scheduler.random
+
+        def main() -> None:
+            store = history.open(process, maintenance=chance.random() < 0.6)
+            threads = [
+                scheduler.spawn(process, f"user{number}", lambda: User(history, process).run(self.left))
+                for number in range(1 + chance.randrange(THREADS))
+            ]
+            while any(not each.is_done for each in threads):
+                scheduler.wait_for_any([each for each in threads if not each.is_done])
+            process.is_closing = True
+            history.call(process, "close", lambda call: store.close())
+
+        return scheduler.spawn(process, "main", main)
+
+    def _alone(self, work: Callable[[StoreProcess, Store], object]) -> None:
+        """Let one process do something with a store, and wait for it."""
+        history, scheduler = self.history, self.history.scheduler
+        process = history.process()
+        process.skew_s = 0.0
+
+        def main() -> None:
+            store = history.open(process, maintenance=False)
+            work(process, store)
+            store.close()
+
+        task = scheduler.spawn(process, "main", main)
+        while not task.is_done:
+            scheduler.wait_for_any([task])
+
+    # The end.
+
+    def _end(self) -> None:
+        """Stop the faults, let everything settle, and check what must be true then."""
+        history, world = self.history, self.history.world
+        history.is_calm = True
+        history.storage.fail = history.storage.away_until = 0.0
+        history.storage.release_ghosts()
+        for call in history.calls:
+            self.answers.check_effect(call)
+        history.scheduler.sleep(DAY_S)
+        self._alone(self._settle)
+        history.scheduler.sleep(DAY_S)
+        self._alone(lambda process, store: self._must(process, "maintain", lambda: store.maintain(sweep=True)))
+        if not world.violations:
+            self._check_storage()
+
+    def _settle(self, process: StoreProcess, store: Store) -> None:
+        """Everything can be read, before and after all maintenance is done; and written."""
+        for name in sorted(store.names()):
+            self._read_everything(process, store[name])
+        self._must(process, "maintain", lambda: store.maintain(sweep=True))
+        for name in sorted(store.names()):
+            self._read_everything(process, store[name])
+            self._must(process, "compact", partial(store[name].compact, wait=True))
+            self._read_everything(process, store[name])
+
+    def _must(self, process: StoreProcess, kind: str, work: Callable[[], object]) -> Call:
+        """A call that must work, now that nothing fails."""
+        call = self.history.call(process, kind, lambda call: work())
+        if call.error is not None:
+            self.history.world.violate(f"after the faults stopped, {call} raised {call.error!r}")
+            self.history.scheduler.switch("violated")
+        return call
+
+    def _read_everything(self, process: StoreProcess, collection: Collection) -> None:
+        """Every time that can be read gives the truth."""
+        state = self.history.world.states[collection.id][-1]
+        first, last = (state.since.elements or ((0,),))[0][0], last_of(state)
+        for as_of in sorted({*range(first, min(first + 3, last + 1)), *range(max(last - 2, first), last + 1)}):
+            with self._must(
+                process, "last read", partial(collection.snapshot, as_of, multiplicity="column")
+            ).result as rows:
+                call = self._must(process, "last read", rows.to_pylist)
+            found = counted(call.result, rows.columns_of)
+            expected = self.history.world.truths[collection.id].at(as_of, rows.columns_of)
+            if found != expected:
+                self.answers.differ(call, f"as of {as_of} in the end", found, expected)
+
+    def _check_storage(self) -> None:
+        """Exactly what live states refer to is there."""
+        world = self.history.world
+        known = {entry.id for entry in world.names[-1][1].entries.values()}
+        for id in sorted(known):
+            there = {key for key in world.blobs if key.startswith(f"{id}/")}
+            missing, left = world.reachable(id) - there, there - world.referred_by_log(id)
+            if missing:
+                world.violate(f"{id} refers to blobs that do not exist: {sorted(missing)[:3]}")
+            if left:
+                world.violate(f"{id} leaks blobs: {sorted(left)[:3]}")
+        others = {key.split("/")[0] for key in world.blobs} - known
+        if others:
+            world.violate(f"blobs of no collection are left: {sorted(others)[:3]}")
+
+
+def run_history(seed: int, operations: int, faults: Faults | None = None, tracing: bool = False) -> Result:
+    """Run one history of real stores and everything that is checked after it."""
+    history = History(seed, faults if faults is not None else Faults(), tracing=tracing)
+    course = Course(history, operations)
+    with remembering(), quiet(), numbered(history.random), virtual(history.scheduler):
+        history.scheduler.run(course.run)
+    if history.scheduler.deadlock and not history.world.violations:
+        history.world.violate(f"no thread can go on: {'; '.join(history.scheduler.deadlock)}")
+    return Result(
+        seed, len(history.calls), history.world.counts, history.world.violations, history.trace, _digest(history)
+    )
+
+
+def _digest(history: History) -> int:
+    """A checksum over everything that was ever committed or answered."""
+    digest = 0
+    for key in sorted(history.world.logs):
+        for entry in history.world.logs[key]:
+            digest = zlib.crc32(entry, digest)
+    for call in history.calls:
+        digest = zlib.crc32(f"{call} {call.since_event} {call.until_event} {call.error!r}".encode(), digest)
+    return zlib.crc32(str(history.scheduler.steps).encode(), digest)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Threads of processes that are killed end by an exception, which the standard library would log."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def numbered(chance: random.Random) -> Iterator[None]:
+    """Ids that stores make up follow from the seed."""
+    real = vars(driver)["uuid"]
+    vars(driver)["uuid"] = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{chance.getrandbits(128):032x}"))
+    try:
+        yield
+    finally:
+        vars(driver)["uuid"] = real

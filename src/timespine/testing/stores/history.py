@@ -1,0 +1,189 @@
+"""One history of real stores: processes that use them, faults, and what must be true all along and in the end."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from timespine.client.store import Store
+from timespine.config import Config
+from timespine.errors import TimespineError
+from timespine.testing.simulator import Faults
+from timespine.testing.stores.calls import Call
+from timespine.testing.stores.ports import SimulatedBlob, SimulatedConsensus, Storage
+from timespine.testing.stores.scheduler import Killed, Process, Scheduler, Task
+from timespine.testing.stores.world import StoreWorld
+
+QUICK = Config(
+    reader_lease_ms=20_000,
+    writer_lease_ms=60_000,
+    claim_ms=5_000,
+    rollup_seqnos=8,
+    storage_attempts=3,
+    retry_pause_ms=4,
+    retry_pause_max_ms=50,
+    listener_seqnos=200,
+)
+"""Rows are inline, leases are short, and what fails is soon found to fail."""
+
+SMALL = replace(
+    QUICK,
+    part_bytes=600,
+    row_group_rows=4,
+    inline_part_bytes=700,
+    inline_total_bytes=2000,
+    run_parts=2,
+    cache_bytes=1 << 20,
+)
+"""A handful of rows makes parts, row groups and hollow runs."""
+
+BLOBS = replace(QUICK, inline_part_bytes=1)
+"""Every row goes to a blob."""
+
+CALL_S = 1200.0
+"""No call takes longer, in virtual seconds, faults included."""
+
+
+class StoreProcess(Process):
+    """A process that has a store open."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.skew_s = 0.0
+        """How far its wall clock is off."""
+        self.store: Store | None = None
+        self.is_closing = False
+        """Whether somebody has closed the store."""
+        self.is_read_only = False
+
+
+class History:
+    """Processes, storage, and everything that was asked and answered."""
+
+    def __init__(self, seed: int, faults: Faults, *, tracing: bool = False) -> None:
+        self.random = random.Random(seed)
+        self.scheduler = Scheduler(self.random.getrandbits(64), stay=self.random.choice((0.2, 0.6, 0.9)))
+        self.world = StoreWorld()
+        self.storage = Storage(self.world, self.scheduler)
+        self.faults = faults
+        self.config = self.random.choice((QUICK, QUICK, SMALL, BLOBS))
+        self.calls: list[Call] = []
+        self.running: list[Call] = []
+        self.processes: list[StoreProcess] = []
+        self.trace: list[str] = []
+        self.tracing = tracing
+        self.is_disturbed = False
+        """Whether a process was paused, or a clock jumped: leases may lapse."""
+        self.is_calm = True
+        """Whether nothing fails: at the beginning, and when the faults have stopped."""
+        scheduler = self.scheduler
+        scheduler.on_step = self._step
+        scheduler.on_escape = self._escaped
+        scheduler.is_over = lambda: bool(self.world.violations)
+
+    # Faults.
+
+    def _step(self, task: Task, where: str) -> None:
+        """What may go wrong at a switch point."""
+        self.world.step = self.scheduler.steps
+        if self.tracing:
+            self.note(f"{where}")
+        self._check_progress()
+        process = task.process
+        if self.is_calm or not isinstance(process, StoreProcess):
+            return
+        chance = self.scheduler.random.random()
+        faults = self.faults
+        if chance < faults.crash:
+            self.world.counts["crashes"] += 1
+            self.note("crashes")
+            self.scheduler.kill(process)
+        chance -= faults.crash
+        if 0 <= chance < faults.pause:
+            self.world.counts["pauses"] += 1
+            self.is_disturbed = True
+            pause_s = self.scheduler.random.choice((0.05, 1.0, 8.0, 30.0, 90.0))
+            process.paused_until = self.scheduler.now + pause_s
+            self.note(f"is paused for {pause_s} s")
+        chance -= faults.pause
+        if 0 <= chance < faults.clock:
+            self.world.counts["clock jumps"] += 1
+            self.is_disturbed = True
+            process.skew_s += self.scheduler.random.choice((-90.0, -20.0, -0.5, 0.5, 20.0, 90.0))
+        chance -= faults.clock
+        if 0 <= chance < faults.outage:
+            self.world.counts["outages"] += 1
+            self.storage.away_until = self.scheduler.now + self.scheduler.random.choice((0.2, 2.0, 10.0))
+            self.note("storage goes away")
+        if self.storage.ghosts and self.scheduler.random.random() < 0.05:
+            self.storage.release_ghosts(self.scheduler.random.randrange(len(self.storage.ghosts)))
+
+    def _check_progress(self) -> None:
+        if self.running and self.scheduler.now - self.running[0].began > CALL_S + 1000 * len(self.running):
+            stuck = self.running[0]
+            self.world.violate(f"{stuck} does not end: {'; '.join(self.scheduler.waiting())}")
+
+    def _escaped(self, task: Task, error: BaseException) -> None:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        self.world.violate(f"thread {task} ended by {error!r} in {where.name}, {where.filename}:{where.lineno}")
+
+    def note(self, what: str) -> None:
+        """Write a line into the trace."""
+        if self.tracing:
+            seconds = self.scheduler.now - 1_700_000_000
+            self.trace.append(f"{self.scheduler.steps:5} {seconds:9.3f} s  {self.scheduler.current!r:32} {what}")
+
+    # Processes.
+
+    def open(self, process: StoreProcess, **options: Any) -> Store:
+        """Open a store: in a thread of the process."""
+        scheduler = self.scheduler
+        process.is_read_only = options.get("read_only", False)
+        process.store = Store(
+            SimulatedBlob(self.storage),
+            SimulatedConsensus(self.storage),
+            clock=lambda: scheduler.now + process.skew_s,
+            monotonic=lambda: scheduler.now,
+            sleep=scheduler.sleep,
+            **{"config": self.config, **options},
+        )
+        return process.store
+
+    def process(self) -> StoreProcess:
+        """A process that has just begun."""
+        process = StoreProcess(f"p{len(self.processes)}")
+        process.skew_s = self.scheduler.random.uniform(-0.3, 0.3)
+        self.processes.append(process)
+        return process
+
+    # Calls.
+
+    def call(self, process: StoreProcess, kind: str, work: Callable[[Call], Any]) -> Call:
+        """Let a user call something, and note what came of it."""
+        world = self.world
+        call = Call(f"op{len(self.calls)}", kind, process.name, world.event, self.scheduler.now)
+        self.calls.append(call)
+        self.running.append(call)
+        self.note(f"begins {call}")
+        try:
+            call.result = work(call)
+        except Killed:
+            call.is_killed = True
+            raise
+        except TimespineError as error:
+            call.error = error
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)[-3:]
+            where = " < ".join(
+                f"{each.name} {each.filename.rpartition('/')[2]}:{each.lineno}" for each in reversed(frames)
+            )
+            world.violate(f"{call} raised {error!r} in {where}")
+            self.scheduler.switch("violated")
+        finally:
+            call.until_event = world.event
+            self.running.remove(call)
+            self.note(f"ends {call}: {call.result if call.error is None else repr(call.error)}")
+        return call

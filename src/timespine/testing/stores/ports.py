@@ -1,0 +1,176 @@
+"""Blob and consensus of one process: storage that fails by the seed, and that a dead process cannot reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from timespine.core.effects import CompareAndSet, DeleteBlobs, GetBlob, ListBlobs, PutBlob, Scan, Truncate
+from timespine.errors import Determinate, Indeterminate
+from timespine.ids import parse_blob_key, parse_blob_prefix
+from timespine.location.arguments import (
+    check_get,
+    check_get_range,
+    check_inside,
+    check_key,
+    check_open,
+    check_put,
+    check_scan,
+    check_size,
+    check_text,
+    check_truncate,
+    check_writes,
+)
+from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
+from timespine.location.consensus import Entry, Write
+from timespine.testing.stores.scheduler import Scheduler
+from timespine.testing.stores.world import StoreWorld
+
+T = TypeVar("T")
+
+AWAY = 0.85
+"""The chance that a call fails while storage is away."""
+
+
+@dataclass(slots=True)
+class Storage:
+    """What the ports of all processes share."""
+
+    world: StoreWorld
+    scheduler: Scheduler
+    fail: float = 0.0
+    """The chance that a call fails in some way."""
+    away_until: float = 0.0
+    """Until this time storage is away."""
+    ghosts: list[Callable[[], object]] = field(default_factory=list)
+    """Writes that happen later, when their callers have long moved on."""
+
+    def call(self, what: str, perform: Callable[[], T], *, writes: bool = False) -> T:
+        """One call of a port. Others go on before it, and again before its caller hears of it."""
+        scheduler, chance = self.scheduler, self.scheduler.random.random
+        scheduler.switch(what)
+        self.world.step = scheduler.steps
+        fail = AWAY if scheduler.now < self.away_until else self.fail
+        if chance() >= fail:
+            result = perform()
+            scheduler.switch(f"{what} was done")
+            return result
+        kind = int(chance() * (5 if writes else 2))
+        self.world.counts[("determinate", "slow", "indeterminate not", "indeterminate done", "ghost")[kind]] += 1
+        if kind == 0:
+            raise Determinate("injected: did not happen")
+        if kind == 1:
+            scheduler.sleep(chance() * 0.5)
+            result = perform()
+            scheduler.switch(f"{what} was done")
+            return result
+        if kind == 3:
+            perform()
+        elif kind == 4:
+            self.ghosts.append(perform)
+        scheduler.switch(f"{what} may be done")
+        raise Indeterminate("injected: may have happened")
+
+    def release_ghosts(self, number: int | None = None) -> None:
+        """Let late writes happen: one of them, or all."""
+        while self.ghosts:
+            self.world.counts["ghosts released"] += 1
+            self.ghosts.pop(number or 0)()
+            if number is not None:
+                return
+
+
+class _Port:
+    """What both ports have."""
+
+    kind = ""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._world = storage.world
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Others still use the storage behind it."""
+        self._is_closed = True
+
+    def _call(self, what: str, perform: Callable[[], T], *, writes: bool = False) -> T:
+        check_open(self._is_closed, self.kind)
+        return self._storage.call(what, perform, writes=writes)
+
+
+class SimulatedBlob(_Port):
+    """The Blob port of one process."""
+
+    kind = "blob"
+
+    def put(self, key: str, value: bytes) -> None:
+        check_put(key, value)
+        self._call(f"put {key}", lambda: self._world._put(PutBlob(key, value)), writes=True)
+
+    def get(self, key: str, *, max_bytes: int = BLOB_BYTES_MAX) -> bytes | None:
+        _, bytes_max = check_get(key, max_bytes)
+        value = self._call(f"get {key}", lambda: self._world._get(GetBlob(key)))
+        if value is not None:
+            check_size(key, len(value), bytes_max)
+        return value
+
+    def get_range(self, key: str, start: int, stop: int) -> bytes | None:
+        check_get_range(key, start, stop)
+        value = self._call(f"get {key}", lambda: self._world._get(GetBlob(key)))
+        if value is None:
+            return None
+        check_inside(key, stop, len(value))
+        return value[start:stop]
+
+    def delete(self, key: str) -> bool:
+        parse_blob_key(key)
+
+        def perform() -> bool:
+            was_there = key in self._world.blobs
+            self._world._delete(DeleteBlobs((key,)))
+            return was_there
+
+        return self._call(f"delete {key}", perform, writes=True)
+
+    def list_keys(self, prefix: str = "") -> Iterator[BlobInfo]:
+        parse_blob_prefix(prefix)
+        world = self._world
+        return iter(
+            self._call(
+                f"list {prefix}",
+                lambda: [BlobInfo(key, len(world.blobs[key])) for key in world._list(ListBlobs(prefix))],
+            )
+        )
+
+
+class SimulatedConsensus(_Port):
+    """The Consensus port of one process."""
+
+    kind = "consensus"
+
+    def head(self, key: str) -> Entry | None:
+        check_key(key)
+        entries = self._call(f"head of {key}", lambda: self._world._scan(Scan(key, 0)))
+        return Entry(*entries[-1]) if entries else None
+
+    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[Entry]:
+        check_scan(key, from_seqno, limit)
+        entries = self._call(f"scan {key}", lambda: self._world._scan(Scan(key, from_seqno, limit)))
+        return [Entry(*each) for each in entries]
+
+    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+        checked = tuple((write.key, write.expected, write.data) for write in check_writes(writes))
+        keys = ",".join(key for key, _, _ in checked)
+        return self._call(
+            f"compare and set {keys}", lambda: self._world._compare_and_set(CompareAndSet(checked)), writes=True
+        )
+
+    def truncate(self, key: str, below: int) -> int:
+        check_truncate(key, below)
+        return self._call(f"truncate {key}", lambda: self._world._truncate(Truncate(key, below)), writes=True)
+
+    def list_keys(self, prefix: str = "") -> list[str]:
+        check_text(prefix, "prefix")
+        return self._call(f"list {prefix}", lambda: sorted(key for key in self._world.logs if key.startswith(prefix)))

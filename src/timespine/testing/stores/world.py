@@ -1,0 +1,263 @@
+"""What all stores of a history share: storage, and the truth about what was ever committed.
+
+The truth is taken from the log, at the moment of each compare-and-set, and not from what
+stores say. What a commit adds to a collection is the difference between what its states
+before and after it hold, counted from the bytes of their parts. So a commit of
+maintenance must add nothing, and what a user's call added is known to the row, whatever
+its caller was told. All answers of stores are compared with that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from timespine.client import catalog
+from timespine.columnar.inline import decode_inline
+from timespine.columnar.schema import DIFF, Schema
+from timespine.config import DEFAULT
+from timespine.core.codec import Kind, decode_diff, decode_run, decode_state, kind_of
+from timespine.core.diff import StateDiff, apply_diff
+from timespine.core.effects import CompareAndSet, DeleteBlobs
+from timespine.core.hollow import Part
+from timespine.core.invariants import violations
+from timespine.core.plan import plan_all, seen_through
+from timespine.core.protocols.collect import references
+from timespine.core.state import State, Status
+from timespine.errors import TimespineError
+from timespine.testing.stores.calls import marked
+from timespine.testing.world import World
+
+Written = tuple[tuple[int, object], ...]
+"""A row as it is stored: the values of its columns, by the id of the column."""
+
+Counts = dict[Written, int]
+"""How often each row counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What one commit added to a collection."""
+
+    event: int
+    """The number of the compare-and-set. Entries of several logs that appeared together have the same."""
+    seqno: int
+    updates: tuple[tuple[Written, int, int], ...]
+    """(row, time, diff), equal ones added up."""
+
+
+@dataclass(slots=True)
+class Truth:
+    """One collection: every state that it had, and every update that it ever got."""
+
+    events: list[int] = field(default_factory=list)
+    """By sequence number: the compare-and-set that led to a state."""
+    added: list[Added] = field(default_factory=list)
+    """The commits that added something."""
+    held: dict[tuple[Written, int], int] = field(default_factory=dict)
+    """What the newest state holds: (row, time advanced to since) and how often that counts."""
+
+    def at(self, time: int, schema: Schema) -> Counts:
+        """What counts as of a time, in the columns of a schema."""
+        counts: Counts = {}
+        for commit in self.added:
+            for row, when, diff in commit.updates:
+                if when <= time:
+                    seen = projected(row, schema)
+                    counts[seen] = counts.get(seen, 0) + diff
+        return {row: count for row, count in counts.items() if count}
+
+
+def projected(row: Written, schema: Schema) -> Written:
+    """A row in the columns of a schema: without others, and with the default where it has no value."""
+    values = dict(row)
+    return tuple(
+        (each.id, values[each.id] if each.id in values else default_of(each.type, each)) for each in schema.fields
+    )
+
+
+def default_of(type: str, field: object) -> object:
+    """What rows that were written before a column was there hold in it."""
+    return field.default_scalar().as_py()  # type: ignore[attr-defined]
+
+
+class StoreWorld(World):
+    """Logs and blobs of a history of stores, and the truth about each collection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = 0
+        """The number of the last compare-and-set that was accepted."""
+        self.truths: dict[str, Truth] = {}
+        """By the id of the collection."""
+        self.names: list[tuple[int, catalog.Names]] = []
+        """Every catalog there was, and the compare-and-set that it came with."""
+        self.by_call: dict[str, list[tuple[str, Added]]] = {}
+        """By the call that wrote rows: the commits that added them."""
+        self._reachable: dict[str, tuple[int, set[str]]] = {}
+        self.perform[CompareAndSet] = self._compare_and_set
+        self.perform[DeleteBlobs] = self._delete
+
+    def _compare_and_set(self, effect: CompareAndSet) -> dict[str, int | None] | None:
+        heads = {key: len(self.logs[key]) - 1 if key in self.logs else None for key, _, _ in effect.writes}
+        wrong = {key: heads[key] for key, expected, _ in effect.writes if heads[key] != expected}
+        if wrong:
+            return wrong
+        self.event += 1
+        for key, _, data in effect.writes:
+            self.counts["commits"] += 1
+            try:
+                if key == catalog.LOG:
+                    self.names.append((self.event, catalog.decode(len(self.logs.get(key, ())), data)))
+                else:
+                    self._commit(key, data)
+            except TimespineError as error:
+                self.violate(f"{key}: an entry does not replay: {error!r}")
+            self.logs.setdefault(key, []).append(data)
+        return None
+
+    def _commit(self, key: str, data: bytes) -> None:
+        truth = self.truths.setdefault(key, Truth())
+        old = self.states[key][-1] if key in self.states else None
+        if kind_of(data) is Kind.STATE:
+            new = decode_state(data)
+            if old is not None:
+                self.violate(f"{key} was created twice")
+        elif old is None:
+            self.violate(f"{key} has a diff and no state")
+            return
+        else:
+            change = decode_diff(data)
+            new = apply_diff(old, change)
+            for broken in violations(old, new):
+                self.violate(f"{key} at {new.seqno}: {broken}")
+            self._check_references(key, change)
+        self.states.setdefault(key, []).append(new)
+        truth.events.append(self.event)
+        if old is None or old.trace is not new.trace or old.unsealed != new.unsealed or old.since != new.since:
+            self._learn_rows(key, truth, old, new)
+
+    def _check_references(self, key: str, change: StateDiff) -> None:
+        """Whatever a state begins to refer to exists."""
+        parts = [part for batch in change.y for part in batch.parts]
+        parts += [part for batch in (change.t.a.values() if change.t else ()) for part in batch.parts]
+        for part in parts:
+            if part.key and not self._exists(part):
+                self.violate(f"{key} at {change.n} refers to {part.key}, which does not exist")
+        for rollup in change.rollups.values():
+            if rollup is not None and rollup.key not in self.blobs:
+                self.violate(f"{key} at {change.n} refers to rollup {rollup.key}, which does not exist")
+
+    # The truth.
+
+    def _learn_rows(self, key: str, truth: Truth, old: State | None, new: State) -> None:
+        """Note what a commit added, and that it changed nothing else."""
+        if new.status is Status.FINALIZED or new.since.is_closed or self.violations:
+            return
+        schema = schema_of(new.schemas[-1])
+        since = new.since.elements[0][0]
+        before: dict[tuple[Written, int], int] = {}
+        for (row, time), diff in truth.held.items():
+            seen = (projected(row, schema), max(time, since))
+            before[seen] = before.get(seen, 0) + diff
+        truth.held = self._held(new, schema, since)
+        added = {
+            seen: diff for seen in {**before, **truth.held} if (diff := truth.held.get(seen, 0) - before.get(seen, 0))
+        }
+        if not added:
+            return
+        is_users = old is None or (old.upper, old.unsealed_next) != (new.upper, new.unsealed_next)
+        if not is_users:
+            self.violate(f"{key} at {new.seqno}: maintenance changed rows: {short(added)}")
+            return
+        upper = old.upper.elements[0][0] if old is not None and old.upper.elements else 0
+        late = {seen: diff for seen, diff in added.items() if seen[1] < upper}
+        if late:
+            self.violate(f"{key} at {new.seqno}: rows were added below the upper {upper}: {short(late)}")
+        commit = Added(self.event, new.seqno, tuple((row, time, diff) for (row, time), diff in added.items()))
+        truth.added.append(commit)
+        for name in sorted({marked(value) for row, _, diff in commit.updates if diff > 0 for _, value in row}):
+            self.by_call.setdefault(name, []).append((key, commit))
+
+    def _held(self, state: State, schema: Schema, since: int) -> dict[tuple[Written, int], int]:
+        """What a state holds, counted from the bytes of its parts."""
+        held: dict[tuple[Written, int], int] = {}
+        for run in plan_all(state).runs:
+            written = state.schemas[run.schema if run.schema is not None else -1]
+            for part in run.parts:
+                for row, time, diff in self._seen(part, written):
+                    seen = (projected(row, schema), max(time, since))
+                    held[seen] = held.get(seen, 0) + diff
+        return {seen: diff for seen, diff in held.items() if diff}
+
+    def _seen(self, part: Part, schema: bytes) -> Iterable[tuple[Written, int, int]]:
+        """The updates of a part that are seen through a reference to it, at the times at which they are."""
+        data = part.inline if part.inline is not None else self.blobs.get(part.key)
+        if data is None:
+            return  # that it does not exist was said before
+        if part.hollow:
+            for child in decode_run(part.key, data):
+                yield from self._seen(seen_through(part, child), schema)
+            return
+        for row, time, diff in stored(data, part.rows, schema, part.inline is not None):
+            if part.lower is not None and not part.lower.less_equal((time,)):
+                continue
+            if part.upper is not None and part.upper.less_equal((time,)):
+                continue
+            if part.rewrite is not None and part.rewrite.elements:
+                time = max(time, part.rewrite.elements[0][0])
+            yield row, time, diff
+
+    def states_between(self, collection: str, begin: int, end: int) -> list[State]:
+        """Every state that a collection had at some moment between two compare-and-sets."""
+        events, states = self.truths[collection].events, self.states[collection]
+        first = max(bisect_right(events, begin) - 1, 0)
+        return states[first : bisect_right(events, end)]
+
+    # Deleting.
+
+    def reachable(self, collection: str) -> set[str]:
+        """Every blob that a state refers to which a reader may still read."""
+        states = self.states.get(collection, [])
+        known = self._reachable.get(collection)
+        if known is None or known[0] != len(states):
+            known = self._reachable[collection] = (len(states), super().reachable(collection))
+        return known[1]
+
+    def referred_by_log(self, collection: str) -> set[str]:
+        """Everything that states from the oldest one in the log on refer to."""
+        live = set(self.reachable(collection))
+        for state in self.states[collection][max(self.first.get(collection, 0) - 1, 0) :]:
+            live |= self.with_children(references(state))
+        return live
+
+
+def short(counts: dict[tuple[Written, int], int]) -> str:
+    """Some updates, for people."""
+    return ", ".join(
+        f"{[value for _, value in row]} at {time}: {diff:+}" for (row, time), diff in list(counts.items())[:4]
+    )
+
+
+@lru_cache(maxsize=256)
+def schema_of(data: bytes) -> Schema:
+    """A schema, decoded once."""
+    return Schema.decode(data)
+
+
+@lru_cache(maxsize=4096)
+def stored(data: bytes, rows: int, schema: bytes, is_inline: bool) -> tuple[tuple[Written, int, int], ...]:
+    """The updates in the bytes of a part, as anybody who can read Parquet sees them; of inline data, as we do."""
+    written = schema_of(schema)
+    if is_inline:
+        table = decode_inline(data, written, rows, DEFAULT)
+    else:
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+    columns = [[(each.id, value) for value in table[each.name].to_pylist()] for each in written.fields]
+    times = table[written.time_names[0]].to_pylist()
+    return tuple(zip(zip(*columns, strict=True), times, table[DIFF].to_pylist(), strict=True))
