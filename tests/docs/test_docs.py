@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -137,7 +138,8 @@ def test_every_test_that_a_promise_names_exists(title):
 @pytest.mark.parametrize("title", promises())
 def test_every_check_of_the_simulator_that_a_promise_names_exists(title):
     for name in named(promises()[title], "Simulator"):
-        assert callable(resolved(f"timespine.testing.{name}"))
+        source = inspect.getsource(resolved(f"timespine.testing.{name}"))
+        assert "violate(" in source or "BrokenPromise(" in source, f"{name} notices nothing by itself"
 
 
 def test_every_invariant_and_no_other_is_named_by_a_promise():

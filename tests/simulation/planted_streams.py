@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from unittest import mock
 
 import msgspec
-from planting import bug, in_streams, patched
+from planting import bug, in_streams, patched, patched_entry
 
 from timespine.core import group as group_module
 from timespine.core.effects import CompareAndSet
@@ -64,20 +63,15 @@ def a_refused_transaction_leaves_its_first_command_applied() -> Iterator[None]:
 @in_streams
 @bug
 def commands_of_a_transaction_do_not_see_each_other() -> Iterator[None]:
+    real = group_module._judge_transaction
+
     def judge(current, transaction, committer, now_ms):
-        outcomes = []
-        for name, command in transaction.commands:
-            if name not in current or committer not in (None, *current[name].committers):
-                return group_module._refused(current, transaction, group_module.UsageError("nobody"))
-            outcomes.append((name, apply(current[name], command, now_ms)))
-        for name, expected in transaction.reads:
-            if current[name].upper != expected:
-                return group_module._refused(current, transaction, UpperMismatch(expected, current[name].upper))
-        for _, outcome in outcomes:
-            if isinstance(outcome.reply, group_module.Refusal):
-                return group_module._refused(current, transaction, outcome.reply)
-        current.update((name, outcome.state) for name, outcome in outcomes if isinstance(outcome, Commit))
-        return tuple(outcome.reply for _, outcome in outcomes)
+        before = dict(current)
+        reply = real(current, transaction, committer, now_ms)
+        if committer is not None and not isinstance(reply, group_module.Refused):
+            outcomes = [(name, apply(before[name], command, now_ms)) for name, command in transaction.commands]
+            current.update((name, outcome.state) for name, outcome in outcomes if isinstance(outcome, Commit))
+        return reply
 
     with patched(group_module, "_judge_transaction", judge):
         yield
@@ -156,10 +150,9 @@ def a_refusal_names_the_state_that_its_group_led_to() -> Iterator[None]:
 @in_streams
 @bug
 def a_group_is_written_one_log_at_a_time() -> Iterator[None]:
-    def store(session, group, judged, states):
-        for name, state in judged.changed.items():
-            data = commit.encode_diff(commit.diff(states[name], state))
-            mismatch = yield from determinately_retried(session, CompareAndSet(((name, states[name].seqno, data),)))
+    def store(session, group, judged, states, beside):
+        for write in (*beside, *(commit._entry(states[name], state) for name, state in judged.changed.items())):
+            mismatch = yield from determinately_retried(session, CompareAndSet((write,)))
             if mismatch is not None:
                 return False
         commit._learn(session, judged)
@@ -181,9 +174,9 @@ def a_group_whose_reply_was_lost_is_committed_once_more() -> Iterator[None]:
             return real_judge(states, msgspec.structs.replace(group, number=max(numbers) + 1), now_ms)
         return judged
 
-    def store(session, group, judged, states):
+    def store(session, group, judged, states, beside):
         try:
-            stored = yield from real_store(session, group, judged, states)
+            stored = yield from real_store(session, group, judged, states, beside)
         except Indeterminate:
             stored = False
         # It is not looked whether it is in: what is in doubt is tried again from the start.
@@ -204,7 +197,7 @@ def a_group_whose_reply_was_lost_is_committed_once_more() -> Iterator[None]:
 @in_streams
 @bug
 def a_committer_that_gives_up_stays_registered() -> Iterator[None]:
-    with mock.patch.dict(TRANSITIONS, {ExpireCommitter: lambda state, command, now_ms: NoOp(None)}):
+    with patched_entry(TRANSITIONS, ExpireCommitter, lambda state, command, now_ms: NoOp(None)):
         yield
 
 
@@ -222,7 +215,7 @@ def writes_go_by_the_trace_and_not_by_the_upper() -> Iterator[None]:
             return outcome
         return Commit(msgspec.structs.replace(outcome.state, upper=state.upper), outcome.reply)
 
-    with mock.patch.dict(TRANSITIONS, {Write: write}):
+    with patched_entry(TRANSITIONS, Write, write):
         yield
 
 
@@ -257,7 +250,7 @@ def a_drain_goes_by_the_upper_of_an_older_state() -> Iterator[None]:
         runs = push_module.drained_runs(state, uppers[0])
         return Commit(push_module.pushed(state, runs, state.upper), state.upper)
 
-    with mock.patch.dict(TRANSITIONS, {Drain: drain}):
+    with patched_entry(TRANSITIONS, Drain, drain):
         yield
 
 
@@ -271,7 +264,7 @@ def evict_takes_what_is_only_partly_drained() -> Iterator[None]:
             return NoOp(0)
         return Commit(msgspec.structs.replace(state, unsealed=Forest.of(kept)), gone)
 
-    with mock.patch.dict(TRANSITIONS, {Evict: evict}):
+    with patched_entry(TRANSITIONS, Evict, evict):
         yield
 
 
@@ -288,7 +281,7 @@ def evict_does_not_wait_for_the_drain() -> Iterator[None]:
             return NoOp(0)
         return Commit(msgspec.structs.replace(state, unsealed=Forest.of(kept)), gone)
 
-    with patched(maintain, "tidy_unsealed", tidy), mock.patch.dict(TRANSITIONS, {Evict: evict}):
+    with patched(maintain, "tidy_unsealed", tidy), patched_entry(TRANSITIONS, Evict, evict):
         yield
 
 
@@ -329,8 +322,10 @@ def unsealed_reads_begin_where_the_trace_ends() -> Iterator[None]:
 def unsealed_reads_miss_batches_that_reach_beyond_the_range() -> Iterator[None]:
     real = Forest.between
 
-    def between(forest, lower, upper):
-        return (batch for batch in real(forest, lower, upper) if batch.is_wholly_below(upper))
+    def between(self, lower, upper):
+        for batch in real(self, lower, upper):
+            if batch.is_wholly_below(upper):
+                yield batch
 
     real_plan = streams.plan_unsealed
 

@@ -17,10 +17,10 @@ from timespine.core.plan import Plan
 from timespine.core.protocols.write import inline_part
 from timespine.core.rope import leaf
 from timespine.core.state import new_state
-from timespine.errors import CorruptionError
 from timespine.model import Description, Frontier
 from timespine.testing import parquet
 from timespine.testing.parquet import PATHS, VALUES, Parquet
+from timespine.testing.violation import BrokenPromise
 
 INSERTS = [("op7.0", (3,), 1), ("op7.1", (4,), 1), ("op2.0", (4,), -1)]
 """In order. The second and third of them as they came would not be."""
@@ -183,7 +183,7 @@ def test_a_scan_that_disagrees_with_the_parts_is_corruption(monkeypatch):
     state = state_of(format)
     run, fetched = written(format, state, INSERTS, "c1/w1/p1")
     monkeypatch.setattr(parquet, "scan", lambda *arguments: iter(()))
-    with pytest.raises(CorruptionError, match=r"the scan of state 4 finds \{\}"):
+    with pytest.raises(BrokenPromise, match=r"the scan of state 4 finds \{\}"):
         format.counted(plan_of((run,)), [fetched], state)
 
 
@@ -192,7 +192,7 @@ def test_a_sorted_run_that_is_not_sorted_is_corruption():
     state = state_of(format)
     runs = [written(format, state, [(row, (1,), 1)], f"c1/w1/p{row[2]}") for row in ("op5.0", "op3.0")]
     run = Run(tuple(part for each, _ in runs for part in each.parts), Order.SORTED, 0)
-    with pytest.raises(CorruptionError, match="a sorted run has"):
+    with pytest.raises(BrokenPromise, match="a sorted run has"):
         format.counted(plan_of((run,)), [fetched for _, fetched in runs], state)
 
 
@@ -201,7 +201,7 @@ def test_a_row_with_the_wrong_value_is_corruption():
     state = with_column(state_of(format), "extra", "double", 1.5)
     run, fetched = written(format, state, INSERTS, "c1/w1/p1")
     format.columns[("c1", "op7.0")] = 0  # as if the column had come later
-    with pytest.raises(CorruptionError, match=r"op7\.0 with"):
+    with pytest.raises(BrokenPromise, match=r"op7\.0 with"):
         format.counted(plan_of((run,)), [fetched], state)
 
 

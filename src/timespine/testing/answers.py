@@ -60,16 +60,12 @@ class Answers:
         """Compare the outcome of an operation with the truth."""
         if operation.error is not None:
             if not isinstance(operation.error, EXPECTED_ERRORS):
-                self.world.violate(f"{operation.kind} {operation.id} raised {operation.error!r}")
+                self.world.violate(f"{operation.kind} {operation.id} raised {operation.error!r}", operation.error)
             self._check_durability(operation)
             return
         reply = operation.result
         self.holding.check()
-        if (
-            "upper" in operation.details
-            and not operation.details["upper"] <= self.world.head(operation.collection).upper
-        ):
-            self.world.violate(f"{operation.kind} {operation.id} was acknowledged and the upper did not move")
+        self._check_upper(operation)
         if isinstance(reply, Refused):
             self._check_refusal(operation, reply)
         elif operation.kind == "append next":
@@ -82,15 +78,26 @@ class Answers:
             self._check_unsealed(operation)
         elif operation.kind == "listen" and isinstance(reply, dict):
             self._check_changes(operation)
-        elif operation.kind == "listen" and "after" in operation.details and reply is None:
+        elif operation.kind == "listen":
+            self._check_silence(operation)
+        self._check_durability(operation)
+
+    def _check_upper(self, operation: Operation) -> None:
+        """An upper that was acknowledged is the collection's, or a later one is."""
+        upper = operation.details.get("upper")
+        if upper is not None and not upper <= self.world.head(operation.collection).upper:
+            self.world.violate(f"{operation.kind} {operation.id} was acknowledged and the upper did not move")
+
+    def _check_silence(self, operation: Operation) -> None:
+        """A feed without changes says so only if nothing was sealed, and under its lease it is never too late."""
+        if operation.result is not None:
+            self.world.violate(f"listen {operation.id} under a live lease was told {operation.result!r}")
+        elif "after" in operation.details:
             uppers = self.world.uppers_between(operation.collection, operation.invoked, operation.returned)
             if all(
                 not upper.is_closed and upper.elements[0][0] - 1 > operation.details["after"][0] for upper in uppers
             ):
                 self.world.violate(f"listen {operation.id} says that there is nothing new")
-        elif operation.kind == "listen" and reply is not None:
-            self.world.violate(f"listen {operation.id} under a live lease was told {reply!r}")
-        self._check_durability(operation)
 
     def _check_durability(self, operation: Operation) -> None:
         """What was acknowledged is there since then; what was refused is not, nor will be."""

@@ -31,8 +31,9 @@ from timespine.testing.real import RealWorld
 from timespine.testing.remembering import remembering
 from timespine.testing.simulator import Faults, Operation, Process, Simulator
 from timespine.testing.streams import Streams
+from timespine.testing.violation import Violation
 from timespine.testing.workload import Workload
-from timespine.testing.world import World
+from timespine.testing.world import World, operation_of
 
 FAULT_KINDS = (
     "determinate",
@@ -58,7 +59,7 @@ class Result:
     seed: int
     operations: int
     counts: Counter[str]
-    violations: list[str]
+    violations: list[Violation]
     trace: list[str]
     digest: int
     """A number that is the same whenever the same history happened."""
@@ -126,7 +127,10 @@ def _quiesce(simulator: Simulator, workload: Workload) -> None:
 
     def _must_be_ok(operation: Operation) -> None:
         if operation.error is not None:
-            world.violate(f"after the faults stopped, {operation.kind} of {operation.collection}: {operation.error!r}")
+            world.violate(
+                f"after the faults stopped, {operation.kind} of {operation.collection}: {operation.error!r}",
+                operation.error,
+            )
 
     simulator.run(next_operation, steps_max=world.step + 50_000)
     _check_history(simulator, workload)
@@ -246,19 +250,35 @@ def _close(simulator: Simulator, workload: Workload, process: Process, name: str
 
 def _check_history(simulator: Simulator, workload: Workload) -> None:
     """What holds for the history as a whole."""
+    _check_sinks(simulator)
+    _check_refused(simulator)
+    _check_both(simulator, workload)
+
+
+def _check_sinks(simulator: Simulator) -> None:
+    """Every batch of a sink is in once at most."""
     world = simulator.world
-    written = {
-        name: {str(row).split(".")[0] for row, _, diff in truth if diff > 0} for name, truth in world.truth.items()
-    }
     for name, truth in world.truth.items():
         batches = Counter(row for row, _, diff in truth if diff > 0 and str(row).startswith(f"{name}sink"))
         twice = [row for row, count in batches.items() if count > 1]
         if twice:
             world.violate(f"batches of the sink of {name} are in twice: {twice[:3]}")
+
+
+def _check_refused(simulator: Simulator) -> None:
+    """What was refused never becomes durable."""
+    world = simulator.world
     for operation in simulator.history:
         refused = isinstance(operation.result, Refused) or isinstance(operation.error, Determinate)
         if refused and operation.id in world.committed:
             world.violate(f"{operation.kind} {operation.id} was refused and became durable later")
+
+
+def _check_both(simulator: Simulator, workload: Workload) -> None:
+    """What was appended to both collections at once is in both or in none."""
+    world = simulator.world
+    written = {name: {operation_of(row) for row, _, diff in truth if diff > 0} for name, truth in world.truth.items()}
+    for operation in simulator.history:
         if operation.details.get("both"):
             where = [name for name in workload.arities if operation.id in written.get(name, ())]
             if len(where) == 1:

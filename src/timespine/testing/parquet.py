@@ -40,13 +40,13 @@ from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.core.plan import Plan
 from timespine.core.protocols.write import Data
 from timespine.core.state import State
-from timespine.errors import CorruptionError
 from timespine.location.blob import Blob
 from timespine.location.memory import MemoryBlob
 from timespine.model.oracle import Row, Update
 from timespine.testing.engine import CONFIG as NAIVE
 from timespine.testing.engine import StoredUpdate, counts_of
 from timespine.testing.overlay import carried_out
+from timespine.testing.violation import BrokenPromise
 
 CONFIG = replace(
     NAIVE,
@@ -198,7 +198,7 @@ class Parquet:
         reading = _Reading(runs, fetched, state, plan, self)
         found = reading.all()
         if found != expected:
-            raise CorruptionError(f"the scan of state {plan.seqno} finds {found}, its parts have {expected}")
+            raise BrokenPromise(f"the scan of state {plan.seqno} finds {found}, its parts have {expected}")
         names = sorted({row for _, updates in stored for row, _, _ in updates})
         reading.check(expected, names[plan.seqno % len(names)] if names else "nobody", plan.seqno)
         self.counts["parts read"] += reading.parts.tally.parts
@@ -274,19 +274,19 @@ class _Reading:
         """What a reader of one row, of one half, or of the number of rows is told."""
         said = tally.counted(self.parts, self.runs, self.wanted)
         if said != sum(expected.values()):
-            raise CorruptionError(f"{sum(expected.values())} rows are counted as {said}")
+            raise BrokenPromise(f"{sum(expected.values())} rows are counted as {said}")
         if choice % 2:
             found = self._rows(self._only(row))
             alone = {each: diff for each, diff in expected.items() if each == row}
             if found != alone:
-                raise CorruptionError(f"a lookup of {row} finds {found}, not {alone}")
+                raise BrokenPromise(f"a lookup of {row} finds {found}, not {alone}")
             return
         cuts = [None, *split_keys(self.parts, self.runs, self.wanted, 3), None]
         halves: Counter[Row] = Counter()
         for lower, upper in pairwise(cuts):
             halves.update(self._rows(replace(self.wanted, lower=lower, upper=upper)))
         if dict(halves) != expected:
-            raise CorruptionError(f"{len(cuts) - 1} readers find {dict(halves)} together, not {expected}")
+            raise BrokenPromise(f"{len(cuts) - 1} readers find {dict(halves)} together, not {expected}")
 
     def _only(self, row: str) -> Wanted:
         if self.wanted.schema.key:
@@ -299,13 +299,13 @@ class _Reading:
             for values in table.to_pylist():
                 row = values["row"]
                 if row in found:
-                    raise CorruptionError(f"a scan gives {row} twice")
+                    raise BrokenPromise(f"a scan gives {row} twice")
                 found[row] = values[DIFF]
                 others = wanted.schema.fields[1:]
                 meant = {each.name: self.format.value_of(self.collection, row, each) for each in others}
                 wrong = {name: values[name] for name in meant if repr(values[name]) != repr(meant[name])}
                 if wrong:
-                    raise CorruptionError(f"a scan gives {row} with {wrong}, not {meant}")
+                    raise BrokenPromise(f"a scan gives {row} with {wrong}, not {meant}")
         return found
 
 
@@ -364,9 +364,9 @@ def _with_leaves(plan: Plan, fetched: Sequence[tuple[Part, bytes]]) -> list[Run]
 
 
 def _check_order(runs: Sequence[Run], stored: Iterator[tuple[Part, Sequence[StoredUpdate]]]) -> None:
-    """A CorruptionError if a sorted run is not sorted, or has something twice."""
+    """Raise BrokenPromise if a sorted run is not sorted, or has something twice."""
     for run in runs:
         inside = [(row.encode(), time) for _ in run.parts for row, time, _ in next(stored)[1]]
         wrong = next((pair for pair in pairwise(inside) if not pair[0] < pair[1]), None)
         if run.order is Order.SORTED and wrong is not None:
-            raise CorruptionError(f"a sorted run has {wrong[0]} before {wrong[1]}")
+            raise BrokenPromise(f"a sorted run has {wrong[0]} before {wrong[1]}")

@@ -77,7 +77,7 @@ class RealWorld(World):
             try:
                 found = self._carry_out(effect)
             except TimespineError as error:
-                self.violate(f"{type(effect).__name__} on real storage: {error!r}")
+                self.violate(f"{type(effect).__name__} on real storage: {error!r}", error)
                 return expected
             if found != expected:
                 self.violate(f"{effect!r:.200} on real storage gave {found!r:.200}, not {expected!r:.200}")

@@ -26,6 +26,7 @@ from timespine.testing.parquet import PATHS
 from timespine.testing.simulator import Faults
 from timespine.testing.stores import course
 from timespine.testing.streams import POINTS
+from timespine.testing.violation import Violation
 
 CHUNK = 25
 """Histories that a worker runs between two reports."""
@@ -40,7 +41,7 @@ MARKED = tuple(f"{what}: {point}" for point in POINTS for what in ("crash", "out
 """What must have happened at every point that histories of streams have marked."""
 
 
-Done = tuple[int, int, Counter[str], list[tuple[int, list[str]]], int]
+Done = tuple[int, int, Counter[str], list[tuple[int, list[Violation]]], int]
 """How many histories, their operations, their counts, their violations, a digest of all."""
 
 
@@ -73,7 +74,7 @@ def run_seeds(seeds: range, operations: int, real: bool = False, flavour: str = 
 
 def _run_seeds(seeds: range, operations: int, real: bool, flavour: str) -> Done:
     done, counts, digest = 0, Counter[str](), 0
-    failed: list[tuple[int, list[str]]] = []
+    failed: list[tuple[int, list[Violation]]] = []
     for seed in seeds:
         result = run_history(seed, operations, real=real, flavour=flavour)
         done += result.operations
@@ -102,7 +103,7 @@ def shrink(seed: int, operations: int, real: bool = False, flavour: str = "mixed
 
 
 def report_failure(
-    seed: int, operations: int, violations: list[str], real: bool = False, flavour: str = "mixed"
+    seed: int, operations: int, violations: list[Violation], real: bool = False, flavour: str = "mixed"
 ) -> None:
     """Print a violation so that somebody can begin to look."""
     print(f"\nseed {seed}: {violations[0]}")
@@ -162,7 +163,7 @@ def _run(options: argparse.Namespace) -> int:
     began = time.perf_counter()
     histories, operations, digest = 0, 0, 0
     counts: Counter[str] = Counter()
-    failed: list[tuple[int, list[str]]] = []
+    failed: list[tuple[int, list[Violation]]] = []
     for done in _results(options):
         histories += done[0]
         operations += done[1]

@@ -300,7 +300,11 @@ class Simulator:
         """What a process believes a state to be is what the log says: every diff is applied and compared."""
         for name, believed in process.session.states.items():
             if (believed.seqno + self.world.step) % 3 == 0:
-                replayed = self.world.states[name][believed.seqno]
+                states = self.world.states[name]
+                if believed.seqno >= len(states):
+                    self.world.violate(f"{process.name} has a state of {name} at {believed.seqno}, and nobody wrote it")
+                    continue
+                replayed = states[believed.seqno]
                 if believed is replayed:
                     continue
                 wrong = [each for each in State.__struct_fields__ if getattr(believed, each) != getattr(replayed, each)]

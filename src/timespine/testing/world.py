@@ -8,8 +8,9 @@ read. A violation is recorded, with the step, and ends the history.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from timespine.core.codec import Kind, decode_diff, decode_run, decode_state, kind_of
 from timespine.core.diff import StateDiff, apply_diff
@@ -23,6 +24,7 @@ from timespine.core.effects import (
     Scan,
     Truncate,
 )
+from timespine.core.forest import UnsealedBatch
 from timespine.core.hollow import Part
 from timespine.core.invariants import violations
 from timespine.core.protocols.collect import References, references
@@ -33,6 +35,7 @@ from timespine.model.frontier import Frontier
 from timespine.model.oracle import Row, Update, restrict
 from timespine.testing.atomic import Atomicity
 from timespine.testing.engine import OPAQUE, Format
+from timespine.testing.violation import BrokenPromise, Violation, check_name, is_crash
 
 
 def is_user_data(key: str) -> bool:
@@ -44,6 +47,11 @@ def is_user_data(key: str) -> bool:
 def operation_of(row: Row) -> str:
     """The operation that wrote a row: its name up to the first dot."""
     return str(row).split(".")[0]
+
+
+def identity_of(part: Part) -> str | bytes:
+    """What tells a part from all others: its key, or the inline updates themselves, which name their operation."""
+    return part.inline if part.inline is not None else part.key
 
 
 class World:
@@ -79,7 +87,7 @@ class World:
         self.recreated: set[str] = set()
         """Blobs that a late put brought back after they were deleted."""
         self.deleted: set[str] = set()
-        self.violations: list[str] = []
+        self.violations: list[Violation] = []
         self.counts: Counter[str] = Counter()
         self.atomic = Atomicity(self.states, self.truth, self.violate)
         self.perform: dict[type[Effect], Callable[..., object]] = {
@@ -92,9 +100,12 @@ class World:
             ListBlobs: self._list,
         }
 
-    def violate(self, what: str) -> None:
-        """Record that a promise was broken."""
-        self.violations.append(f"step {self.step}: {what}")
+    def violate(self, what: str, error: BaseException | None = None, check: str | None = None) -> None:
+        """Record a broken promise, by an error if one showed it; the caller noticed it unless told otherwise."""
+        if isinstance(error, BrokenPromise):
+            check = error.check
+        noticed_by = check or check_name(sys._getframe(1))
+        self.violations.append(Violation(f"step {self.step}: {what}", noticed_by, is_crash(error)))
 
     def reopen(self) -> None:
         """Somebody crashed: whatever is kept open beside storage is to be opened anew."""
@@ -134,13 +145,13 @@ class World:
                 old = self.states[key][-1]
                 state = apply_diff(old, change)
                 for broken in violations(old, state):
-                    self.violate(f"{key} at {state.seqno}: {broken}")
+                    self.violate(f"{key} at {state.seqno}: {broken}", check=broken.partition(":")[0])
                 self._learn(key, change, old, state)
                 self.states[key].append(state)
                 self.commit_steps[key].append(self.step)
             self.truth_sizes.setdefault(key, []).append(len(self.truth[key]))
         except TimespineError as error:
-            self.violate(f"{key}: an entry does not replay: {error!r}")
+            self.violate(f"{key}: an entry does not replay: {error!r}", error)
             return
         log.append(data)
 
@@ -153,22 +164,33 @@ class World:
         appended = Description(old.upper, new.upper, new.since)
         for unsealed in change.y:
             for part in unsealed.parts:
+                # One that is trimmed is there already, under its number.
+                self._check_once(new, part, (each for each in old.unsealed if each.seqno == unsealed.seqno))
                 self._see(new, part, unsealed.schema, None)
         for batch in change.t.a.values() if change.t else ():
             # What lies below the trace's upper was there before: it is merged.
             is_merged = batch.desc.upper <= old.trace.upper
             for run in batch.runs:
                 for part in run.parts:
+                    if not is_merged:
+                        self._check_once(new, part, old.unsealed)
                     self._see(new, part, run.schema, appended, is_merged)
         for rollup in change.rollups.values():
             if rollup is not None and rollup.key not in self.blobs:
                 self.violate(f"{key} at {change.n} refers to rollup {rollup.key}, which does not exist")
 
+    def _check_once(self, state: State, part: Part, before: Iterable[UnsealedBatch]) -> None:
+        """What a user put is appended or written by one commit, unless it was in one of these batches before."""
+        if identity_of(part) not in self.seen or (part.inline is None and not is_user_data(part.key)):
+            return
+        if not any(identity_of(each) == identity_of(part) for batch in before for each in batch.parts):
+            self.violate(f"{state.collection} at {state.seqno} commits {part.key or 'inline updates'} a second time")
+
     def _see(
         self, state: State, part: Part, schema: int | None, appended: Description | None, is_merged: bool = False
     ) -> None:
         """A part that a state begins to refer to: if a user put it, its updates are part of the truth from now on."""
-        identity = part.inline if part.inline is not None else part.key
+        identity = identity_of(part)
         is_users = not is_merged if part.inline is not None else is_user_data(part.key)
         if part.key and not self._exists(part):
             self.violate(f"{state.collection} at {state.seqno} refers to {part.key}, which does not exist")
