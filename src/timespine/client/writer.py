@@ -10,6 +10,7 @@ A batch that was built and not committed belongs to the writer: `delete` removes
 
 from __future__ import annotations
 
+import datetime
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
-from timespine.client.moments import Moment
+from timespine.client.moments import Moment, to_ms
 from timespine.client.storing import count_appended, surely_not
 from timespine.columnar.builder import BatchBuilder, flush_to_blob, is_inline_of
 from timespine.columnar.runs import delete_batch, written_by
@@ -26,9 +27,13 @@ from timespine.columnar.transmit import decode_batch, encode_batch, rewrite
 from timespine.core.hollow import HollowBatch, Order
 from timespine.core.transitions import AdvanceUpper, Append, Appended, CompareAndAppend
 from timespine.errors import InlineBudgetExceeded, TimespineError, UsageError
+from timespine.ids import parse_blob_key
 from timespine.model.frontier import Frontier
 
 R = TypeVar("R")
+
+TRANSMIT_TTL = "1 hour"
+"""How long a transmitted batch can be committed, unless its builder says otherwise."""
 
 
 class Writer:
@@ -114,9 +119,16 @@ class Writer:
         (reached,) = self._access.committer.commit((self._access.id, AdvanceUpper(self._frontier(upper))))
         return Frontier(reached.elements)
 
-    def transmit(self, batch: HollowBatch) -> bytes:
-        """A batch as bytes, for another process to commit."""
+    def transmit(self, batch: HollowBatch, *, ttl: str | float | datetime.timedelta = TRANSMIT_TTL) -> bytes:
+        """Give a batch as bytes, for another process to commit within `ttl`, also after this one has closed the store.
+
+        Afterwards it is Fenced: maintenance ends the lease of the writer that put its blobs, and deletes those that
+        were not committed. A process that has received the batch, and needs longer, transmits it again.
+        """
+        term_ms = to_ms(ttl)
         data = encode_batch(batch, self._access.id, self._access.known().arity)
+        for writer in sorted({parse_blob_key(key).writer for key in batch.keys}):
+            self._access.committer.keep_writer(self._access.id, writer, term_ms)
         self._loose.difference_update(batch.keys)
         return data
 
@@ -139,7 +151,7 @@ class Writer:
         committed = set(self._access.state().keys())
         if any(part.key in committed for part in batch.parts):
             raise UsageError(f"the batch is part of collection {self._access.name}: retract its rows instead")
-        delete_batch(batch, shared.blob, owned=owned, counters=shared.counters)
+        delete_batch(batch, shared.blob, owned=owned, counters=shared.counters, pool=shared.pool)
         self._loose.difference_update(batch.keys)
 
     def _check_own(self, batches: Sequence[HollowBatch]) -> None:
@@ -184,6 +196,7 @@ class Writer:
                 shared.blob,
                 owned=lambda part: part.key not in kept and not part.hollow,
                 counters=shared.counters,
+                pool=shared.pool,
             )
 
     def flushed(self, batch: HollowBatch) -> HollowBatch:
