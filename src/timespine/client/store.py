@@ -35,7 +35,7 @@ from timespine.client.leases import Leases
 from timespine.client.loading import load, source_of
 from timespine.client.maintenance import Maintenance
 from timespine.client.metrics import of_store
-from timespine.client.moments import Moment, to_time
+from timespine.client.moments import Moment, Progress, to_time
 from timespine.client.nursery import Nursery, entry_of, shape_of
 from timespine.client.reading import WAIT_S
 from timespine.client.report import Report, said
@@ -291,7 +291,7 @@ class Store:
         self._committer.check_writable()
         return Transaction(self._found, self._committer, Nursery(self, self._shared, self._catalog))
 
-    def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Moment) -> None:
+    def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Progress) -> None:
         """Say of some collections, all or none, that nothing more comes before a time."""
         with self.transaction() as transaction:
             transaction.seal(collections, upper)

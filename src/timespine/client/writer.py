@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
-from timespine.client.moments import Moment, to_ms
+from timespine.client.moments import Progress, to_ms
 from timespine.client.storing import count_appended, surely_not
 from timespine.columnar.builder import BatchBuilder, flush_to_blob, is_inline_of
 from timespine.columnar.runs import delete_batch, written_by
@@ -48,7 +48,7 @@ class Writer:
         weakref.finalize(self, _warn_of, self._loose, access.name)
 
     def builder(
-        self, lower: Moment | Frontier, since: Moment | Frontier | None = None, *, order: Order = Order.UNORDERED
+        self, lower: Progress, since: Progress | None = None, *, order: Order = Order.UNORDERED
     ) -> BatchBuilder:
         """Begin a batch of updates at times from `lower` on."""
         access = self._access
@@ -72,9 +72,7 @@ class Writer:
             finished=partial(_note, self._loose),
         )
 
-    def compare_and_append(
-        self, batches: Sequence[HollowBatch], expected: Moment | Frontier, upper: Moment | Frontier
-    ) -> Frontier:
+    def compare_and_append(self, batches: Sequence[HollowBatch], expected: Progress, upper: Progress) -> Frontier:
         """Append batches for [expected, upper), all or none; UpperMismatch if the upper is another one."""
         self._check_own(batches)
         first, last = self._frontier(expected), self._frontier(upper)
@@ -114,7 +112,7 @@ class Writer:
 
         return self._with_flushed((batch,), commit)
 
-    def advance_upper(self, upper: Moment | Frontier) -> Frontier:
+    def advance_upper(self, upper: Progress) -> Frontier:
         """Say that nothing more comes before a time."""
         (reached,) = self._access.committer.commit((self._access.id, AdvanceUpper(self._frontier(upper))))
         return Frontier(reached.elements)
@@ -138,7 +136,7 @@ class Writer:
         self._check_own((batch,))
         return batch
 
-    def rewrite(self, batch: HollowBatch, to: Moment | Frontier, upper: Moment | Frontier) -> HollowBatch:
+    def rewrite(self, batch: HollowBatch, to: Progress, upper: Progress) -> HollowBatch:
         """The same batch with all its times moved to `to`, up to `upper`: metadata only, nothing is read or written."""
         return rewrite(batch, self._frontier(to), self._frontier(upper))
 
@@ -213,8 +211,8 @@ class Writer:
             counters=access.shared.counters,
         )
 
-    def _frontier(self, given: Moment | Frontier) -> Frontier:
-        return given if isinstance(given, Frontier) else Frontier((self._access.time_of(given),))
+    def _frontier(self, given: Progress) -> Frontier:
+        return self._access.frontier_of(given)
 
 
 def _note(loose: set[str], batch: HollowBatch) -> None:
