@@ -31,6 +31,12 @@ def test_bounds_themselves_are_fine(value: int) -> None:
     assert Config(claim_ms=value).claim_ms == value
 
 
+def test_parts_that_are_uploaded_at_once_are_at_most_as_many_as_there_may_be_threads() -> None:
+    assert Config(outstanding_parts=64).outstanding_parts == 64
+    with pytest.raises(UsageError, match="outstanding_parts is at most 64, not 65"):
+        Config(outstanding_parts=65)
+
+
 def test_config_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         DEFAULT.claim_ms = 1  # type: ignore[misc]

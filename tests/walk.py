@@ -324,7 +324,7 @@ def _register_writer(walk: Walk) -> Chosen:
 
 
 def _heartbeat_writer(walk: Walk) -> Chosen:
-    return HeartbeatWriter(walk.pick((WRITER, "w2"))), []
+    return HeartbeatWriter(walk.pick((WRITER, "w2")), walk.pick((None, None, 3 * TERM_MS))), []
 
 
 def _expire_writer(walk: Walk) -> Chosen:

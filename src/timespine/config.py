@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 
 from timespine.errors import UsageError, shown
 
+OUTSTANDING_MAX = 64
+"""Parts of one batch that are encoded or uploaded at once, at most: each takes a thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -77,7 +80,8 @@ class Config:
     """Parts of one run that the state lists itself. A longer run is spilled as a hollow run."""
 
     outstanding_parts: int = 2
-    """Parts of one batch that are encoded or uploaded at once: who adds rows waits for the oldest."""
+    """Parts of one batch that are encoded or uploaded at once, at most 64: who adds rows waits for the oldest. A store
+    has as many threads for that, and at least four; memory is about `part_bytes` for each, and one more."""
 
     merge_bytes: int = 256 << 20
     """Memory of one merge for rows that are being merged, at most about."""
@@ -106,6 +110,8 @@ class Config:
                 continue
             if type(value) is not int or not 1 <= value <= 1 << 40:
                 raise UsageError(f"config {each.name} must be an integer from 1 to 2^40, not {shown(value)}")
+        if self.outstanding_parts > OUTSTANDING_MAX:
+            raise UsageError(f"config outstanding_parts is at most {OUTSTANDING_MAX}, not {self.outstanding_parts}")
 
 
 DEFAULT = Config()

@@ -130,7 +130,7 @@ def test_what_exists_is_opened_if_it_came_to_look_like_that(place):
     looks = {"key": KEY, "value": {"b": "int64", "c": "string"}}
     assert store.create("orders", **looks, if_exists="open").id == orders.id
     with pytest.raises(UsageError, match="another schema"):
-        store.create("orders", key=KEY, value={"a": "string", "b": "int32"}, if_exists="open")
+        store.create("orders", key=KEY, value={"a": "string", "b": "int64"}, if_exists="open")
 
 
 def test_a_policy_that_is_not_that_of_what_exists_is_refused_and_changes_nothing(place):
@@ -948,3 +948,18 @@ def test_a_drop_that_cannot_close_is_a_drop_all_the_same_and_maintenance_closes(
     other.maintain()
     with pytest.raises(ClosedError, match="dropped"):
         theirs.append([{"n": 2}])
+
+
+def test_a_program_that_creates_a_collection_with_an_earlier_schema_still_opens_it(place):
+    store = place.open()
+    value = {"name": "string", "total": "int32"}
+    orders = store.create("orders", key=KEY, value=value)
+    orders.evolve(add={"city": "string"})
+    orders.evolve(rename={"name": "customer"}, widen={"total": "int64"}, drop=["city"])
+    orders.append([{"n": 1, "customer": "ada", "total": 1 << 40}])
+    for known in (value, {**value, "city": "string"}, {"customer": "string", "total": "int64"}):
+        again = place.open().create("orders", key=KEY, value=known, if_exists="open")
+        assert again.id == orders.id
+        assert again.schema.names == ("n", "customer", "total")
+    with pytest.raises(UsageError, match=r"another schema \(column 'total': 'int64', not 'string'"):
+        store.create("orders", key=KEY, value={"customer": "string", "total": "string"}, if_exists="open")

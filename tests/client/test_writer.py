@@ -1,7 +1,9 @@
 """The writer handle: a batch built by hand belongs to whoever built it until it is committed."""
 
 import gc
+import threading
 import warnings
+from dataclasses import replace
 
 import msgspec
 import pyarrow as pa
@@ -13,6 +15,7 @@ from timespine.config import Config
 from timespine.core.hollow import Order
 from timespine.core.transitions import ExpireCommitter, ExpireWriter
 from timespine.errors import CorruptionError, Fenced, Indeterminate, TimespineError, UpperMismatch, UsageError
+from timespine.location.memory import MemoryBlob
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 
@@ -207,6 +210,89 @@ def test_a_batch_can_be_committed_by_another_process(place, config):
     assert now(numbers) == [1, 2]
 
 
+# Batches that outlive the store that built them.
+
+TERM_S = 6 * 3600
+
+
+def left_behind(place, **options):
+    """A batch that was built and transmitted, and one that was only built, by a store that is closed since."""
+    store = place.open(config=BLOBS)
+    numbers = create(store)
+    writer = numbers.writer()
+    built(numbers, writer, [9], 0, 1)
+    writer._loose.clear()  # it is left on purpose
+    data = writer.transmit(built(numbers, writer, [1, 2], 0, 1), **options)
+    store.close()
+    return data
+
+
+def test_a_transmitted_batch_can_be_committed_until_its_term_after_its_builder_closed_the_store(place):
+    data = left_behind(place, ttl="6 hours")
+    place.clock.advance(TERM_S - 1)
+    other = place.open(config=BLOBS)
+    other.maintain(sweep=True)
+    numbers = other["numbers"]
+    assert len(parts_of(place, numbers)) == 2, "the lease holds whatever else its writer has put"
+    theirs = numbers.writer()
+    assert theirs.compare_and_append([theirs.receive(data)], 0, 1) == Frontier.at(1)
+    place.clock.advance(2)
+    other.maintain(sweep=True)
+    assert now(numbers) == [1, 2]
+    assert len(parts_of(place, numbers)) == 1, "what was not committed is swept after the term"
+
+
+def test_a_transmitted_batch_is_fenced_and_swept_after_its_term(place):
+    data = left_behind(place, ttl=TERM_S)
+    place.clock.advance(TERM_S + 1)
+    other = place.open(config=BLOBS)
+    numbers = other["numbers"]
+    other.maintain(sweep=True)
+    theirs = numbers.writer()
+    with pytest.raises(Fenced):
+        theirs.compare_and_append([theirs.receive(data)], 0, 1)
+    with pytest.raises(Fenced):
+        theirs.transmit(theirs.receive(data))
+    assert parts_of(place, numbers) == []
+    assert numbers.count() == 0
+
+
+def test_who_has_received_a_batch_and_needs_longer_transmits_it_again(place):
+    data = left_behind(place, ttl="10 min")
+    relay = place.open(config=BLOBS)
+    theirs = relay["numbers"].writer()
+    again = theirs.transmit(theirs.receive(data), ttl="6 hours")
+    relay.close()
+    place.clock.advance(TERM_S - 1)
+    other = place.open(config=BLOBS)
+    other.maintain(sweep=True)
+    last = other["numbers"].writer()
+    last.compare_and_append([last.receive(again)], 0, 1)
+    assert now(other["numbers"]) == [1, 2]
+
+
+def test_a_batch_that_was_not_transmitted_goes_with_the_store_that_built_it(place):
+    store = place.open(config=BLOBS)
+    numbers = create(store)
+    writer = numbers.writer()
+    built(numbers, writer, [9], 0, 1)
+    writer._loose.clear()
+    store.close()
+    other = place.open(config=BLOBS)
+    other.maintain(sweep=True)
+    assert parts_of(place, other["numbers"]) == []
+
+
+def test_a_transmitted_batch_lasts_an_hour_unless_its_builder_says_otherwise(place):
+    left_behind(place)
+    state = place.open(read_only=True)["numbers"]._access.state()
+    (lease,) = state.writers.values()
+    assert lease.until_ms == place.clock.ms + 3_600_000
+    writer = place.open()["numbers"].writer()
+    with pytest.raises(UsageError, match="is not a duration"):
+        writer.transmit(built(place.open()["numbers"], writer, [1], 0, 1), ttl="a while")
+
+
 def test_a_batch_of_another_collection_or_damaged_bytes_are_refused(place):
     store = place.open(config=BLOBS)
     numbers, others = create(store), create(store, "others")
@@ -391,3 +477,57 @@ def test_a_batch_that_was_built_and_left_is_told_of(place, settled):
         gc.collect()
     said = [str(each.message) for each in told if "never committed" in str(each.message)]
     assert len(said) == (settled == "left")
+
+
+# Several blobs at once.
+
+
+class Meeting(MemoryBlob):
+    """Storage whose first calls of one kind, so many, wait until all of them are under way at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = {}
+
+    def meet(self, what, calls):
+        self.calls[what] = (threading.Barrier(calls), iter(range(calls)))
+
+    def put(self, key, value):
+        self._wait("put", key)
+        return super().put(key, value)
+
+    def delete(self, key):
+        self._wait("delete", key)
+        return super().delete(key)
+
+    def _wait(self, what, key):
+        barrier, calls = self.calls.get(what, (None, iter(())))
+        if key.split("/")[2].startswith("p") and next(calls, None) is not None:
+            barrier.wait(30)
+
+    def close(self):
+        """The place closes it."""
+
+
+def test_a_writer_deletes_the_blobs_of_a_batch_in_parallel(place):
+    blob = Meeting()
+    numbers = create(place.open(config=replace(PARTS, run_parts=32), blob=blob))
+    writer = numbers.writer()
+    batch = built(numbers, writer, list(range(3000)), 0, 1)
+    parts = [key for key in batch.keys if key]
+    assert len(parts) >= 4
+    blob.meet("delete", 4)
+    writer.delete(batch)
+    assert not set(parts) & {info.key for info in blob.list_keys(f"{numbers.id}/")}
+
+
+def test_as_many_parts_are_uploaded_at_once_as_the_config_says(place):
+    blob = Meeting()
+    numbers = create(place.open(config=replace(PARTS, run_parts=64, outstanding_parts=8), blob=blob))
+    writer = numbers.writer()
+    blob.meet("put", 8)
+    rows = list(range(3000))
+    batch = built(numbers, writer, rows, 0, 1)
+    assert len(list(batch.keys)) >= 8
+    writer.compare_and_append([batch], 0, 1)
+    assert numbers.count() == len(rows)

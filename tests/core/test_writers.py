@@ -94,6 +94,27 @@ def test_heartbeat_of_an_unknown_writer_is_fenced() -> None:
     assert "w9" in str(reply)
 
 
+def test_a_writer_is_kept_for_longer_than_its_term_and_is_never_cut_short() -> None:
+    scene = Scene()
+    began = scene.now_ms
+    assert scene.do(HeartbeatWriter(WRITER, 10 * TERM_MS)) is None
+    assert scene.state.writers[WRITER] == Lease(began + 10 * TERM_MS, TERM_MS)
+    assert scene.declined(HeartbeatWriter(WRITER, 5 * TERM_MS)) is None
+    scene.now_ms += TERM_MS
+    assert scene.declined(HeartbeatWriter(WRITER)) is None
+    scene.now_ms = began + 10 * TERM_MS
+    scene.attempt(ExpireLeases())
+    assert WRITER in scene.state.writers
+    scene.now_ms += 1
+    scene.do(ExpireLeases())
+    assert WRITER not in scene.state.writers
+
+
+@pytest.mark.parametrize("term_ms", BAD_TERMS)
+def test_a_writer_cannot_be_kept_for_a_term_that_is_none(term_ms: Any) -> None:
+    assert isinstance(Scene().declined(HeartbeatWriter(WRITER, term_ms)), UsageError)
+
+
 def test_expired_writer_is_gone_whatever_its_lease_says() -> None:
     scene = Scene()
     assert scene.do(ExpireWriter(WRITER)) is None

@@ -16,7 +16,7 @@ from timespine.client.catalog import Entry
 from timespine.client.committer import STORE_CLOSED, Committer
 from timespine.client.leases import Leases
 from timespine.client.line import Line
-from timespine.client.moments import Moment, to_time
+from timespine.client.moments import Moment, Progress, to_frontier, to_time
 from timespine.columnar.cache import PartCache
 from timespine.columnar.parts import Parts
 from timespine.columnar.schema import Schema
@@ -24,6 +24,7 @@ from timespine.config import Config
 from timespine.core.state import State, Status
 from timespine.errors import ClosedError, CorruptionError, UsageError
 from timespine.location.blob import Blob
+from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
 P = ParamSpec("P")
@@ -182,6 +183,10 @@ class Access:
     def time_of(self, given: Moment) -> Time:
         """A time of this collection from what a user gave."""
         return to_time(given, self.known().arity, self.entry.timeline)
+
+    def frontier_of(self, given: Progress) -> Frontier:
+        """A frontier of this collection from what a user gave."""
+        return to_frontier(given, self.known().arity, self.entry.timeline)
 
     def now_ms(self) -> int:
         """The wall clock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from timespine.client.catalog import FOR_EVER, Entry
@@ -10,11 +11,15 @@ from timespine.core.layers import Merging
 from timespine.errors import UsageError, shown
 
 
-def check_alike(name: str, found: tuple[Entry, Schema], asked: tuple[Entry, Schema]) -> None:
-    """A UsageError if a collection has another schema, timeline or, if one was asked for, another retention."""
-    entry, schema = found
+def check_alike(name: str, found: tuple[Entry, Sequence[Schema]], asked: tuple[Entry, Schema]) -> None:
+    """A UsageError if a collection has another schema, timeline or, if one was asked for, another retention.
+
+    It had its schemas one after the other. A program that creates it with an earlier one still opens it: what it
+    knows of is there, under the newest schema.
+    """
+    entry, schemas = found
     wanted, made = asked
-    if other := _difference(schema, made):
+    if all(other := _difference(schema, made) for schema in schemas):
         raise UsageError(f"collection {name} exists with another schema ({other}): evolve it, or pass replace=True")
     if entry.timeline != wanted.timeline:
         both = f"timeline={entry.timeline!r}, not timeline={wanted.timeline!r}"

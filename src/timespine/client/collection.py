@@ -18,7 +18,7 @@ from timespine.client.handing import handed, is_spark_frame
 from timespine.client.inspecting import Inspection, inspect
 from timespine.client.listening import Event, Listener
 from timespine.client.merge_into import Merge
-from timespine.client.moments import Moment, to_ms, to_user
+from timespine.client.moments import Moment, Progress, to_ms, to_user
 from timespine.client.reading import WAIT_S, hold_for, last_complete, planned, seconds_of, shape_of, wanted_of
 from timespine.client.retention import Policy, Retention, policy_of
 from timespine.client.rows import Rows, Shape, Snapshot, Updates
@@ -73,10 +73,16 @@ class Collection:
     # Writing.
 
     def append(
-        self, rows: Any, *, at: Moment | None = None, upper: Moment | None = None, expected_upper: Moment | None = None
+        self,
+        rows: Any,
+        *,
+        at: Moment | None = None,
+        upper: Progress | None = None,
+        expected_upper: Progress | None = None,
     ) -> Committed:
         """Add updates. Rows may carry `_time` and `_diff`; without, they get `at` (or the next free time) and +1.
 
+        `upper` says how far that completes the collection: a time, or with several coordinates a list of times.
         Columns of the key must be there; values that are not are null, or the default of their column.
         """
         if is_spark_frame(rows):
@@ -96,10 +102,11 @@ class Collection:
             return written
         return unsealed.write(self._access, rows, at, times, late)
 
-    def seal(self, upper: Moment) -> Frontier:
+    def seal(self, upper: Progress) -> Frontier:
         """Say that nothing more comes before a time: what was written before it is part of the collection now.
 
-        The same time again is fine; an earlier one is an error. Many collections at once: `store.seal`.
+        The same time again is fine; an earlier one is an error. With several coordinates it may be a list of times.
+        Many collections at once: `store.seal`.
         """
         return unsealed.seal(self._access, upper)
 
@@ -136,9 +143,9 @@ class Collection:
         """Begin a merge with matched and not matched clauses; `.execute()` carries it out."""
         return Merge(self._access, source)
 
-    def advance(self, upper: Moment) -> Frontier:
+    def advance(self, upper: Progress) -> Frontier:
         """Say that nothing more comes before a time."""
-        command = AdvanceUpper(Frontier((self._access.time_of(upper),)))
+        command = AdvanceUpper(self._access.frontier_of(upper))
         (reached,) = self._access.committer.commit((self.id, command))
         return Frontier(reached.elements)
 
@@ -357,7 +364,7 @@ class Collection:
             return holds.take_critical(self._access, critical, time, token)
         return holds.take_hold(self._access, time, to_ms(ttl) if ttl is not None else None)
 
-    def expire(self, before: Moment, *, ahead: bool = False) -> Expired:
+    def expire(self, before: Progress, *, ahead: bool = False) -> Expired:
         """Let history before a time go: reads before it fail from now on, unless somebody holds it.
 
         The newest complete time stays readable, whatever is asked, unless `ahead` says that times which are not
@@ -366,7 +373,7 @@ class Collection:
         """
         *commands, retain = expiring(self._access, before, ahead=ahead)
         *_, reply = self._access.committer.commit(*((self.id, each) for each in (*commands, retain)))
-        return Expired(Frontier((self._access.time_of(before),)), reply.since, reply.held_by)
+        return Expired(self._access.frontier_of(before), reply.since, reply.held_by)
 
     def retain(self, duration: Policy) -> None:
         """Keep history for so long, as a standing policy that maintenance carries out; None: for ever.
@@ -417,16 +424,16 @@ class Collection:
         return evolve(self._access, add or {}, drop, rename or {}, widen or {}, expected)
 
 
-def expiring(access: Access, before: Moment, *, ahead: bool) -> list[Command]:
+def expiring(access: Access, before: Progress, *, ahead: bool) -> list[Command]:
     """The commands that let history before a time go: leases that nobody uses are given back on the way."""
     state = access.state()
-    moved = access.time_of(before)
-    if not ahead and state.arity == 1 and state.upper.elements:
-        moved = (max(min(moved[0], state.upper.elements[0][0] - 1), 0),)
-    reached = state.retention.join(Frontier((moved,)))
+    moved = access.frontier_of(before)
+    if not ahead and state.arity == 1 and moved.elements and state.upper.elements:
+        moved = Frontier.at(max(min(moved.elements[0][0], state.upper.elements[0][0] - 1), 0))
+    reached = state.retention.join(moved)
     if not ahead and state.arity != 1 and state.upper <= reached != state.retention:
         raise UsageError(f"nothing could be read any more: the collection is complete up to {state.upper}")
-    return [*access.shared.leases.idle(access.id), Retain(Frontier((moved,)))]
+    return [*access.shared.leases.idle(access.id), Retain(moved)]
 
 
 __all__ = ["Collection", "Rows"]

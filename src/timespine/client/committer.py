@@ -32,7 +32,7 @@ from timespine.core.protocols.commit import (
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Session
 from timespine.core.state import UNBORN, State
-from timespine.core.transitions import Command, ExpireCommitter, ExpireWriter
+from timespine.core.transitions import Command, ExpireCommitter, ExpireWriter, HeartbeatWriter
 from timespine.errors import (
     ClosedError,
     CorruptionError,
@@ -71,6 +71,8 @@ class Committer:
         # reads the session and then looks here sees both of one moment (test_committer.py).
         self._announcing: dict[str, Callable[[], None]] = {}
         """By collections that are not there yet: what is to happen before anything is put for them."""
+        self._kept: set[tuple[str, str]] = set()
+        """Writers and collections whose leases outlive this process: what they put was handed to another one."""
         self._closed = False
         self.told: list[Callable[[set[str]], None]] = []
         """Called after every commit, with the collections that it was about."""
@@ -100,6 +102,11 @@ class Committer:
                 del self._announcing[collection]
             self._enter(collection)
             return self.session.writer
+
+    def keep_writer(self, collection: str, writer: str, term_ms: int) -> None:
+        """Keep a writer registered for so long at least, also when this process closes the store before."""
+        self._kept.add((writer, collection))
+        self.commit((collection, HeartbeatWriter(writer, term_ms)))
 
     def commit(self, *commands: tuple[str, Command], reads: tuple[tuple[str, Any], ...] = ()) -> tuple[Any, ...]:
         """Commit (collection, command) pairs, all or nothing; their replies. A refusal is raised."""
@@ -267,15 +274,20 @@ class Committer:
         for (writer, collection), committer in self._entered.items():
             if _is_unborn(self.session, collection):
                 continue
-            ids.setdefault(collection, []).extend((ExpireWriter(writer), ExpireCommitter(committer)))
+            ids.setdefault(collection, []).extend(self._ends(collection, writer, committer))
         self._enter(*ids)
         for collection in ids:
-            current = (ExpireWriter(self.session.writer), ExpireCommitter(self.session.committer))
+            current = self._ends(collection, self.session.writer, self.session.committer)
             ids[collection].extend(each for each in current if each not in ids[collection])
         ends = [Transaction(tuple((name, each) for each in commands)) for name, commands in sorted(ids.items())]
         self._entered.clear()
         for start in range(0, len(ends), ENTER_MAX):
             self.driver.run(commit_transactions(self.session, *ends[start : start + ENTER_MAX]))
+
+    def _ends(self, collection: str, writer: str, committer: str) -> list[Command]:
+        """What ends the ids of this process in a collection: not a writer whose batches another process may commit."""
+        kept = (writer, collection) in self._kept
+        return [ExpireCommitter(committer)] if kept else [ExpireWriter(writer), ExpireCommitter(committer)]
 
     def _lead(self, group: list[Waiting[Transaction]]) -> None:
         """Commit what waits as one group."""

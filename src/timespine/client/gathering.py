@@ -21,7 +21,7 @@ from timespine.client import writing
 from timespine.client.access import Access
 from timespine.client.given import with_diffs, with_keys
 from timespine.client.line import Waiting
-from timespine.client.moments import Moment
+from timespine.client.moments import Moment, Progress
 from timespine.client.storing import Loose, Runs, stored, stored_together
 from timespine.client.writing import Committed, after, commit_between, free_time, made_of, next_of
 from timespine.columnar.consolidate import consolidate
@@ -60,7 +60,7 @@ class Alike(NamedTuple):
 
 
 def append(
-    access: Access, rows: Any, at: Moment | None, upper: Moment | None, expected_upper: Moment | None
+    access: Access, rows: Any, at: Moment | None, upper: Progress | None, expected_upper: Progress | None
 ) -> Committed:
     """Append rows, with others that wait if they are few and nothing is said about their time."""
     if at is None and upper is None and expected_upper is None:

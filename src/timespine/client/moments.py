@@ -7,10 +7,14 @@ import re
 from numbers import Integral
 
 from timespine.errors import UsageError, shown
+from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import INT64_MAX, Time, check_time
 
 Moment = int | datetime.datetime | Time
 """A time of one coordinate, a point of the wall clock, or one value per coordinate."""
+
+Progress = Moment | list[Moment] | list[Time] | Frontier
+"""How far times are complete, or let go: a time; of several coordinates also a list of times, none before another."""
 
 _UNITS_MS = {
     "ms": 1,
@@ -52,6 +56,19 @@ def to_time(given: Moment, arity: int, timeline: str = "clock") -> Time:
     raise UsageError(
         f"{shown(given)} is not a time: give an integer, a datetime with a zone, or one integer per coordinate"
     )
+
+
+def to_frontier(given: Progress, arity: int, timeline: str = "clock") -> Frontier:
+    """A frontier of the collection from what a user gave. An empty list is none: `close_for_good` ends a collection."""
+    if isinstance(given, Frontier):
+        return check_arity_of(given, arity, "the frontier")
+    if not isinstance(given, list):
+        return Frontier((to_time(given, arity, timeline),))
+    times = {to_time(each, arity, timeline) for each in given}
+    frontier = Frontier(tuple(times))
+    if not times or len(frontier.elements) < len(times):
+        raise UsageError(f"{shown(given)} is no frontier: give at least one time, and none that is before another")
+    return frontier
 
 
 def _plain(coordinate: object) -> object:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass
+from functools import partial
 
-from timespine.client.catalog import FOR_EVER, Entry
+from timespine.client.catalog import FOR_EVER, NO_RETENTION, Catalog, Entry, Names, retained
 from timespine.client.moments import to_ms
 from timespine.errors import UsageError
 
@@ -62,10 +63,18 @@ def policy_of_store(given: Policy) -> int | None:
     return None if given is None or given == _FOR_EVER else to_ms(given)
 
 
-def retention_of(entry: Entry, arity: int, store_ms: int | None) -> Retention:
-    """What holds for a collection of a store with that policy."""
+def change_policy(catalog: Catalog, id: str, arity: int, retain_ms: int | None) -> None:
+    """Give a collection a policy of its own, or none."""
+    if retain_ms not in (None, FOR_EVER) and arity != 1:
+        raise UsageError(NO_RETENTION)
+    catalog.change(partial(retained, id, retain_ms))
+
+
+def retention_of(names: Names, known: Entry, arity: int) -> Retention:
+    """What holds for a collection, by the names of its store; by what is known of it, if it was dropped."""
+    entry = next((each for each in names.entries.values() if each.id == known.id), known)
     if entry.retain_ms is not None:
         return Retention(None if entry.retain_ms == FOR_EVER else entry.retain_ms, "collection")
     # The times of a counter, or of several coordinates, say nothing about age: the policy of the store passes them by.
-    applies = store_ms is not None and entry.timeline == "clock" and arity == 1
-    return Retention(store_ms, "store") if applies else Retention(None, "none")
+    applies = names.retain_ms is not None and entry.timeline == "clock" and arity == 1
+    return Retention(names.retain_ms, "store") if applies else Retention(None, "none")

@@ -20,7 +20,7 @@ from timespine.client.access import Access
 from timespine.client.changing import Compute, Present, delta_of, exactly, present, timed
 from timespine.client.given import names_of
 from timespine.client.inspecting import plain
-from timespine.client.moments import Moment
+from timespine.client.moments import Moment, Progress
 from timespine.client.storing import Loose, Runs, count_appended
 from timespine.client.unsealed import NOTHING, REFUSE, Written, ahead_of, count_late, fit, said, too_late, write_of
 from timespine.client.writing import Committed, Made, after, made_of, upper_of
@@ -103,7 +103,7 @@ class Appending(Step):
 
     rows: Any
     at: Moment | None
-    upper: Moment | None
+    upper: Progress | None
     made: Made | None = None
 
     def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:

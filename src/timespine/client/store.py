@@ -15,15 +15,12 @@ from typing import Any
 from timespine.client.access import Access, Pool, Shared, decoded_schema
 from timespine.client.alike import check_alike, check_merging, rule_of
 from timespine.client.catalog import (
-    FOR_EVER,
-    NO_RETENTION,
     Catalog,
     Entry,
     Names,
     check_name,
     discarded,
     renamed,
-    retained,
     retained_by_all,
     taken_over,
 )
@@ -38,11 +35,11 @@ from timespine.client.leases import Leases
 from timespine.client.loading import load, source_of
 from timespine.client.maintenance import Maintenance
 from timespine.client.metrics import of_store
-from timespine.client.moments import Moment, to_time
+from timespine.client.moments import Moment, Progress, to_time
 from timespine.client.nursery import Nursery, entry_of, shape_of
 from timespine.client.reading import WAIT_S
 from timespine.client.report import Report, said
-from timespine.client.retention import Policy, Retention, policy_of_store, retention_of
+from timespine.client.retention import Policy, Retention, change_policy, policy_of_store, retention_of
 from timespine.client.transaction import Transaction, listed
 from timespine.client.vacuum import Vacuumed, vacuum
 from timespine.columnar.cache import PartCache
@@ -63,7 +60,7 @@ LOAD_OPTIONS = ("timeline", "retain", "if_exists", "merging")
 """What `load` takes besides what it names itself: options of `create`."""
 
 READ_THREADS = 4
-"""Threads that read ahead and encode: decoding and encoding run outside of the interpreter's lock."""
+"""Threads that read ahead and encode, at least: decoding and encoding run outside of the interpreter's lock."""
 
 
 class Store:
@@ -89,7 +86,7 @@ class Store:
         self.location = location
         """Where it is, for people."""
         self._closed = False
-        self._pool = Pool(READ_THREADS, thread_name_prefix="timespine-read")
+        self._pool = Pool(max(READ_THREADS, config.outstanding_parts), thread_name_prefix="timespine-read")
         self._cache = PartCache(config.cache_bytes)
         self.engine = Engine(
             blob,
@@ -149,7 +146,8 @@ class Store:
         """Create a collection. `if_exists="open"` opens one of the same shape; `replace=True` takes its name over.
 
         The name of a collection that was dropped stays blocked, unless `replace=True` takes it.
-        "The same shape": the same schema and timeline, and, if given, the same `retain` and `merging`.
+        "The same shape": the same schema, or one that it had before it was evolved, the same timeline and, if given,
+        the same `retain` and `merging`.
 
         `merging` is the rule by which its batches are merged, for good: "fueled", unless given, bounds the batches
         that a reader meets whatever is kept; "by level" never merges what has not expired yet, for collections
@@ -186,8 +184,9 @@ class Store:
             raise UsageError(f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
         collection = self._collection(name, found)
         if not new:
-            check_alike(name, (found, collection.schema), (entry, made))
-            check_merging(name, collection._access.state().trace.merging, rule)
+            state = collection._access.state()
+            check_alike(name, (found, [decoded_schema(each) for each in state.schemas]), (entry, made))
+            check_merging(name, state.trace.merging, rule)
         return collection, new
 
     def adopt(self, access: Access, *, replace: bool) -> None:
@@ -294,7 +293,7 @@ class Store:
         self._committer.check_writable()
         return Transaction(self._found, self._committer, Nursery(self, self._shared, self._catalog))
 
-    def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Moment) -> None:
+    def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Progress) -> None:
         """Say of some collections, all or none, that nothing more comes before a time."""
         with self.transaction() as transaction:
             transaction.seal(collections, upper)
@@ -404,20 +403,16 @@ class Store:
     def set_retention(self, name: str, retain_ms: int | None) -> None:
         """Change how long a collection keeps history: see `timespine.client.retention.policy_of`."""
         self._committer.check_writable()
-
         # A handle that is open knows its collection by id, whatever it is called by now.
         opened = next((access for access in self.handles.all() if access.name == name), None)
         id = opened.id if opened is not None else self._catalog.find(name).id
-        if retain_ms not in (None, FOR_EVER) and self._committer.state(id).arity != 1:
-            raise UsageError(NO_RETENTION)
-        self._catalog.change(partial(retained, id, retain_ms))
+        change_policy(self._catalog, id, self._committer.state(id).arity, retain_ms)
         self._learn(self._catalog.read())
 
     def retention(self, access: Access) -> Retention:
         """How long a collection keeps history now, whichever process decided so."""
-        names = self._catalog.read()
-        entry = next((each for each in names.entries.values() if each.id == access.id), access.entry)
-        return retention_of(entry, access.known().arity, names.retain_ms)
+        self._committer.check_open()
+        return retention_of(self._catalog.read(), access.entry, access.known().arity)
 
     def compact(self, id: str) -> None:
         """Merge a collection into one run."""

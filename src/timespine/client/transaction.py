@@ -28,7 +28,7 @@ from timespine.client.access import Access
 from timespine.client.changing import ATTEMPTS, Compute
 from timespine.client.collection import Collection, expiring
 from timespine.client.committer import Committer
-from timespine.client.moments import Moment
+from timespine.client.moments import Moment, Progress
 from timespine.client.nursery import Nursery
 from timespine.client.rows import Snapshot
 from timespine.client.steps import Appending, AppendingFree, Changing, Step, Telling, Writing, is_free
@@ -77,7 +77,7 @@ class Transaction:
         return collection
 
     def append(
-        self, collection: str | Collection, rows: Any, *, at: Moment | None = None, upper: Moment | None = None
+        self, collection: str | Collection, rows: Any, *, at: Moment | None = None, upper: Progress | None = None
     ) -> None:
         """Add updates, as `collection.append` does; without times of their own, at that of the transaction."""
         access = self._access(collection)
@@ -114,21 +114,21 @@ class Transaction:
         """Make updates durable ahead of the seal, as `collection.write` does."""
         self.add(Writing(self._access(collection), kept(rows), at, times, late))
 
-    def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Moment) -> None:
+    def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Progress) -> None:
         """Say of some collections that nothing more comes before a time."""
         for access in self._accesses(listed(collections)):
-            self._tell_seal(access, Frontier((access.time_of(upper),)))
+            self._tell_seal(access, access.frontier_of(upper))
 
-    def expire(self, collection: str | Collection, before: Moment, *, ahead: bool = False) -> None:
+    def expire(self, collection: str | Collection, before: Progress, *, ahead: bool = False) -> None:
         """Let history before a time go, as `collection.expire` does."""
         access = self._access(collection)
-        asked = Frontier((access.time_of(before),))
+        asked = access.frontier_of(before)
         self.add(Telling(access, lambda: expiring(access, before, ahead=ahead), expired=asked))
 
-    def expect(self, collection: str | Collection, upper: Moment | Frontier) -> None:
+    def expect(self, collection: str | Collection, upper: Progress) -> None:
         """Commit only if the upper of a collection is this one: UpperMismatch otherwise, and nothing is written."""
         access = self._access(collection)
-        expected = upper if isinstance(upper, Frontier) else Frontier((access.time_of(upper),))
+        expected = access.frontier_of(upper)
         known = self._reads.setdefault(access.id, (access, expected))
         if known[1] != expected:
             raise UpperMismatch(known[1], expected)

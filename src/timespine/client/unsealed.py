@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from timespine.client.access import Access
 from timespine.client.given import check_keys, names_of, with_diffs
 from timespine.client.inspecting import plain
-from timespine.client.moments import Moment, to_user
+from timespine.client.moments import Moment, Progress, to_user
 from timespine.client.reading import wanted_of
 from timespine.client.rows import Shape, Updates, UpdatesOfState
 from timespine.client.storing import Runs, stored
@@ -199,9 +199,9 @@ def write_of(access: Access, made: Made, runs: Runs) -> Write:
     return Write(made.lower, made.latest, parts, made.id, access.config.inline_total_bytes)
 
 
-def seal(access: Access, upper: Moment) -> Frontier:
+def seal(access: Access, upper: Progress) -> Frontier:
     """Say that nothing more comes before a time. The same again is fine; back is an error."""
-    (reached,) = access.committer.commit((access.id, Seal(Frontier((access.time_of(upper),)))))
+    (reached,) = access.committer.commit((access.id, Seal(access.frontier_of(upper))))
     return Frontier(reached.elements)
 
 

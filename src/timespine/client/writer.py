@@ -10,6 +10,7 @@ A batch that was built and not committed belongs to the writer: `delete` removes
 
 from __future__ import annotations
 
+import datetime
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
-from timespine.client.moments import Moment
+from timespine.client.moments import Progress, to_ms
 from timespine.client.storing import count_appended, surely_not
 from timespine.columnar.builder import BatchBuilder, flush_to_blob, is_inline_of
 from timespine.columnar.runs import delete_batch, written_by
@@ -26,9 +27,13 @@ from timespine.columnar.transmit import decode_batch, encode_batch, rewrite
 from timespine.core.hollow import HollowBatch, Order
 from timespine.core.transitions import AdvanceUpper, Append, Appended, CompareAndAppend
 from timespine.errors import InlineBudgetExceeded, TimespineError, UsageError
+from timespine.ids import parse_blob_key
 from timespine.model.frontier import Frontier
 
 R = TypeVar("R")
+
+TRANSMIT_TTL = "1 hour"
+"""How long a transmitted batch can be committed, unless its builder says otherwise."""
 
 
 class Writer:
@@ -43,7 +48,7 @@ class Writer:
         weakref.finalize(self, _warn_of, self._loose, access.name)
 
     def builder(
-        self, lower: Moment | Frontier, since: Moment | Frontier | None = None, *, order: Order = Order.UNORDERED
+        self, lower: Progress, since: Progress | None = None, *, order: Order = Order.UNORDERED
     ) -> BatchBuilder:
         """Begin a batch of updates at times from `lower` on."""
         access = self._access
@@ -68,9 +73,7 @@ class Writer:
             sleep=shared.sleep,
         )
 
-    def compare_and_append(
-        self, batches: Sequence[HollowBatch], expected: Moment | Frontier, upper: Moment | Frontier
-    ) -> Frontier:
+    def compare_and_append(self, batches: Sequence[HollowBatch], expected: Progress, upper: Progress) -> Frontier:
         """Append batches for [expected, upper), all or none; UpperMismatch if the upper is another one."""
         self._check_own(batches)
         first, last = self._frontier(expected), self._frontier(upper)
@@ -110,14 +113,21 @@ class Writer:
 
         return self._with_flushed((batch,), commit)
 
-    def advance_upper(self, upper: Moment | Frontier) -> Frontier:
+    def advance_upper(self, upper: Progress) -> Frontier:
         """Say that nothing more comes before a time."""
         (reached,) = self._access.committer.commit((self._access.id, AdvanceUpper(self._frontier(upper))))
         return Frontier(reached.elements)
 
-    def transmit(self, batch: HollowBatch) -> bytes:
-        """A batch as bytes, for another process to commit."""
+    def transmit(self, batch: HollowBatch, *, ttl: str | float | datetime.timedelta = TRANSMIT_TTL) -> bytes:
+        """Give a batch as bytes, for another process to commit within `ttl`, also after this one has closed the store.
+
+        Afterwards it is Fenced: maintenance ends the lease of the writer that put its blobs, and deletes those that
+        were not committed. A process that has received the batch, and needs longer, transmits it again.
+        """
+        term_ms = to_ms(ttl)
         data = encode_batch(batch, self._access.id, self._access.known().arity)
+        for writer in sorted({parse_blob_key(key).writer for key in batch.keys}):
+            self._access.committer.keep_writer(self._access.id, writer, term_ms)
         self._loose.difference_update(batch.keys)
         return data
 
@@ -127,7 +137,7 @@ class Writer:
         self._check_own((batch,))
         return batch
 
-    def rewrite(self, batch: HollowBatch, to: Moment | Frontier, upper: Moment | Frontier) -> HollowBatch:
+    def rewrite(self, batch: HollowBatch, to: Progress, upper: Progress) -> HollowBatch:
         """The same batch with all its times moved to `to`, up to `upper`: metadata only, nothing is read or written."""
         return rewrite(batch, self._frontier(to), self._frontier(upper))
 
@@ -140,7 +150,7 @@ class Writer:
         committed = set(self._access.state().keys())
         if any(part.key in committed for part in batch.parts):
             raise UsageError(f"the batch is part of collection {self._access.name}: retract its rows instead")
-        delete_batch(batch, shared.blob, owned=owned, counters=shared.counters)
+        delete_batch(batch, shared.blob, owned=owned, counters=shared.counters, pool=shared.pool)
         self._loose.difference_update(batch.keys)
 
     def _check_own(self, batches: Sequence[HollowBatch]) -> None:
@@ -185,6 +195,7 @@ class Writer:
                 shared.blob,
                 owned=lambda part: part.key not in kept and not part.hollow,
                 counters=shared.counters,
+                pool=shared.pool,
             )
 
     def flushed(self, batch: HollowBatch) -> HollowBatch:
@@ -201,8 +212,8 @@ class Writer:
             counters=access.shared.counters,
         )
 
-    def _frontier(self, given: Moment | Frontier) -> Frontier:
-        return given if isinstance(given, Frontier) else Frontier((self._access.time_of(given),))
+    def _frontier(self, given: Progress) -> Frontier:
+        return self._access.frontier_of(given)
 
 
 def _note(loose: set[str], batch: HollowBatch) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from timespine.client.access import Access
 from timespine.client.given import names_of, with_diffs, with_keys
 from timespine.client.inspecting import plain
-from timespine.client.moments import Moment, to_user
+from timespine.client.moments import Moment, Progress, to_user
 from timespine.client.storing import anywhere, stored
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.intake import to_arrow
@@ -48,8 +48,8 @@ def append(
     access: Access,
     rows: Any,
     at: Moment | None,
-    upper: Moment | None,
-    expected_upper: Moment | None,
+    upper: Progress | None,
+    expected_upper: Progress | None,
     operation: str = "append",
     together: Together = (),
 ) -> Committed:
@@ -62,7 +62,7 @@ def append(
     if not free:
         return _append_at(access, made_of(access, rows, given), upper, expected_upper, operation, together)
     if expected_upper is not None:
-        given = (max(access.next_time(), *access.time_of(expected_upper)),)
+        given = (max(access.next_time(), *(each for (each,) in access.frontier_of(expected_upper).elements)),)
         return _append_at(access, made_of(access, rows, given), upper, expected_upper, operation, together)
     if upper is not None:
         return _append_below(access, rows, upper, operation, together)
@@ -132,7 +132,7 @@ def _table(rows: Any, schema: Schema, at: Time | None) -> pa.Table:
     return updates(with_keys(with_diffs(rows, schema), schema), schema, at)
 
 
-def _append_below(access: Access, rows: Any, upper: Moment, operation: str, together: Together) -> Committed:
+def _append_below(access: Access, rows: Any, upper: Progress, operation: str, together: Together) -> Committed:
     """Append rows at the next free time, which must be before the upper that the caller names."""
     while True:
         reached = access.known().upper
@@ -168,8 +168,8 @@ def commit_first(access: Access, command: Command, together: Together) -> Any:
 def _append_at(
     access: Access,
     made: Made,
-    upper: Moment | None,
-    expected_upper: Moment | None,
+    upper: Progress | None,
+    expected_upper: Progress | None,
     operation: str,
     together: Together,
 ) -> Committed:
@@ -178,7 +178,7 @@ def _append_at(
     new_upper = upper_of(access, upper, latest, schema)
     if not _is_below(table, schema, new_upper):
         raise UsageError(f"some rows are at or after the upper {new_upper} that this append is to complete")
-    expected = Frontier((access.time_of(expected_upper),)) if expected_upper is not None else None
+    expected = access.frontier_of(expected_upper) if expected_upper is not None else None
 
     def commit(runs: tuple[Run, ...]) -> Committed:
         rows = table.num_rows
@@ -189,10 +189,10 @@ def _append_at(
     return stored(access, id, schema, table, commit)
 
 
-def upper_of(access: Access, upper: Moment | None, latest: Time | None, schema: Schema) -> Frontier:
+def upper_of(access: Access, upper: Progress | None, latest: Time | None, schema: Schema) -> Frontier:
     """How far an append of rows up to a time completes the collection: as far as is said, or just past them."""
     if upper is not None:
-        return Frontier((access.time_of(upper),))
+        return access.frontier_of(upper)
     if latest is None:
         raise UsageError("nothing to append, and no `upper` to advance to")
     if schema.arity != 1:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from timespine.client import writing
 from timespine.client.access import Access
-from timespine.client.moments import Moment, to_user
+from timespine.client.moments import Moment, Progress, to_user
 from timespine.client.storing import count_appended
 from timespine.client.writing import Committed, Together, check_not_before
 from timespine.columnar.parts import meta_of
@@ -35,8 +35,8 @@ def append(
     access: Access,
     frame: DataFrame,
     at: Moment | None = None,
-    upper: Moment | None = None,
-    expected_upper: Moment | None = None,
+    upper: Progress | None = None,
+    expected_upper: Progress | None = None,
     operation: str = "append",
     together: Together = (),
 ) -> Committed:
@@ -54,8 +54,8 @@ def append_few(
     access: Access,
     few: pa.Table,
     at: Moment | None = None,
-    upper: Moment | None = None,
-    expected_upper: Moment | None = None,
+    upper: Progress | None = None,
+    expected_upper: Progress | None = None,
     operation: str = "append",
     together: Together = (),
 ) -> Committed:
@@ -82,7 +82,7 @@ class When:
     """The time of rows that bring none; None if they all do."""
     is_free: bool
     """Whether that is only the next free one, and a later one will do as well."""
-    upper: Moment | None = None
+    upper: Progress | None = None
     """How far the append completes the collection; None: just past its rows."""
     expected: Frontier | None = None
     """The upper that it relies on."""
@@ -92,14 +92,14 @@ def when(
     access: Access,
     columns: Sequence[str],
     at: Moment | None = None,
-    upper: Moment | None = None,
-    expected_upper: Moment | None = None,
+    upper: Progress | None = None,
+    expected_upper: Progress | None = None,
 ) -> When:
     """When to append rows with these columns, by what the caller says."""
     state = access.state()
     _, schema = access.schema(state)
     given = access.time_of(at) if at is not None else None
-    expected = Frontier((access.time_of(expected_upper),)) if expected_upper is not None else None
+    expected = access.frontier_of(expected_upper) if expected_upper is not None else None
     has_times = not set(schema.time_names).isdisjoint(columns)
     if has_times and given is not None:
         raise UsageError("the rows have times of their own: leave out the time, or drop them")

@@ -30,9 +30,11 @@ class RegisterWriter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeartbeatWriter(msgspec.Struct, frozen=True, array_like=True):
-    """Keep the writer's prefix."""
+    """Keep the writer's prefix, for its term; or once for longer, if its batches are to outlive it."""
 
     writer: str
+    at_least_ms: int | None = None
+    """Its lease lasts for so long from now, at least. Its term stays as it is."""
 
 
 class ExpireWriter(msgspec.Struct, frozen=True, array_like=True):
@@ -91,6 +93,10 @@ def heartbeat_writer(state: State, command: HeartbeatWriter, now_ms: int) -> Com
     if lease is None:
         return NoOp(Fenced(f"writer {command.writer} of {state.collection} is not registered: start a new one"))
     extended = extend(lease, now_ms)
+    if command.at_least_ms is not None:
+        until = now_ms + check_term(command.at_least_ms)
+        if until > extended.until_ms:
+            extended = msgspec.structs.replace(extended, until_ms=until)
     if extended is lease:
         return NoOp(None)
     return Commit(msgspec.structs.replace(state, writers={**state.writers, command.writer: extended}), None)
