@@ -18,6 +18,7 @@
     |  `- Fenced                          somebody took over, or this writer is not registered any more
     |- Unavailable                      retry
     |  |- Determinate                     it did not happen
+    |  |  `- Contention                     other writers were first every time that it was tried
     |  `- Indeterminate                   it may have happened
     |- CorruptionError                  stop: stored bytes are not what was written
     `- VersionError                     stop: written by a newer version, upgrade to read it
@@ -188,6 +189,10 @@ class Unavailable(TimespineError):
 
 class Determinate(Unavailable):
     """It failed and had no effect."""
+
+
+class Contention(Determinate):
+    """Other writers were first every time that this was tried, up to a limit. Nothing was written."""
 
 
 class Indeterminate(Unavailable):

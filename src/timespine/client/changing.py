@@ -1,17 +1,15 @@
 """Changes that depend on what is there: upsert, delete, update, replace.
 
-Each reads the rows it is about as of now, works out what to retract and what to
-insert, and appends the difference exactly at the upper that it has read. If
-somebody else was first, it starts again. Rows that stay as they are cancel out
-and are not written.
+Each reads the rows that it is about once, works out what to retract and what to
+insert, and appends the difference exactly at the upper that it is right for. If
+others commit first, what they committed is judged (`client.basis`), and the
+difference is placed again. Rows that stay as they are cancel out and are not written.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,173 +18,108 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.client.access import Access
+from timespine.client.basis import Compute, Difference, Grain, Look, Pending, Stale, Worked, present
 from timespine.client.given import names_of, refuse_missing, with_keys
-from timespine.client.leases import Held
-from timespine.client.rows import Rows, Shape
-from timespine.client.storing import stored
-from timespine.client.writing import Committed, Together, after, commit_first, free_time, once
+from timespine.client.storing import Runs, stored, surely_not
+from timespine.client.writing import Committed, Together, commit_together, once
 from timespine.columnar.cast import cast_column
-from timespine.columnar.consolidate import consolidate
 from timespine.columnar.intake import check_names, to_arrow
 from timespine.columnar.keyset import KeySet
+from timespine.columnar.predicate import is_row_by_row
 from timespine.columnar.rows import conform
 from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.types import is_nested
-from timespine.columnar.visible import Window
-from timespine.columnar.wanted import Wanted
-from timespine.columnar.where import Predicate, as_predicate
-from timespine.core.hollow import HollowBatch, Run
-from timespine.core.plan import Plan, plan_ahead, plan_snapshot
-from timespine.core.transitions import CompareAndAppend
-from timespine.errors import DiffOverflow, UpperMismatch, UsageError
-from timespine.model.description import Description
-from timespine.model.frontier import Frontier
+from timespine.columnar.where import as_predicate
+from timespine.core.group import Answers, Transaction
+from timespine.errors import Contention, TimespineError, UpperMismatch, UsageError
 from timespine.model.time import INT64_MAX, INT64_MIN
 
 COPIES_MAX = 1 << 24
 """Copies of rows that count more than once, which a change makes one by one: a bound on its memory."""
 
-ATTEMPTS = 256
-"""How often a change starts again because somebody else was first. Each time somebody made progress."""
+READS_MAX = 4
+"""How often a change reads the rows that it looks at, at most: again only if the schema changed, or history went."""
 
-
-@dataclass(frozen=True, slots=True)
-class Present:
-    """The collection as of now, to be looked at by a change."""
-
-    access: Access
-    held: Held
-    id: int
-    """The id of the schema."""
-    schema: Schema
-    plan: Plan | None
-    time: int
-    """The next free time: what is worked out from these rows will stand there."""
-
-    @property
-    def upper(self) -> Frontier:
-        """The upper that the rows are of."""
-        return self.held.state.upper
-
-    def rows(self, *, keys: KeySet | None = None, where: Predicate | None = None) -> pa.Table:
-        """The rows of some keys, or for which something holds, with their counts in `_diff`."""
-        if where is not None:
-            where.check(self.schema)
-        window = Window(until=self.plan.until if self.plan is not None else None)
-        wanted = Wanted(self.schema, self.schema.names, window, where=where, keys=keys)
-        return Rows(self.access, self.held, self.plan, wanted, Shape("column"), owned=False).to_arrow()
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What a change comes to."""
-
-    old: pa.Table
-    """Rows that go, with their counts in `_diff`."""
-    new: pa.Table
-    """Rows that come, each once."""
-
-
-Compute = Callable[[Present], Difference]
+LOSSES_MAX = 3
+"""How often a change is worked out again beside the other threads of its process. Then they wait until it is in."""
 
 
 def change(access: Access, compute: Compute, operation: str, together: Together = ()) -> Committed:
-    """Work out a difference on the newest rows, and append it; again, if somebody else was first.
+    """Work out a difference on the newest rows, and append it, whatever others commit meanwhile.
 
     What is committed `together` with it is committed also if there is no difference.
     """
     access.committer.check_writable()
     with access.changing:
-        for _ in range(ATTEMPTS):
-            try:
-                return _change_once(access, compute, operation, together)
-            except UpperMismatch:
-                access.committer.session.count("changes started again")
-    raise UpperMismatch("any", access.known().upper)
+        return begun_again(access, lambda: _change_once(access, compute, operation, together))
+
+
+def begun_again(access: Access, begin: Callable[[], Committed]) -> Committed:
+    """What comes of a change that may have to read again."""
+    for _ in range(READS_MAX):
+        try:
+            return begin()
+        except Stale:
+            access.committer.session.count("changes started again")
+    raise Contention(
+        f"nothing was changed: {access.name} got another schema, or lost history, each of the {READS_MAX} times that "
+        "this change read its rows; make the change again"
+    )
 
 
 def _change_once(access: Access, compute: Compute, operation: str, together: Together) -> Committed:
     with present(access) as now:
-        difference = compute(now)
-        delta = delta_of(difference, now.schema)
-        if delta.num_rows == 0:
+        worked = Worked.of(now, compute, operation)
+        if worked.rows == 0:
             if together:
-                commit_first(access, together[0], together[1:])
-            return Committed(None, now.upper, 0)
-        return _append_exactly(access, now, timed(delta, now.schema, now.time), operation, together)
+                commit_together(access, together)
+            return Committed(None, now.upper, 0, now.state.seqno)
+
+        def commit(runs: Runs) -> Committed:
+            answers = place(worked, runs, together)
+            return Committed(now.time, answers[0], worked.net, answers.seqno(access.id))
+
+        return stored(access, now.id, now.schema, worked.table, commit)
 
 
-@contextlib.contextmanager
-def present(access: Access, at: int | None = None) -> Iterator[Present]:
-    """The collection as of now, held while it is looked at. What is worked out stands at `at`, or the next free time.
+def place(pending: Pending, runs: Runs, together: Together) -> Answers:
+    """Commit a difference that is durable, and other commands with it; the replies.
 
-    Updates that were written ahead of the seal, and that a change would seal, count already.
+    Each time that others were first, what they committed is judged. That costs as much as they committed, so it ends
+    as soon as there is once nothing to judge. After the first loss no other thread of the process comes in between.
     """
-    held = access.shared.leases.hold(access.id, None)
+    access = pending.now.access
+
+    def transaction(*, quickly: bool) -> Transaction:
+        pending.follow(quickly=quickly)
+        return Transaction(tuple((access.id, each) for each in (pending.command(runs), *together)))
+
     try:
-        state = held.state
-        if state.arity != 1:
-            raise UsageError("changing rows needs totally ordered times: append retractions yourself")
-        if state.upper.is_closed:
-            raise access.closed()
-        upper = state.upper.elements[0][0]
-        id, schema = access.schema(state)
-        time = free_time(access, state) if at is None else at
-        if time < upper:
-            raise UpperMismatch(Frontier.at(time), state.upper)
-        plan = plan_snapshot(state, (upper - 1,)) if upper > 0 else None
-        if any(state.unsealed.reaching(state.upper, (time,))):
-            plan = plan_ahead(state, (time,))
-        if plan is not None and not isinstance(plan, Plan):
-            raise plan
-        yield Present(access, held, id, schema, plan, time)
-    finally:
-        held.close()
+        for losses in range(access.config.commit_attempts):
+            pending.follow()  # beside the others, what may be much; in its turn, what came since
+            try:
+                if losses == 0:
+                    answers = commit_together(access, (pending.command(runs), *together))
+                else:
+                    answers = access.committer.commit_placed(partial(transaction, quickly=losses < LOSSES_MAX))
+            except UpperMismatch:
+                access.committer.session.count("changes placed again")
+                continue
+            pending.done()
+            return answers
+    except TimespineError as error:
+        if surely_not(error):
+            pending.unstage()
+        raise
+    raise contention(access.name, access.config.commit_attempts)
 
 
-def _append_exactly(access: Access, now: Present, table: pa.Table, operation: str, together: Together) -> Committed:
-    def commit(runs: tuple[Run, ...]) -> Committed:
-        return commit_exactly(access, now, runs, table.num_rows, operation, together)
-
-    return stored(access, now.id, now.schema, table, commit)
-
-
-def commit_exactly(
-    access: Access, now: Present, runs: tuple[Run, ...], rows: int, operation: str, together: Together = ()
-) -> Committed:
-    """Commit runs of a difference, if nobody else was first since it was worked out."""
-    return Committed(now.time, commit_first(access, exactly(now, runs, rows, operation), together), rows)
-
-
-def exactly(now: Present, runs: tuple[Run, ...], rows: int, operation: str) -> CompareAndAppend:
-    """The command that appends a difference, if the rows that it was worked out from are still those of its time."""
-    new_upper = after(now.time)
-    batch = HollowBatch(Description(now.upper, new_upper, Frontier.minimum(1)), rows, runs)
-    limit = now.access.config.inline_total_bytes
-    batches = (batch,) if runs else ()
-    return CompareAndAppend(batches, now.upper, new_upper, operation, limit, now.held.state.unsealed_next)
-
-
-def delta_of(difference: Difference, schema: Schema) -> pa.Table:
-    """Old rows retracted, new ones inserted, what is the same in both cancelled."""
-    names = [*schema.names, DIFF]
-    old = difference.old.select(names)
-    counts = old.column(DIFF).to_numpy() if old.num_rows else np.empty(0, dtype=np.int64)
-    if len(counts) and counts.min() == INT64_MIN:
-        raise DiffOverflow("a row counts so far below zero that it cannot be retracted at once: append its opposite")
-    old = old.set_column(len(names) - 1, schema.update_arrow.field(DIFF), pa.array(-counts, pa.int64()))
-    new = difference.new.select(list(schema.names))
-    ones = pa.array(np.ones(new.num_rows, dtype=np.int64))
-    new = new.append_column(schema.update_arrow.field(DIFF), ones)
-    plain = pa.schema([schema.update_arrow.field(name) for name in names])
-    return consolidate(pa.concat_tables([old.cast(plain), new.cast(plain)]), schema.order_names).select(names)
-
-
-def timed(delta: pa.Table, schema: Schema, time: int) -> pa.Table:
-    """A difference as updates at one time."""
-    (name,) = schema.time_names
-    times = pa.array(np.full(delta.num_rows, time, dtype=np.int64))
-    return delta.add_column(len(schema.names), schema.update_arrow.field(name), times)
+def contention(names: str, attempts: int) -> Contention:
+    """What to raise when others were first as often as is tried."""
+    return Contention(
+        f"nothing was changed: other processes committed to {names} first, {attempts} times in a row; make the change "
+        "again, or let them commit more rows at once"
+    )
 
 
 @lru_cache(maxsize=256)
@@ -230,12 +163,11 @@ def upserting(rows: Any) -> Compute:
     """Rows take the place of those with the same key, or are added. Without key columns: those that are not there."""
     rows = once(rows)
 
-    def compute(present: Present) -> Difference:
-        new = conform(with_keys(rows, present.schema), present.schema)
-        if not present.schema.key:
-            return _once_each(new, present)
-        keys = _distinct_keys(new, present.schema)
-        return Difference(present.rows(keys=keys), new)
+    def compute(schema: Schema) -> Look:
+        new = conform(with_keys(rows, schema), schema)
+        if not schema.key:
+            return _once_each(new, schema)
+        return Look(lambda old: Difference(old, new), keys=_distinct_keys(new, schema), grain=Grain.NEWS)
 
     return compute
 
@@ -249,9 +181,8 @@ def deleting_keys(keys: Any) -> Compute:
     """All rows with one of these keys go."""
     keys = once(keys)
 
-    def compute(present: Present) -> Difference:
-        found = KeySet(keys_of(keys, present.schema))
-        return Difference(present.rows(keys=found), present.schema.arrow.empty_table())
+    def compute(schema: Schema) -> Look:
+        return Look(_gone(schema), keys=KeySet(keys_of(keys, schema)), grain=Grain.NEWS)
 
     return compute
 
@@ -264,11 +195,11 @@ def delete_keys(access: Access, keys: Any, together: Together = ()) -> Committed
 def deleting_where(where: Any) -> Compute:
     """All rows for which a condition holds go."""
     predicate = as_predicate(where)
+    return lambda schema: Look(_gone(schema), where=predicate, grain=Grain.NEWS)
 
-    def compute(present: Present) -> Difference:
-        return Difference(present.rows(where=predicate), present.schema.arrow.empty_table())
 
-    return compute
+def _gone(schema: Schema) -> Callable[[pa.Table], Difference]:
+    return lambda old: Difference(old, schema.arrow.empty_table())
 
 
 def deleting(keys: Any, where: Any) -> Compute:
@@ -278,35 +209,46 @@ def deleting(keys: Any, where: Any) -> Compute:
     return deleting_keys(keys) if where is None else deleting_where(where)
 
 
-def update_where(access: Access, where: Any, set: Mapping[str, Any]) -> Committed:
+def updating(where: Any, set: Mapping[str, Any]) -> Compute:
     """Rows for which a condition holds get other values in some columns."""
     predicate = as_predicate(where) if where is not None else None
     if not isinstance(set, Mapping):
         raise UsageError("say what to set by column: update(set={'total': 0})")
+    values = dict(set)
+    by_row = all(is_row_by_row(value) for value in values.values() if isinstance(value, pl.Expr))
 
-    def compute(present: Present) -> Difference:
-        if present.schema.key and any(name in present.schema.key_names for name in set):
+    def compute(schema: Schema) -> Look:
+        if schema.key and any(name in schema.key_names for name in values):
             raise UsageError("key columns cannot be updated: delete the rows and insert others")
-        old = present.rows(where=predicate)
-        return Difference(old, assigned(repeated(old), set, present.schema))
 
-    return change(access, compute, "update")
+        def difference(old: pa.Table) -> Difference:
+            return Difference(old, assigned(repeated(old), values, schema))
+
+        return Look(difference, where=predicate, grain=by_key(schema) if by_row else Grain.ALL)
+
+    return compute
 
 
-def replace_where(access: Access, where: Any, rows: Any) -> Committed:
+def by_key(schema: Schema) -> Grain:
+    """The grain of what goes row by row: by keys, unless rows are known by all columns and some are nested."""
+    nested = not schema.key and any(is_nested(each.arrow_type) for each in schema.fields)
+    return Grain.ALL if nested else Grain.KEYS
+
+
+def replacing(where: Any, rows: Any) -> Compute:
     """All rows for which a condition holds go, and others come, for which it must hold too."""
     rows = once(rows)
     predicate = as_predicate(where) if where is not None else None
 
-    def compute(present: Present) -> Difference:
-        new = conform(with_keys(rows, present.schema), present.schema)
+    def compute(schema: Schema) -> Look:
+        new = conform(with_keys(rows, schema), schema)
         if predicate is not None:
-            predicate.check(present.schema)
+            predicate.check(schema)
             if new.num_rows and not new.filter(predicate.mask(new)).num_rows == new.num_rows:
                 raise UsageError("some of the new rows do not satisfy the condition that they replace rows under")
-        return Difference(present.rows(where=predicate), new)
+        return Look(lambda old: Difference(old, new), where=predicate, grain=Grain.NEWS)
 
-    return change(access, compute, "replace")
+    return compute
 
 
 def assigned(table: pa.Table, set: Mapping[str, Any], schema: Schema) -> pa.Table:
@@ -355,13 +297,16 @@ def repeated(old: pa.Table) -> pa.Table:
     return rows.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
 
 
-def _once_each(rows: pa.Table, present: Present) -> Difference:
+def _once_each(rows: pa.Table, schema: Schema) -> Look:
     """What makes each of some rows be there: those that are stay as they are, as often as they count."""
-    keys = KeySet(keys_of(rows, present.schema))
-    old = present.rows(keys=keys)
-    there = KeySet(old.filter(pc.greater(old.column(DIFF), 0)).select(keys.names))
-    distinct = conform(to_arrow(pl.DataFrame(pl.from_arrow(rows)).unique()), present.schema)
-    return Difference(old.filter(pc.less(old.column(DIFF), 0)), distinct.filter(pc.invert(there.mask(distinct))))
+    keys = KeySet(keys_of(rows, schema))
+    distinct = conform(to_arrow(pl.DataFrame(pl.from_arrow(rows)).unique()), schema)
+
+    def difference(old: pa.Table) -> Difference:
+        there = KeySet(old.filter(pc.greater(old.column(DIFF), 0)).select(keys.names))
+        return Difference(old.filter(pc.less(old.column(DIFF), 0)), distinct.filter(pc.invert(there.mask(distinct))))
+
+    return Look(difference, keys=keys, grain=Grain.KEYS)
 
 
 def _distinct_keys(table: pa.Table, schema: Schema) -> KeySet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from timespine.client.reading import WAIT_S, hold_for, last_complete, planned, s
 from timespine.client.retention import Policy, Retention, policy_of
 from timespine.client.rows import Rows, Shape, Snapshot, Updates
 from timespine.client.subscription import Subscription
-from timespine.client.unsealed import REFUSE, Written
+from timespine.client.unsealed import REFUSE, Sealed, Written
 from timespine.client.writer import Writer
 from timespine.client.writing import Committed
 from timespine.columnar.schema import Schema
@@ -102,7 +103,7 @@ class Collection:
             return written
         return unsealed.write(self._access, rows, at, times, late)
 
-    def seal(self, upper: Progress) -> Frontier:
+    def seal(self, upper: Progress) -> Sealed:
         """Say that nothing more comes before a time: what was written before it is part of the collection now.
 
         The same time again is fine; an earlier one is an error. With several coordinates it may be a list of times.
@@ -133,21 +134,20 @@ class Collection:
 
     def update(self, *, where: Any = None, set: Mapping[str, Any]) -> Committed:
         """Rows for which a condition holds get other values; all rows without one."""
-        return changing.update_where(self._access, where, set)
+        return changing.change(self._access, changing.updating(where, set), "update")
 
     def replace(self, rows: Any, *, where: Any = None) -> Committed:
         """Rows for which a condition holds (all, without one) go, and these come instead."""
-        return changing.replace_where(self._access, where, rows)
+        return changing.change(self._access, changing.replacing(where, rows), "replace")
 
-    def merge(self, source: Any) -> Merge:
+    def merge(self, source: Any) -> Merge[Committed]:
         """Begin a merge with matched and not matched clauses; `.execute()` carries it out."""
-        return Merge(self._access, source)
+        return Merge(partial(changing.change, self._access), source)
 
-    def advance(self, upper: Progress) -> Frontier:
+    def advance(self, upper: Progress) -> Sealed:
         """Say that nothing more comes before a time."""
-        command = AdvanceUpper(self._access.frontier_of(upper))
-        (reached,) = self._access.committer.commit((self.id, command))
-        return Frontier(reached.elements)
+        answers = self._access.committer.commit((self.id, AdvanceUpper(self._access.frontier_of(upper))))
+        return Sealed(Frontier(answers[0].elements), answers.seqno(self.id))
 
     def close_for_good(self) -> None:
         """Say that nothing more will ever come."""

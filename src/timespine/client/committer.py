@@ -18,7 +18,7 @@ from timespine.client.line import Line, Waiting
 from timespine.client.session import SharedSession
 from timespine.config import Config
 from timespine.core.effects import Protocol
-from timespine.core.group import Refused, Transaction
+from timespine.core.group import Answers, Refused, Transaction
 from timespine.core.protocols.commit import (
     Beside,
     Moved,
@@ -47,10 +47,13 @@ from timespine.errors import (
 
 T = TypeVar("T")
 
-Replies = tuple[tuple[Any, ...] | Refused, ...]
+Replies = tuple[Answers | Refused, ...]
 
 ENTER_MAX = 1024
 """Collections that are registered with in one commit."""
+
+NAMED = (ClosedError, Fenced, LeaseExpired, UsageError)
+"""Errors that speak of collections: people know those by their names, not by their ids."""
 
 STORE_CLOSED = "this store is closed: open it again"
 
@@ -64,7 +67,8 @@ class Committer:
         self.driver = driver
         self._read_only = read_only
         self.config = config
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
+        # Reentrant, because what is placed in its turn may have to put rows, which may have to register a writer.
         self._line: Line[Transaction] = Line()
         self._entered: dict[tuple[str, str], str] = {}
         # By writer and collection, the committer that was registered with it. SUBTLE: by writer, so that whoever
@@ -108,23 +112,20 @@ class Committer:
         self._kept.add((writer, collection))
         self.commit((collection, HeartbeatWriter(writer, term_ms)))
 
-    def commit(self, *commands: tuple[str, Command], reads: tuple[tuple[str, Any], ...] = ()) -> tuple[Any, ...]:
+    def commit(self, *commands: tuple[str, Command], reads: tuple[tuple[str, Any], ...] = ()) -> Answers:
         """Commit (collection, command) pairs, all or nothing; their replies. A refusal is raised."""
         transaction = Transaction(commands, reads)
         try:
-            reply = self.offer(transaction)
-            if isinstance(reply, Refused):
-                raise_refusal(reply)
-        except (ClosedError, Fenced, LeaseExpired, UsageError) as error:
+            return _accepted(self.offer(transaction))
+        except NAMED as error:
             raise self._named(error, transaction) from error
-        return reply
 
-    def offer(self, transaction: Transaction) -> tuple[Any, ...] | Refused:
+    def offer(self, transaction: Transaction) -> Answers | Refused:
         """Commit one transaction together with whatever else waits; its replies, or why it was refused."""
         self.check_writable()
         for name, _ in transaction.commands:
             self._refuse_unborn(name)
-        reply: tuple[Any, ...] | Refused = self._line.offer(transaction, self._lead)
+        reply: Answers | Refused = self._line.offer(transaction, self._lead)
         return reply
 
     def _refuse_unborn(self, collection: str) -> None:
@@ -162,11 +163,15 @@ class Committer:
         for key in [key for key in self._entered if key[1] == collection]:
             del self._entered[key]
 
-    def commit_beside(self, transaction: Transaction, beside: Callable[[], Beside]) -> tuple[Any, ...]:
-        """Commit a transaction by itself, together with entries of other logs, which are made anew until they fit."""
+    def commit_placed(self, place: Callable[[], Transaction], beside: Callable[[], Beside] = tuple) -> Answers:
+        """Commit by itself what `place` makes when its turn has come: no other thread of this process is in between.
+
+        Entries of other logs may appear `beside` it: they are made anew until they fit.
+        """
         self.check_writable()
         with self._turn:
             for _ in range(self.config.commit_attempts):
+                transaction = place()
                 try:
                     (reply,) = self._committed((transaction,), beside())
                     self._born(transaction, reply)
@@ -180,12 +185,15 @@ class Committer:
                 raise Determinate("nothing was committed: others keep changing what was to change with it")
             if _is_fenced(reply) and not self._is_registered(transaction):
                 self._renew()  # the caller puts its blobs again, under a new writer, and tries again
-        if isinstance(reply, Refused):
-            raise_refusal(reply)
+        self._count(transaction, failed=isinstance(reply, Refused))
+        try:
+            accepted = _accepted(reply)
+        except NAMED as error:
+            raise self._named(error, transaction) from error
         self._tell({name for name, _ in transaction.commands})
-        return reply
+        return accepted
 
-    def _born(self, transaction: Transaction, reply: tuple[Any, ...] | Refused) -> None:
+    def _born(self, transaction: Transaction, reply: Answers | Refused) -> None:
         """What is there by now is not to be announced any more. Holds the turn.
 
         SUBTLE: at once. Whoever puts the first blob for it, in another thread, would announce what is there, and
@@ -295,7 +303,7 @@ class Committer:
             self._answer(group)
         self.session.count("grouped", len(group) - 1)
         for each in group:
-            self._count(each)
+            self._count(each.item, failed=each.error is not None or isinstance(each.reply, Refused))
         about = {name for each in group for name, _ in each.item.commands}
         self._tell(about)
 
@@ -304,13 +312,12 @@ class Committer:
         for tell in self.told:
             tell(about)
 
-    def _count(self, answered: Waiting[Transaction]) -> None:
+    def _count(self, transaction: Transaction, *, failed: bool) -> None:
         """Count the commands of a transaction by their kinds, and those that failed: all of them did, or none."""
-        commands = answered.item.commands
-        for _, command in commands:
+        for _, command in transaction.commands:
             self.session.count(f"commands {_kind(type(command).__name__)}")
-        if answered.error is not None or isinstance(answered.reply, Refused):
-            self.session.count("commands failed", len(commands))
+        if failed:
+            self.session.count("commands failed", len(transaction.commands))
 
     def _answer(self, group: list[Waiting[Transaction]]) -> None:
         """Commit a group, and give each its reply or its error."""
@@ -403,6 +410,13 @@ class Committer:
             self._entered.update(((session.writer, name), session.committer) for name in some)
 
 
+def _accepted(reply: Answers | Refused) -> Answers:
+    """The replies to a transaction; a refusal is raised."""
+    if isinstance(reply, Refused):
+        raise_refusal(reply)
+    return reply
+
+
 def _is_unborn(session: Session, collection: str) -> bool:
     known = session.states.get(collection)
     return known is not None and known.seqno == UNBORN
@@ -414,5 +428,5 @@ def _kind(command: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", " ", command).lower()
 
 
-def _is_fenced(reply: tuple[Any, ...] | Refused) -> bool:
+def _is_fenced(reply: Answers | Refused) -> bool:
     return isinstance(reply, Refused) and isinstance(reply.reason, Fenced)

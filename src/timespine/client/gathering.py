@@ -27,6 +27,7 @@ from timespine.client.writing import Committed, after, commit_between, free_time
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.rows import updates
 from timespine.columnar.schema import Schema
+from timespine.core.group import Answers
 from timespine.errors import CorruptionError, UpperMismatch, UsageError, VersionError
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX
@@ -136,11 +137,11 @@ def _append_together(access: Access, group: list[Waiting[Small]]) -> list[Waitin
         last = times[fitting[-1]]
         commit = partial(_commit, access, table, first, last, state.upper)
         try:
-            stored(access, id, schema, table, commit, share=len(fitting))
+            seqno = stored(access, id, schema, table, commit, share=len(fitting)).seqno(access.id)
         except UpperMismatch:
             continue  # another process was first, and the free times are later ones
         for place, count in zip(fitting, rows, strict=True):
-            group[place].reply = Committed(times[place], after(times[place]), count)
+            group[place].reply = Committed(times[place], after(times[place]), count, seqno)
         return _left(access, group)
     return _append_each(access, [group[place] for place in fitting], group)
 
@@ -154,13 +155,13 @@ def _append_each(access: Access, fitting: list[Waiting[Small]], group: list[Wait
     at = free_time(access, access.known())
     made = [made_of(access, each.item.rows, (at,)) for each in fitting]
 
-    def commit(runs: list[Runs]) -> tuple[Any, ...]:
+    def commit(runs: list[Runs]) -> Answers:
         commands = [next_of(access, some, each.table.num_rows, at) for some, each in zip(runs, made, strict=True)]
         return access.committer.commit(*((access.id, command) for command in commands))
 
     replies = stored_together([Loose(access, each.id, each.schema, each.table) for each in made], commit)
     for each, reply, some in zip(fitting, replies, made, strict=True):
-        each.reply = Committed(reply.time, reply.upper, some.table.num_rows)
+        each.reply = Committed(reply.time, reply.upper, some.table.num_rows, replies.seqno(access.id))
     return _left(access, group)
 
 
@@ -171,7 +172,7 @@ def _left(access: Access, group: list[Waiting[Small]]) -> list[Waiting[Small]]:
     return left
 
 
-def _commit(access: Access, table: pa.Table, first: int, last: int, expected: Frontier, runs: Runs) -> Frontier:
+def _commit(access: Access, table: pa.Table, first: int, last: int, expected: Frontier, runs: Runs) -> Answers:
     new_upper = after(last)
     return commit_between(access, runs, table.num_rows, Frontier.at(first), new_upper, expected, "append")
 

@@ -23,7 +23,7 @@ from timespine.client.writing import Committed, after
 from timespine.columnar.rows import updates
 from timespine.columnar.schema import TIME
 from timespine.core.hollow import HollowBatch
-from timespine.core.transitions import AppendNext, HeartbeatWriter
+from timespine.core.transitions import AppendedAt, AppendNext, HeartbeatWriter
 from timespine.errors import InlineBudgetExceeded, TimespineError, UsageError, shown
 
 BATCH_ROWS = 262_144
@@ -179,9 +179,10 @@ def _committed(access: Access, writer: Writer, built: HollowBatch, at: int) -> C
 
     def commit(batch: HollowBatch) -> Committed:
         command = AppendNext(batch, at, None, "load", access.config.inline_total_bytes)
-        (reply,) = access.committer.commit((access.id, command))
+        answers = access.committer.commit((access.id, command))
+        reply: AppendedAt = answers[0]
         count_appended(access, batch.runs, batch.len)
-        return Committed(reply.time, reply.upper, batch.len)
+        return Committed(reply.time, reply.upper, batch.len, answers.seqno(access.id))
 
     try:
         try:

@@ -6,21 +6,24 @@ rows are inserted: then each row of the source is one, also of those with the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.access import Access
-from timespine.client.changing import POLARS_ERRORS, Difference, Present, as_expression, change, repeated, restricted
-from timespine.client.writing import Committed, once
+from timespine.client.basis import Compute, Difference, Grain, Look
+from timespine.client.changing import POLARS_ERRORS, as_expression, repeated, restricted
+from timespine.client.writing import once
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.keyset import KeySet
+from timespine.columnar.predicate import is_row_by_row
 from timespine.columnar.rows import conform
 from timespine.columnar.schema import DIFF, Schema
 from timespine.errors import UsageError, shown
+
+R = TypeVar("R")
 
 SOURCE = "source_"
 """In conditions and values, a column of the source is named with this prefix, one of the collection by its name."""
@@ -37,24 +40,31 @@ class Clause:
     values: dict[str, Any] | None
     """New values by column; None: the row is deleted."""
 
+    @property
+    def is_row_by_row(self) -> bool:
+        """Whether what becomes of a row does not depend on the others."""
+        expressions = [self.condition, *(self.values or {}).values()]
+        return all(is_row_by_row(each) for each in expressions if isinstance(each, pl.Expr))
+
 
 @dataclass(slots=True)
-class Merge:
+class Merge(Generic[R]):
     """A merge that is being described; `execute` carries it out. Of several clauses the first that fits counts."""
 
-    access: Access
+    change: Callable[[Compute, str], R]
+    """Carries out a change of the collection, or adds it to a transaction."""
     source: Any
     clauses: list[Clause] = field(default_factory=list)
 
-    def when_matched_update(self, set: Mapping[str, Any] | None = None, where: Any = None) -> Merge:
+    def when_matched_update(self, set: Mapping[str, Any] | None = None, where: Any = None) -> Merge[R]:
         """A row that the source has too gets new values: those of the source if none are named."""
         return self._with("matched", where, _given(set))
 
-    def when_matched_delete(self, where: Any = None) -> Merge:
+    def when_matched_delete(self, where: Any = None) -> Merge[R]:
         """A row that the source has too goes."""
         return self._with("matched", where, None)
 
-    def when_not_matched_insert(self, values: Mapping[str, Any] | None = None, where: Any = None) -> Merge:
+    def when_not_matched_insert(self, values: Mapping[str, Any] | None = None, where: Any = None) -> Merge[R]:
         """A row that only the source has is inserted, as it is in the source.
 
         With `values` it is made of those, and of its key: other columns that are not named there are null, or their
@@ -62,27 +72,26 @@ class Merge:
         """
         return self._with("not matched", where, _given(values))
 
-    def when_not_matched_by_source_delete(self, where: Any = None) -> Merge:
+    def when_not_matched_by_source_delete(self, where: Any = None) -> Merge[R]:
         """A row that the source does not have goes."""
         return self._with("not matched by source", where, None)
 
-    def when_not_matched_by_source_update(self, set: Mapping[str, Any], where: Any = None) -> Merge:
+    def when_not_matched_by_source_update(self, set: Mapping[str, Any], where: Any = None) -> Merge[R]:
         """A row that the source does not have gets new values."""
         return self._with("not matched by source", where, _given(set))
 
-    def execute(self) -> Committed:
-        """Carry the merge out, as one commit."""
+    def execute(self) -> R:
+        """Carry the merge out, as one commit; of a transaction, with the rest of it."""
         if not self.clauses:
             raise UsageError("a merge needs at least one clause, such as when_matched_update()")
         self.source = once(self.source)
-        return change(self.access, self._compute, "merge")
+        return self.change(self._compute, "merge")
 
-    def _with(self, kind: str, where: Any, values: dict[str, Any] | None) -> Merge:
+    def _with(self, kind: str, where: Any, values: dict[str, Any] | None) -> Merge[R]:
         condition = where if isinstance(where, pl.Expr) or where is None else _expression(where)
-        return Merge(self.access, self.source, [*self.clauses, Clause(kind, condition, values)])
+        return Merge(self.change, self.source, [*self.clauses, Clause(kind, condition, values)])
 
-    def _compute(self, present: Present) -> Difference:
-        schema = present.schema
+    def _compute(self, schema: Schema) -> Look:
         if not schema.key:
             raise UsageError("a merge needs key columns to match rows by: this collection has none")
         source = _source(self.source, schema)
@@ -90,11 +99,15 @@ class Merge:
         only_inserts = all(clause.kind == "not matched" for clause in self.clauses)
         if len(keys) != source.num_rows and not only_inserts:
             raise UsageError("the source has several rows of the same key: a merge could not decide between them")
+
+        def difference(old: pa.Table) -> Difference:
+            if old.num_rows and old.column(DIFF).to_numpy().min() < 1:
+                raise UsageError("some rows count less than once: a merge needs rows")
+            return self._difference(source, old, schema)
+
         everything = any(clause.kind == "not matched by source" for clause in self.clauses)
-        old = present.rows() if everything else present.rows(keys=keys)
-        if old.num_rows and old.column(DIFF).to_numpy().min() < 1:
-            raise UsageError("some rows count less than once: a merge needs rows")
-        return self._difference(source, old, schema)
+        grain = Grain.KEYS if all(clause.is_row_by_row for clause in self.clauses) else Grain.ALL
+        return Look(difference, keys=None if everything else keys, grain=grain)
 
     def _difference(self, source: pa.Table, old: pa.Table, schema: Schema) -> Difference:
         theirs = pl.DataFrame(pl.from_arrow(source))

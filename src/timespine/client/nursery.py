@@ -8,7 +8,7 @@ if the transaction comes to nothing, maintenance knows where to look.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -28,11 +28,9 @@ from timespine.client.catalog import (
 from timespine.client.collection import Collection
 from timespine.client.retention import policy_of
 from timespine.columnar.schema import Schema, define
-from timespine.core.group import Transaction
+from timespine.core.group import Answers, Transaction
 from timespine.core.layers import Merging
-from timespine.core.transitions import Command
 from timespine.errors import Determinate, Indeterminate, TimespineError, UsageError, shown
-from timespine.model.frontier import Frontier
 
 
 def shape_of(
@@ -122,20 +120,20 @@ class Nursery:
         """The collection of that name that the transaction creates, if it does."""
         return self._expected[name].collection if name in self._expected else None
 
-    def commit(
-        self, commands: list[tuple[str, Command]], reads: tuple[tuple[str, Frontier], ...]
-    ) -> tuple[Any, ...] | None:
-        """Commit a transaction together with the names of what it creates; None if it creates nothing."""
-        if not self._expected:
-            return None
+    def commit(self, place: Callable[[], Transaction]) -> Answers:
+        """Commit what `place` makes together with the names of what it creates, if it creates anything."""
         births = [(name, each.collection._access.entry, each.replace) for name, each in self._expected.items()]
-        transaction = Transaction(tuple(commands), reads)
-        replies = self._shared.committer.commit_beside(
-            transaction, lambda: self._catalog.beside(births, self._announced)
-        )
+        if not births:
+            return self._shared.committer.commit_placed(place)
+        answers = self._shared.committer.commit_placed(place, lambda: self._catalog.beside(births, self._announced))
         for each in self._expected.values():
             self._home.adopt(each.collection._access, replace=each.replace)
-        return replies
+        return answers
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the transaction creates nothing."""
+        return not self._expected
 
     def close(self) -> None:
         """Whatever was not born never will be."""

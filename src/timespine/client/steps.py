@@ -3,7 +3,8 @@
 A step is begun with the time of the transaction and the upper that the steps before it
 leave, which makes its rows; it is placed with them, which makes its commands. It may be
 placed again at a later time without being begun again: rows are rewritten then, which
-is metadata only. What depends on rows that were read is begun again instead.
+is metadata only. What depends on rows that were read follows what others committed
+since (`client.basis`); only if that cannot be told, all is begun again.
 """
 
 from __future__ import annotations
@@ -17,17 +18,27 @@ import msgspec
 import pyarrow as pa
 
 from timespine.client.access import Access
-from timespine.client.changing import Compute, Present, delta_of, exactly, present, timed
+from timespine.client.basis import Compute, Pending, Worked, moved, present
 from timespine.client.given import names_of
 from timespine.client.inspecting import plain
 from timespine.client.moments import Moment, Progress
 from timespine.client.storing import Loose, Runs, count_appended
-from timespine.client.unsealed import NOTHING, REFUSE, Written, ahead_of, count_late, fit, said, too_late, write_of
+from timespine.client.unsealed import (
+    NOTHING,
+    REFUSE,
+    Sealed,
+    Written,
+    ahead_of,
+    count_late,
+    fit,
+    said,
+    too_late,
+    write_of,
+)
 from timespine.client.writing import Committed, Made, after, made_of, upper_of
 from timespine.columnar.consolidate import consolidate
 from timespine.core.hollow import HollowBatch
 from timespine.core.transitions import Command, CompareAndAppend, Expired
-from timespine.core.transitions.push import rewritten
 from timespine.errors import UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -46,7 +57,7 @@ class Step:
 
     @property
     def is_read(self) -> bool:
-        """Whether it was worked out from rows that must still be the newest ones."""
+        """Whether it was worked out from rows that are there."""
         return False
 
     @property
@@ -71,8 +82,17 @@ class Step:
         """What to commit, once its rows are durable and the upper is where the steps before it leave it."""
         raise NotImplementedError
 
-    def reply(self, replies: list[Any], at: int | None) -> Any:
-        """What to tell the caller."""
+    def follow(self, at: int | None, *, quickly: bool) -> None:
+        """Make its rows right for the newest state that is known, if they were worked out from others.
+
+        See `basis.Pending.follow`.
+        """
+
+    def unstage(self) -> None:
+        """What it was offered with was refused: it may be offered once more, or never."""
+
+    def reply(self, replies: list[Any], at: int | None, seqno: int) -> Any:
+        """What to tell the caller: the collection has it since the state of this number."""
         return replies[-1] if replies else None
 
 
@@ -90,11 +110,22 @@ class Free(Step):
 
 @dataclass(slots=True)
 class Relying(Free):
-    """What was worked out from rows that must still be the newest ones."""
+    """What was worked out from rows that are there, and follows what others commit to them."""
 
     @property
     def is_read(self) -> bool:
         return True
+
+    @property
+    def pending(self) -> Pending:
+        """The difference, once it was begun."""
+        raise NotImplementedError
+
+    def follow(self, at: int | None, *, quickly: bool) -> None:
+        self.pending.follow(at, quickly=quickly)
+
+    def unstage(self) -> None:
+        self.pending.unstage()
 
 
 @dataclass(slots=True)
@@ -124,9 +155,9 @@ class Appending(Step):
             raise UsageError(f"rows at {plain(made.lower)} come too late: {self.access.name} is complete up to {upper}")
         return [_append(self.access, runs, made.table.num_rows, upper, self.reached(upper, at))]
 
-    def reply(self, replies: list[Any], at: int | None) -> Committed:
+    def reply(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
         assert self.made is not None
-        return Committed(self.made.time, replies[-1], self.made.table.num_rows)
+        return Committed(self.made.time, replies[-1], self.made.table.num_rows, seqno)
 
 
 @dataclass(slots=True)
@@ -155,8 +186,8 @@ class AppendingFree(Free):
         assert at is not None
         return [_append(self.access, moved(runs, self.written, at), self.rows, upper, after(at))]
 
-    def reply(self, replies: list[Any], at: int | None) -> Committed:
-        return Committed(at, replies[-1], self.rows)
+    def reply(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
+        return Committed(at, replies[-1], self.rows, seqno)
 
 
 @dataclass(slots=True)
@@ -177,9 +208,9 @@ class Built(AppendingFree):
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         return AppendingFree.commands(self, self.runs, upper, at)
 
-    def reply(self, replies: list[Any], at: int | None) -> Committed:
+    def reply(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
         count_appended(self.access, self.runs, self.rows)
-        return AppendingFree.reply(self, replies, at)
+        return AppendingFree.reply(self, replies, at, seqno)
 
 
 @dataclass(slots=True)
@@ -188,23 +219,27 @@ class Changing(Relying):
 
     compute: Compute
     operation: str
-    now: Present | None = None
-    rows: int = 0
+    worked: Worked | None = None
+
+    @property
+    def pending(self) -> Worked:
+        assert self.worked is not None  # it was begun
+        return self.worked
 
     def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
-        self.now = now = stack.enter_context(present(self.access, at))
-        table = timed(delta_of(self.compute(now), now.schema), now.schema, now.time)
-        self.rows = table.num_rows
-        return Loose(self.access, now.id, now.schema, table) if table.num_rows else None
+        now = stack.enter_context(present(self.access, at))
+        self.worked = worked = Worked.of(now, self.compute, self.operation)
+        return Loose(self.access, now.id, now.schema, worked.table) if worked.rows else None
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         # SUBTLE: also if there is no difference. That there is none was read, and must still be so when the rest is
         # committed (test_transaction.py).
-        assert self.now is not None
-        return [exactly(self.now, runs, self.rows, self.operation)]
+        return [self.pending.command(runs)]
 
-    def reply(self, replies: list[Any], at: int | None) -> Committed:
-        return Committed(at if self.rows else None, replies[-1], self.rows)
+    def reply(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
+        self.pending.done()
+        rows = self.pending.net
+        return Committed(at if rows else None, replies[-1], rows, seqno)
 
 
 def sealed_for(access: Access, placed: Frontier | None) -> Frontier:
@@ -249,12 +284,12 @@ class Writing(Step):
             raise too_late(self.access, self.made.lower, upper)
         return [write_of(self.access, self.made, runs)]
 
-    def reply(self, replies: list[Any], at: int | None) -> Written:
+    def reply(self, replies: list[Any], at: int | None, seqno: int) -> Written:
         assert self.made is not None
         count_late(self.access, self.late, self.too_late)
         if not replies:
             return msgspec.structs.replace(NOTHING, late=self.too_late)
-        return said(self.made, replies[-1], self.too_late)
+        return said(self.made, replies[-1], self.too_late, seqno)
 
 
 @dataclass(slots=True)
@@ -272,8 +307,10 @@ class Telling(Step):
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         return self.told()
 
-    def reply(self, replies: list[Any], at: int | None) -> Any:
+    def reply(self, replies: list[Any], at: int | None, seqno: int) -> Any:
         reply = replies[-1]
+        if self.sealed is not None:
+            return Sealed(Frontier(reply.elements), seqno)
         return Expired(self.expired, reply.since, reply.held_by) if self.expired is not None else reply
 
 
@@ -281,13 +318,6 @@ def is_free(access: Access, rows: Any, at: Moment | None) -> bool:
     """Whether rows say nothing about their times, and nobody else does."""
     _, schema = access.schema(access.known())
     return at is None and schema.arity == 1 and names_of(rows).isdisjoint(schema.time_names)
-
-
-def moved(runs: Runs, written: int, at: int) -> Runs:
-    """Runs whose rows were all written with one time, standing at a later one: nothing is read or written."""
-    if written == at:
-        return runs
-    return tuple(rewritten(run, Frontier.at(at)) for run in runs)
 
 
 def _append(access: Access, runs: Runs, rows: int, upper: Frontier, new_upper: Frontier) -> CompareAndAppend:

@@ -41,6 +41,7 @@ from timespine.client.reading import WAIT_S
 from timespine.client.report import Report, said
 from timespine.client.retention import Policy, Retention, change_policy, policy_of_store, retention_of
 from timespine.client.transaction import Transaction, listed
+from timespine.client.unsealed import Sealed
 from timespine.client.vacuum import Vacuumed, vacuum
 from timespine.columnar.cache import PartCache
 from timespine.columnar.engine import Engine
@@ -293,10 +294,12 @@ class Store:
         self._committer.check_writable()
         return Transaction(self._found, self._committer, Nursery(self, self._shared, self._catalog))
 
-    def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Progress) -> None:
-        """Say of some collections, all or none, that nothing more comes before a time."""
+    def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Progress) -> dict[str, Sealed]:
+        """Say of some collections, all or none, that nothing more comes before a time; by name, what it came to."""
         with self.transaction() as transaction:
             transaction.seal(collections, upper)
+        names = [each if isinstance(each, str) else each.name for each in listed(collections)]
+        return dict(zip(names, transaction.replies, strict=True))
 
     def snapshot(
         self,

@@ -12,31 +12,35 @@ of a time line, so that a snapshot of several as of that time has all of it.
 
 Everything is validated together and stored by one compare-and-set over the logs
 of all collections. If others were first, the transaction is placed again, at a
-later time. Only what the caller relies on is not tried again: `expect`, and what
-`snapshot` has read.
+later time; changes follow what was committed to the rows that they have read. Only
+what the caller relies on is not tried again: `expect`, and what `snapshot` has read.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from timespine.client import changing
 from timespine.client.access import Access
-from timespine.client.changing import ATTEMPTS, Compute
+from timespine.client.basis import Compute
+from timespine.client.changing import LOSSES_MAX, READS_MAX, contention
 from timespine.client.collection import Collection, expiring
 from timespine.client.committer import Committer
+from timespine.client.merge_into import Merge
 from timespine.client.moments import Moment, Progress
 from timespine.client.nursery import Nursery
 from timespine.client.rows import Snapshot
 from timespine.client.steps import Appending, AppendingFree, Changing, Step, Telling, Writing, is_free
-from timespine.client.storing import Runs, stored_together
+from timespine.client.storing import Runs, stored_together, surely_not
 from timespine.client.unsealed import REFUSE
 from timespine.client.writing import once
+from timespine.core import group
 from timespine.core.transitions import AdvanceUpper, Command, Seal
-from timespine.errors import UpperMismatch, UsageError, shown
+from timespine.errors import TimespineError, UpperMismatch, UsageError, shown
 from timespine.model.frontier import Frontier
 
 
@@ -102,6 +106,18 @@ class Transaction:
         """Rows with these keys, or for which a condition holds, go."""
         self.change(collection, changing.deleting(kept(keys), where), "delete")
 
+    def update(self, collection: str | Collection, *, where: Any = None, set: Mapping[str, Any]) -> None:
+        """Rows for which a condition holds get other values; all rows without one."""
+        self.change(collection, changing.updating(where, set), "update")
+
+    def replace(self, collection: str | Collection, rows: Any, *, where: Any = None) -> None:
+        """Rows for which a condition holds (all, without one) go, and these come instead."""
+        self.change(collection, changing.replacing(where, kept(rows)), "replace")
+
+    def merge(self, collection: str | Collection, source: Any) -> Merge[None]:
+        """Begin a merge with matched and not matched clauses; `.execute()` makes it part of the transaction."""
+        return Merge(partial(self.change, collection), kept(source))
+
     def write(
         self,
         collection: str | Collection,
@@ -164,7 +180,7 @@ class Transaction:
         if any(step.access.id == access.id for step in self._steps):
             raise UsageError(
                 f"what is in {access.name} is looked at as it was before the transaction, which has something for it "
-                "already: give all rows to one upsert or delete, and let it come first"
+                "already: make one change of it, and let that come first"
             )
         self.add(Changing(access, compute, operation))
 
@@ -192,7 +208,8 @@ class Transaction:
         with contextlib.ExitStack() as stack:
             for access in sorted(changed, key=lambda access: access.id):  # in one order: nobody waits in a circle
                 stack.enter_context(access.changing)
-            for _ in range(ATTEMPTS):
+            attempts = READS_MAX if changed else self._committer.config.commit_attempts
+            for _ in range(attempts):
                 try:
                     self.replies = self._once()
                     return
@@ -202,7 +219,7 @@ class Transaction:
                     if not any(step.is_stale for step in self._begun):
                         raise
                 self._committer.session.count("transactions started again")
-        raise UpperMismatch("any", "another one every time")
+        raise contention(self._names, attempts)
 
     def give_up(self) -> None:
         """Nothing of it happens."""
@@ -273,24 +290,57 @@ class Transaction:
             return stored_together(loose, commit)
 
     def _placed_and_committed(self, runs: list[Runs]) -> list[Any]:
-        """Commit what is durable by now. Without reads, losing to others only means another place."""
-        is_read = any(step.is_read for step in self._steps)
-        while True:
-            begun = self._times
-            self._times = _placed(self._steps, begun)
-            if is_read and self._times != begun:
-                # SUBTLE: rows that were worked out stand at the time that they were worked out for, and all stand at
-                # one (test_transaction.py).
-                raise UpperMismatch(begun, self._times)
-            try:
-                return self._committed(runs)
-            except UpperMismatch:
-                self._check_reads()
-                if is_read:
-                    raise
-                self._committer.session.count("transactions placed again")
+        """Commit what is durable. Losing to others only means another place, and a look at what they committed."""
+        attempts = self._committer.config.commit_attempts
+        try:
+            for losses in range(attempts):
+                self._follow(quickly=False)  # beside the others, what may be much; in its turn, what came since
+                try:
+                    return self._committed(runs, losses)
+                except UpperMismatch:
+                    self._check_reads()
+                    self._committer.session.count("transactions placed again")
+        except TimespineError as error:
+            if surely_not(error):
+                for step in self._steps:
+                    step.unstage()
+            raise
+        raise contention(self._names, attempts)
 
-    def _committed(self, runs: list[Runs]) -> list[Any]:
+    @property
+    def _names(self) -> str:
+        return ", ".join(sorted({step.access.name for step in self._steps}))
+
+    def _follow(self, *, quickly: bool) -> None:
+        """Choose times that are free, and make what was worked out right for them and for what is known."""
+        self._times = _placed(self._steps, self._times)
+        for step in self._steps:
+            step.follow(_time_of(step, self._times), quickly=quickly)
+
+    def _committed(self, runs: list[Runs], losses: int) -> list[Any]:
+        """Commit it as it is placed; after the first loss, without any other thread of the process in between."""
+        told: list[list[Command]] = []
+
+        def placed() -> group.Transaction:
+            self._follow(quickly=losses < LOSSES_MAX)
+            told[:] = self._commands(runs)
+            return self._transaction(told)
+
+        if losses == 0 and self._nursery.is_empty:
+            told = self._commands(runs)
+            whole = self._transaction(told)
+            answers = self._committer.commit(*whole.commands, reads=whole.reads)
+        else:
+            answers = self._nursery.commit(placed)
+        left, seqnos = iter(answers), dict(answers.seqnos)
+        replies = [[next(left) for _ in each] for each in told]
+        return [
+            step.reply(reply, _time_of(step, self._times), seqnos.get(step.access.id, step.access.known().seqno))
+            for step, reply in zip(self._steps, replies, strict=True)
+        ]
+
+    def _commands(self, runs: list[Runs]) -> list[list[Command]]:
+        """What each step does, where the steps before it leave the upper."""
         uppers = _uppers(self._steps)
         commands: list[list[Command]] = []
         for step, made in zip(self._steps, runs, strict=True):
@@ -298,13 +348,12 @@ class Transaction:
             upper = uppers[step.access.id]
             commands.append(step.commands(made, upper, at))
             uppers[step.access.id] = step.reached(upper, at)
+        return commands
+
+    def _transaction(self, commands: list[list[Command]]) -> group.Transaction:
         reads = tuple((access.id, expected) for access, expected in self._reads.values())
         pairs = [(step.access.id, each) for step, told in zip(self._steps, commands, strict=True) for each in told]
-        left = iter(self._nursery.commit(pairs, reads) or self._committer.commit(*pairs, reads=reads))
-        replies = [[next(left) for _ in told] for told in commands]
-        return [
-            step.reply(reply, _time_of(step, self._times)) for step, reply in zip(self._steps, replies, strict=True)
-        ]
+        return group.Transaction(tuple(pairs), reads)
 
 
 def kept(rows: Any) -> Any:

@@ -24,7 +24,7 @@ from timespine.client.moments import Moment, Progress, to_user
 from timespine.client.reading import wanted_of
 from timespine.client.rows import Shape, Updates, UpdatesOfState
 from timespine.client.storing import Runs, stored
-from timespine.client.writing import Made, Together, commit_first, extent, made_of, once
+from timespine.client.writing import Made, Together, commit_together, extent, made_of, once
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.runs import count
@@ -54,6 +54,17 @@ class Written(msgspec.Struct, frozen=True):
     """A time at or after all of them."""
     late: int = 0
     """Rows that were too late, and were dropped or moved by rule."""
+    seqno: int | None = None
+    """The number of the state that has them: that of its commit; None if there was nothing to write."""
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """What a seal came to."""
+
+    upper: Frontier
+    """The collection is complete below this now."""
+    seqno: int
+    """The number of the state that says so: that of its commit, if it was not so before."""
 
 
 NOTHING = Written(None, 0, None, None)
@@ -177,19 +188,20 @@ def count_late(access: Access, late: str, rows: int) -> None:
 def _written(access: Access, made: Made, late: int, together: Together) -> Written:
     if made.table.num_rows == 0:
         if together:
-            commit_first(access, together[0], together[1:])
+            commit_together(access, together)
         return msgspec.structs.replace(NOTHING, late=late)
 
     def commit(runs: Runs) -> Written:
-        return said(made, commit_first(access, write_of(access, made, runs), together), late)
+        answers = commit_together(access, (write_of(access, made, runs), *together))
+        return said(made, answers[0], late, answers.seqno(access.id))
 
     return stored(access, made.id, made.schema, made.table, commit)
 
 
-def said(made: Made, number: int, late: int) -> Written:
+def said(made: Made, number: int, late: int, seqno: int) -> Written:
     """What to tell whoever wrote."""
     first = to_user(made.lower.elements[0]) if len(made.lower.elements) == 1 else None
-    return Written(number, made.table.num_rows, first, to_user(made.latest) if made.latest else None, late)
+    return Written(number, made.table.num_rows, first, to_user(made.latest) if made.latest else None, late, seqno)
 
 
 def write_of(access: Access, made: Made, runs: Runs) -> Write:
@@ -199,10 +211,10 @@ def write_of(access: Access, made: Made, runs: Runs) -> Write:
     return Write(made.lower, made.latest, parts, made.id, access.config.inline_total_bytes)
 
 
-def seal(access: Access, upper: Progress) -> Frontier:
+def seal(access: Access, upper: Progress) -> Sealed:
     """Say that nothing more comes before a time. The same again is fine; back is an error."""
-    (reached,) = access.committer.commit((access.id, Seal(access.frontier_of(upper))))
-    return Frontier(reached.elements)
+    answers = commit_together(access, (Seal(access.frontier_of(upper)),))
+    return Sealed(Frontier(answers[0].elements), answers.seqno(access.id))
 
 
 def unsealed(

@@ -18,9 +18,10 @@ from timespine.columnar.consolidate import consolidate
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.rows import updates
 from timespine.columnar.schema import Schema
+from timespine.core.group import Answers
 from timespine.core.hollow import HollowBatch, Run
 from timespine.core.state import State
-from timespine.core.transitions import AppendNext, Command, CompareAndAppend
+from timespine.core.transitions import AppendedAt, AppendNext, Command, CompareAndAppend
 from timespine.errors import UpperMismatch, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -42,6 +43,8 @@ class Committed(msgspec.Struct, frozen=True):
     """The collection is complete below this now."""
     rows: int
     """Updates that were stored: equal ones count once."""
+    seqno: int
+    """The number of the state that has them: that of its commit; if nothing was changed, of the state that was read."""
 
 
 def append(
@@ -150,8 +153,9 @@ def commit_next(
     access: Access, runs: tuple[Run, ...], rows: int, at: int, operation: str, together: Together = ()
 ) -> Committed:
     """Commit runs whose rows stand at one time, at that time or the next free one."""
-    reply = commit_first(access, next_of(access, runs, rows, at, operation), together)
-    return Committed(reply.time, reply.upper, rows)
+    answers = commit_together(access, (next_of(access, runs, rows, at, operation), *together))
+    reply: AppendedAt = answers[0]
+    return Committed(reply.time, reply.upper, rows, answers.seqno(access.id))
 
 
 def next_of(access: Access, runs: tuple[Run, ...], rows: int, at: int, operation: str = "append") -> AppendNext:
@@ -160,9 +164,9 @@ def next_of(access: Access, runs: tuple[Run, ...], rows: int, at: int, operation
     return AppendNext(batch, at, None, operation, access.config.inline_total_bytes)
 
 
-def commit_first(access: Access, command: Command, together: Together) -> Any:
-    """Commit a command, and others with it, all or nothing; the reply to the first."""
-    return access.committer.commit(*((access.id, each) for each in (command, *together)))[0]
+def commit_together(access: Access, commands: Together) -> Answers:
+    """Commit commands to one collection, all or nothing; their replies."""
+    return access.committer.commit(*((access.id, each) for each in commands))
 
 
 def _append_at(
@@ -182,8 +186,8 @@ def _append_at(
 
     def commit(runs: tuple[Run, ...]) -> Committed:
         rows = table.num_rows
-        reached = commit_between(access, runs, rows, lower, new_upper, expected, operation, together)
-        return Committed(made.time, reached, rows)
+        answers = commit_between(access, runs, rows, lower, new_upper, expected, operation, together)
+        return Committed(made.time, answers[0], rows, answers.seqno(access.id))
 
     check_not_before(expected, lower)
     return stored(access, id, schema, table, commit)
@@ -219,7 +223,7 @@ def commit_between(
     expected: Frontier | None,
     operation: str,
     together: Together = (),
-) -> Frontier:
+) -> Answers:
     """Commit runs whose rows are not before `lower`, wherever the upper is until then, or where it is expected."""
     arity = access.known().arity
     believed = expected if expected is not None else access.known().upper
@@ -232,13 +236,11 @@ def commit_between(
         batches = (batch,) if runs else ()
         command = CompareAndAppend(batches, believed, new_upper, operation, access.config.inline_total_bytes)
         try:
-            reached: Frontier = commit_first(access, command, together)
+            return commit_together(access, (command, *together))
         except UpperMismatch as mismatch:
             if expected is not None or not isinstance(mismatch.actual, Frontier):
                 raise
             believed = mismatch.actual
-            continue
-        return reached
 
 
 def after(time: int) -> Frontier:

@@ -252,7 +252,7 @@ class Native(Predicate):
                 f"polars {pl.__version__} cannot tell whether an expression looks at one row at a time: "
                 "upgrade it, or write the predicate as text or with col(...)"
             )
-        if not _is_row_by_row(self.expression):
+        if not is_row_by_row(self.expression):
             raise UsageError(
                 "a polars expression in a predicate must look at one row at a time: no aggregates, windows or Python "
                 "functions, and lists instead of Series in is_in"
@@ -339,8 +339,10 @@ def _measure(predicate: Predicate, inside: Sequence[Predicate]) -> None:
     object.__setattr__(predicate, "terms", terms)
 
 
-def _is_row_by_row(expression: pl.Expr) -> bool:
-    """Whether the result for a row depends on that row alone. Parts are filtered chunk by chunk."""
+def is_row_by_row(expression: pl.Expr) -> bool:
+    """Whether the result for a row surely depends on that row alone. Parts are filtered chunk by chunk."""
+    if not hasattr(expression.meta, "is_row_separable"):
+        return False  # this version of polars cannot tell
     try:
         remaining = [expression]
         while remaining:

@@ -12,7 +12,7 @@ Within a transaction it is all or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -53,6 +53,22 @@ class Group(msgspec.Struct, frozen=True):
         return sorted({name for name in named if isinstance(name, str)})
 
 
+class Answers(tuple[Any, ...]):
+    """The replies to the commands of a transaction that was applied, in order."""
+
+    seqnos: tuple[tuple[str, int], ...]
+    """The state of each collection it named that has it: that of its own commit, if it changed anything there."""
+
+    def __new__(cls, replies: Iterable[Any], seqnos: tuple[tuple[str, int], ...]) -> Answers:
+        answers = super().__new__(cls, replies)
+        answers.seqnos = seqnos
+        return answers
+
+    def seqno(self, collection: str) -> int:
+        """The sequence number of the state of a collection that has it."""
+        return dict(self.seqnos)[collection]
+
+
 class Refused(msgspec.Struct, frozen=True):
     """The answer to a transaction that was not applied."""
 
@@ -67,7 +83,7 @@ class Judged(msgspec.Struct, frozen=True):
 
     changed: dict[str, State]
     """The collections that change, each by one commit."""
-    replies: tuple[tuple[Any, ...] | Refused, ...]
+    replies: tuple[Answers | Refused, ...]
     """Per transaction: the replies to its commands, or why it was refused."""
 
 
@@ -104,7 +120,13 @@ def judge(states: Mapping[str, State], group: Group, now_ms: int) -> Judged | Co
         # SUBTLE: what was only read is committed too, unchanged, so that the compare-and-set
         # fails if it moved (test_commit.py).
         changed.update((name, current[name]) for name in sorted(relied_on))
-    return Judged({name: _committed(state, group, now_ms) for name, state in changed.items()}, tuple(replies))
+    committed = {name: _committed(state, group, now_ms) for name, state in changed.items()}
+    current.update(committed)
+    answers = tuple(
+        reply if isinstance(reply, Refused) else Answers(reply, _seqnos(current, transaction))
+        for transaction, reply in zip(group.transactions, replies, strict=True)
+    )
+    return Judged(committed, answers)
 
 
 def _judge_transaction(
@@ -133,8 +155,13 @@ def _judge_transaction(
 
 
 def _refused(current: dict[str, State], transaction: Transaction, reason: Refusal) -> Refused:
+    return Refused(reason, _seqnos(current, transaction))
+
+
+def _seqnos(current: dict[str, State], transaction: Transaction) -> tuple[tuple[str, int], ...]:
+    """The numbers of the states of all collections that a transaction names."""
     named = Group((transaction,)).collections()
-    return Refused(reason, tuple((name, current[name].seqno) for name in named if name in current))
+    return tuple((name, current[name].seqno) for name in named if name in current)
 
 
 def _committed(state: State, group: Group, now_ms: int) -> State:

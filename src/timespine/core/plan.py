@@ -65,11 +65,12 @@ def plan_snapshot(state: State, as_of: Time) -> Plan | SinceError | NotSealed:
     return Plan(state.seqno, state.since, None, as_of, _runs(state, None, as_of), state.upper)
 
 
-def plan_ahead(state: State, until: Time) -> Plan | SinceError:
-    """Plan a read of what is there by now as of a time that need not be complete yet."""
-    if not state.since.less_equal(check_time(until, state.arity)):
-        return SinceError(until, state.since)
-    return Plan(state.seqno, state.since, None, until, _runs(state, None, until), state.upper)
+def plan_ahead(state: State, until: Time, after: Time | None = None) -> Plan | SinceError:
+    """Plan a read as of a time that need not be complete yet; with `after`, of the updates later than that alone."""
+    for time in (until,) if after is None else (after, until):
+        if not state.since.less_equal(check_time(time, state.arity)):
+            return SinceError(time, state.since)
+    return Plan(state.seqno, state.since, after, until, _runs(state, after, until), state.upper)
 
 
 def plan_changes(state: State, after: Time, until: Time) -> Plan | SinceError | NotSealed:

@@ -14,14 +14,14 @@ import pyarrow as pa
 
 from timespine.client import unsealed
 from timespine.client.access import Access
-from timespine.client.changing import ATTEMPTS
+from timespine.client.changing import contention
 from timespine.client.moments import Moment, to_user
 from timespine.client.storing import Runs, count_appended
 from timespine.client.unsealed import LATE, NOTHING, REFUSE, Written, count_late, too_late
-from timespine.client.writing import Together, commit_first
+from timespine.client.writing import Together, commit_together
 from timespine.columnar.schema import DIFF, TIME, Schema
 from timespine.core.transitions import Write
-from timespine.errors import UpperMismatch, UsageError, shown
+from timespine.errors import UsageError, shown
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 from timespine.spark.building import Ahead, latest_of, refuse_null_keys, written
@@ -138,12 +138,12 @@ class Parts(msgspec.Struct, frozen=True):
         parts = tuple(part for run in self.runs for part in run.parts)
         return (Write(lower, last, parts, self.id, access.config.inline_total_bytes), *rule.commands(self.latest))
 
-    def said(self, number: int | None) -> Written:
-        """What to tell whoever wrote them, under the number that they got."""
+    def said(self, number: int | None, seqno: int | None) -> Written:
+        """What to tell whoever wrote them, under the number that they got, in the commit of another one."""
         if not self.runs:
             return msgspec.structs.replace(NOTHING, late=self.late)
         lower, last = self.ends
-        return Written(number, self.rows, to_user(lower.elements[0]), to_user(last), self.late)
+        return Written(number, self.rows, to_user(lower.elements[0]), to_user(last), self.late, seqno)
 
 
 def parts_of(id: int, runs: Runs, rows: int, sent: Iterable[Sent]) -> Parts:
@@ -163,7 +163,8 @@ def build(job: Job, frame: DataFrame, how: Ahead, upper: Frontier) -> Parts:
 
 def write_many(access: Access, frame: DataFrame, how: Ahead, together: Together = ()) -> Written:
     """Executors write the rows; the driver commits what points at them. Again, if more is too late by then."""
-    for _ in range(ATTEMPTS):
+    attempts = access.config.commit_attempts
+    for _ in range(attempts):
         id, schema = access.schema(access.state())
         parts = None
         try:
@@ -174,7 +175,7 @@ def write_many(access: Access, frame: DataFrame, how: Ahead, together: Together 
             if parts is None or not is_stale(parts, how, access.state().upper):
                 raise
             access.committer.session.count("changes started again")
-    raise UpperMismatch("any", access.known().upper)
+    raise contention(access.name, attempts)
 
 
 def is_stale(parts: Parts, how: Ahead, upper: Frontier) -> bool:
@@ -185,7 +186,7 @@ def is_stale(parts: Parts, how: Ahead, upper: Frontier) -> bool:
 def commit_parts(access: Access, parts: Parts, how: Ahead, together: Together) -> Written:
     """Commit what tasks have written, and what seals, `together` with other commands."""
     commands = (*parts.commands(access, how.rule, access.known().upper), *together)
-    number = commit_first(access, commands[0], commands[1:]) if commands else None
+    answers = commit_together(access, commands) if commands else None
     count_late(access, how.late, parts.late)
     count_appended(access, parts.runs, parts.rows)
-    return parts.said(number)
+    return parts.said(*((answers[0], answers.seqno(access.id)) if answers is not None else (None, None)))

@@ -17,7 +17,8 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.access import Access
-from timespine.client.changing import Compute, Difference, Present, change
+from timespine.client.basis import Compute, Difference, Grain, Look
+from timespine.client.changing import change
 from timespine.client.writing import Committed, Together
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform
@@ -39,12 +40,11 @@ def applying(access: Access, rows: pa.Table, sequence: str | None) -> Compute:
         raise UsageError("changes are applied by key, and this collection has no key columns: append them with _diff")
     last = latest(rows, known, sequence)
 
-    def compute(present: Present) -> Difference:
-        schema = present.schema
+    def compute(schema: Schema) -> Look:
         names = [name for name in last.column_names if name in schema.names]
         came = conform(last.filter(pa.array(_kinds(last) == "come")).select(names), schema)
         keys = conform(last.select(names), schema).select(list(schema.key_names))
-        return Difference(present.rows(keys=KeySet(keys)), came)
+        return Look(lambda old: Difference(old, came), keys=KeySet(keys), grain=Grain.NEWS)
 
     return compute
 

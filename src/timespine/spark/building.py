@@ -14,10 +14,12 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.changing import Difference, delta_of, keys_of, timed
+from timespine.client.basis import Difference, delta_of, timed
+from timespine.client.changing import keys_of
 from timespine.client.driver import fresh_id
 from timespine.client.unsealed import REFUSE, by_rule, with_times
 from timespine.columnar.builder import BatchBuilder
+from timespine.columnar.keyfilter import filter_of
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform, updates
 from timespine.columnar.schema import DIFF, TIME, Schema
@@ -39,11 +41,12 @@ SENT = pa.schema(
         pa.field("error", pa.string()),
         pa.field("late", pa.int64()),
         pa.field("latest", pa.int64()),
+        pa.field("keys", pa.binary()),
     ]
 )
 """What a task sends: see `job.Sent`."""
 
-DDL = "batch binary, rows bigint, error string, late bigint, latest bigint"
+DDL = "batch binary, rows bigint, error string, late bigint, latest bigint, keys binary"
 """The same, as Spark says it."""
 
 
@@ -58,6 +61,8 @@ class Taken(NamedTuple):
     """Those of them that came too late."""
     latest: int | None = None
     """The largest time that they brought."""
+    keys: bytes | None = None
+    """The filter of their keys, if rows of those were read (`columnar.keyfilter`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +156,13 @@ def named(names: list[str], task: Callable[[Batches], Batches]) -> Callable[[Bat
     return run
 
 
-def sent(build: Callable[[], Taken]) -> tuple[bytes | None, int, str | None, int, int | None]:
+def sent(build: Callable[[], Taken]) -> tuple[bytes | None, int, str | None, int, int | None, bytes | None]:
     """What became of building a batch. What is wrong with the rows is an answer: the driver says it in one sentence."""
     try:
         taken = build()
     except UsageError as error:
-        return None, 0, str(error), 0, None
-    return taken.batch, taken.rows, None, taken.late, taken.latest
+        return None, 0, str(error), 0, None, None
+    return taken.batch, taken.rows, None, taken.late, taken.latest, taken.keys
 
 
 def _sent(build: Callable[[], Taken]) -> Batches:
@@ -217,29 +222,31 @@ def change_rows(changing: Changing, batches: Batches) -> Taken:
     if not tables:
         return Taken(None, 0)
     table = pa.concat_tables(tables)
-    difference = _difference(changing, table)
+    difference, keys = _difference(changing, table)
     delta = delta_of(difference, schema)
     if delta.num_rows == 0:
-        return Taken(None, table.num_rows)
+        return Taken(None, table.num_rows, keys=keys)
     assert building.at is not None
     with building.builder(Order.SORTED) as builder:
         ordered = timed(delta, schema, building.at[0])
         builder.add(ordered)
-        return Taken(_finished(building, builder), table.num_rows)
+        return Taken(_finished(building, builder), table.num_rows, keys=keys)
 
 
-def _difference(changing: Changing, table: pa.Table) -> Difference:
+def _difference(changing: Changing, table: pa.Table) -> tuple[Difference, bytes]:
+    """What rows change, and the filter of the keys that were looked up for it."""
     schema = changing.building.schema
     if changing.deletes:
         refuse_null_keys(table, schema)
-        keys = KeySet(keys_of(table, schema))
-        return Difference(_present(changing, keys), schema.arrow.empty_table())
+        found = keys_of(table, schema)
+        return Difference(_present(changing, KeySet(found)), schema.arrow.empty_table()), filter_of(found)
     new = conform(table, schema)
     refuse_null_keys(new, schema)
-    keys = KeySet(new.select(list(schema.key_names)))
+    found = new.select(list(schema.key_names))
+    keys = KeySet(found)
     if len(keys) != new.num_rows:
         raise UsageError(f"{new.num_rows - len(keys)} rows repeat the key of another one: give each key once")
-    return Difference(_present(changing, keys), new)
+    return Difference(_present(changing, keys), new), filter_of(found)
 
 
 def _present(changing: Changing, keys: KeySet) -> pa.Table:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from timespine.client import changing
 from timespine.client.access import Access
-from timespine.client.changing import ATTEMPTS, Present, commit_exactly, present
+from timespine.client.basis import Pending, Present, negated, present
+from timespine.client.changing import begun_again, place, restricted
 from timespine.client.storing import Runs, count_appended
-from timespine.client.writing import Committed, Together, commit_first
+from timespine.client.writing import Committed, Together, commit_together
+from timespine.columnar.keyfilter import KeyFilter
+from timespine.columnar.keyset import KeySet
+from timespine.columnar.rows import conform
 from timespine.columnar.schema import Schema
 from timespine.columnar.slice import cut
 from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted
-from timespine.errors import UpperMismatch, UsageError
+from timespine.core.state import State
+from timespine.errors import UsageError
 from timespine.spark.building import Changing, changed, refuse_null_keys
 from timespine.spark.job import Job
 from timespine.spark.names import quoted
-from timespine.spark.types import check_frame, check_keys
+from timespine.spark.tasks import Batches
+from timespine.spark.types import brought_back, check_frame, check_keys
 from timespine.spark.writing import built, taken
 
 if TYPE_CHECKING:
@@ -67,34 +74,80 @@ def looked_at(access: Access, frame: DataFrame) -> tuple[Schema, pa.Table | None
 
 
 def _change(access: Access, frame: DataFrame, operation: str, together: Together, *, deletes: bool) -> Committed:
-    """Work out the difference by executors, and append it; again, if somebody else was first."""
+    """Work out the difference by executors, and append it, whatever others commit meanwhile."""
     access.committer.check_writable()
     with access.changing:
-        for _ in range(ATTEMPTS):
-            try:
-                return _change_once(access, frame, operation, together, deletes=deletes)
-            except UpperMismatch:
-                access.committer.session.count("changes started again")
-    raise UpperMismatch("any", access.known().upper)
+        return begun_again(access, lambda: _change_once(access, frame, operation, together, deletes=deletes))
 
 
 def _change_once(access: Access, frame: DataFrame, operation: str, together: Together, *, deletes: bool) -> Committed:
     with present(access) as now:
         with Job(access, now.id, now.schema, (now.time,)) as job:
-            runs, rows = worked_out(now, job, frame, deletes=deletes)
+            pending = worked_out(now, job, frame, operation, deletes=deletes)
             ends = (*together, *job.end())
-            if not runs:
-                commit_first(access, ends[0], ends[1:])
-                return Committed(None, now.upper, 0)
-            done = commit_exactly(access, now, runs, rows, operation, ends)
-        count_appended(access, runs, rows)
-        return done
+            if not pending.runs:
+                return Committed(None, now.upper, 0, commit_together(access, ends).seqno(access.id))
+            answers = place(pending, pending.runs, ends)
+        count_appended(access, pending.runs, pending.rows)
+        return Committed(now.time, answers[0], pending.stored, answers.seqno(access.id))
 
 
-def worked_out(now: Present, job: Job, frame: DataFrame, *, deletes: bool) -> tuple[Runs, int]:
-    """The difference that rows make to those that are there, by tasks: as runs, and how many updates that is."""
+@dataclass(slots=True)
+class ByTasks(Pending):
+    """A difference that tasks have worked out, each for the keys of its partition."""
+
+    frame: DataFrame | None = None
+    """The rows that came, and that have the keys."""
+    filter: KeyFilter | None = None
+    """Which rows may have one of the keys."""
+    runs: Runs = ()
+    """Where the difference is."""
+
+    @property
+    def is_quick(self) -> bool:
+        return False
+
+    def news(self, state: State, time: int) -> pa.Table:
+        return self.now.news(state, time, where=self.filter)
+
+    def patch(self, news: pa.Table) -> pa.Table:
+        """All rows of the keys that came go. Tasks tell which of the keys of the news those are."""
+        assert self.frame is not None
+        keys = news.select(list(self.now.schema.key_names))
+        found = keys_among(self.frame, self.now.schema, keys)
+        return negated(news.filter(KeySet(found).mask(news)))
+
+
+def worked_out(now: Present, job: Job, frame: DataFrame, operation: str, *, deletes: bool) -> ByTasks:
+    """The difference that rows make to those that are there, by tasks."""
+    now.access.committer.session.count("changes read")
     task = changed(Changing(job.building, _slice_of(now), deletes))
-    return job.runs(built(frame, _by_key(now.schema), task))
+    sent = built(frame, _by_key(now.schema), task)
+    runs, rows = job.runs(sent)
+    filters = [each.keys for each in sent if each.keys is not None]
+    among = KeyFilter(now.schema.key_names, filters)
+    return ByTasks(now, operation, now.time, rows, frame=frame, filter=among, runs=runs)
+
+
+def keys_among(frame: DataFrame, schema: Schema, keys: pa.Table) -> pa.Table:
+    """Those of some keys that rows of a DataFrame have, told by tasks."""
+    columns = list(schema.key_names)
+    plain = [f"c{place}" for place in range(len(columns))]
+    narrow = frame.select(*map(quoted, columns)).toDF(*plain)
+    wanted = restricted(schema, schema.key_names)
+
+    def among(batches: Batches) -> Batches:
+        sought = KeySet(keys)
+        for batch in batches:
+            yield batch.filter(sought.mask(_keys_of(batch, wanted)))
+
+    found = narrow.mapInArrow(among, narrow.schema).toArrow().to_batches()
+    return pa.concat_tables([wanted.arrow.empty_table(), *(_keys_of(batch, wanted) for batch in found)])
+
+
+def _keys_of(batch: pa.RecordBatch, wanted: Schema) -> pa.Table:
+    """Keys that travelled under other names, as the collection has them."""
+    return conform(brought_back(pa.RecordBatch.from_arrays(batch.columns, names=list(wanted.names)), wanted), wanted)
 
 
 def _by_key(schema: Schema) -> Schema:
@@ -106,7 +159,7 @@ def _slice_of(now: Present) -> bytes | None:
     """The collection as it is read, for tasks to look their keys up in; None if it is empty."""
     if now.plan is None:
         return None
-    state = now.held.state
+    state = now.state
     wanted = Wanted(now.schema, now.schema.names, Window(until=now.plan.until))
     (whole,) = cut(now.access.parts(state), state.schemas, now.plan.runs, wanted, 1)
     return whole.encode()

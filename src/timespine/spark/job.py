@@ -39,6 +39,8 @@ class Sent(msgspec.Struct, frozen=True):
     """Those that came too late, and were dropped or moved."""
     latest: int | None = None
     """The largest time that they brought, if they are written ahead of the seal."""
+    keys: bytes | None = None
+    """The filter of the keys that it looked up, if it changes rows."""
 
 
 class Job:

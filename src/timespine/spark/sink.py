@@ -24,7 +24,7 @@ from timespine.client.access import Access
 from timespine.client.changes import CHANGE_TYPE
 from timespine.client.changing import delete_keys
 from timespine.client.unsealed import REFUSE, Written
-from timespine.client.writing import Committed, Together, commit_first
+from timespine.client.writing import Committed, Together, commit_together
 from timespine.columnar.schema import Schema
 from timespine.errors import AlreadyIn, UsageError
 from timespine.spark.ahead import ahead, check_times, commit_parts, parts_of, write_few
@@ -129,7 +129,7 @@ class _Writing:
                 LOG.warning("%s: %d rows came too late, by rule: %s", access.name, done.late, how.late)
             return done
         if together:
-            commit_first(access, together[0], together[1:])
+            commit_together(access, together)
         return None
 
     def abort(self, messages: list[Any], *_: object) -> None:

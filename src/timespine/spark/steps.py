@@ -6,17 +6,17 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from timespine.client.changing import Present, exactly, present
+from timespine.client.basis import present
 from timespine.client.steps import Relying, Step, sealed_for
 from timespine.client.storing import Loose, Runs, count_appended
 from timespine.client.unsealed import Written, count_late
-from timespine.client.writing import Committed, after
+from timespine.client.writing import Committed
 from timespine.core.transitions import Command
 from timespine.model.frontier import Frontier
 from timespine.spark import ahead
 from timespine.spark.ahead import Parts
 from timespine.spark.building import Ahead
-from timespine.spark.changing import worked_out
+from timespine.spark.changing import ByTasks, worked_out
 from timespine.spark.job import Job
 
 if TYPE_CHECKING:
@@ -30,26 +30,29 @@ class ChangingByTasks(Relying):
     operation: str
     frame: DataFrame
     deletes: bool
-    now: Present | None = None
     job: Job | None = None
-    runs: Runs = ()
-    rows: int = 0
+    worked: ByTasks | None = None
+
+    @property
+    def pending(self) -> ByTasks:
+        assert self.worked is not None  # it was begun
+        return self.worked
 
     def begin(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> Loose | None:
-        self.now = now = stack.enter_context(present(self.access, at))
+        now = stack.enter_context(present(self.access, at))
         self.job = stack.enter_context(Job(self.access, now.id, now.schema, (now.time,)))
-        self.runs, self.rows = worked_out(now, self.job, self.frame, deletes=self.deletes)
+        self.worked = worked_out(now, self.job, self.frame, self.operation, deletes=self.deletes)
         return None
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
-        assert self.now is not None
         assert self.job is not None
-        return [exactly(self.now, self.runs, self.rows, self.operation), *self.job.end()]
+        return [self.pending.command(self.pending.runs), *self.job.end()]
 
-    def reply(self, replies: list[Any], at: int | None) -> Committed:
-        assert at is not None
-        count_appended(self.access, self.runs, self.rows)
-        return Committed(at if self.rows else None, after(at), self.rows)
+    def reply(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
+        pending = self.pending
+        pending.done()
+        count_appended(self.access, pending.runs, pending.rows)
+        return Committed(at if pending.stored else None, replies[0], pending.stored, seqno)
 
 
 @dataclass(slots=True)
@@ -84,8 +87,8 @@ class WritingByTasks(Step):
         self.placed = upper
         return [*self.parts.commands(self.access, self.how.rule, upper), *self.job.end()]
 
-    def reply(self, replies: list[Any], at: int | None) -> Written:
+    def reply(self, replies: list[Any], at: int | None, seqno: int) -> Written:
         assert self.parts is not None
         count_late(self.access, self.how.late, self.parts.late)
         count_appended(self.access, self.parts.runs, self.parts.rows)
-        return self.parts.said(replies[0])
+        return self.parts.said(replies[0], seqno)

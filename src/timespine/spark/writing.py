@@ -137,8 +137,9 @@ def commit_runs(
         upper = writing.upper_of(access, moment.upper, latest, schema)
         if upper.less_equal(latest):
             raise UsageError(f"some rows are at or after the upper {upper} that this append is to complete")
-        reached = writing.commit_between(access, runs, rows, lower, upper, moment.expected, operation, together)
-        done = Committed(to_user(latest) if lower.elements == (latest,) else None, reached, rows)
+        answers = writing.commit_between(access, runs, rows, lower, upper, moment.expected, operation, together)
+        time = to_user(latest) if lower.elements == (latest,) else None
+        done = Committed(time, answers[0], rows, answers.seqno(access.id))
     count_appended(access, runs, rows)
     return done
 

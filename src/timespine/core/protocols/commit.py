@@ -10,21 +10,21 @@ there, ours can never be.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from timespine.core.codec import encode_diff, encode_state
 from timespine.core.diff import diff
 from timespine.core.effects import CompareAndSet, Now, Protocol, Sleep
-from timespine.core.group import CommittedBefore, Group, Judged, Refused, Transaction, judge
+from timespine.core.group import Answers, CommittedBefore, Group, Judged, Refused, Transaction, judge
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Frozen, Session, determinately_retried, pause_ms
 from timespine.core.state import UNBORN, Commit, State
 from timespine.core.transitions import AlreadyCommitted, Command, RegisterCommitter, RegisterWriter, apply
 from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, TimespineError, Unavailable, UsageError
 
-Replies = tuple[tuple[Any, ...] | Refused, ...]
+Replies = tuple[Answers | Refused, ...]
 
 Beside = tuple[tuple[str, int | None, bytes], ...]
 """Entries of other logs that must appear together with a group: (key, the head they follow, bytes)."""
@@ -61,7 +61,7 @@ def raise_refusal(refused: Refused) -> NoReturn:
     raise error
 
 
-def commit(session: Session, collection: str, *commands: Command) -> Protocol[tuple[Any, ...] | Refused]:
+def commit(session: Session, collection: str, *commands: Command) -> Protocol[Answers | Refused]:
     """Commit some commands to one collection, all or nothing; their replies."""
     replies = yield from commit_transactions(session, Transaction(tuple((collection, each) for each in commands)))
     return replies[0]
