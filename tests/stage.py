@@ -310,7 +310,8 @@ class Stage:
         data = encode_run(key, children)
         self.world.blobs[key] = data
         sums = [child.diff_sum or 0 for child in children]
-        return Part(key, sum(child.rows for child in children), len(data), sum(sums), hollow=True)
+        rows, inside_bytes = sum(child.rows for child in children), sum(child.total_bytes for child in children)
+        return Part(key, rows, len(data), sum(sums), hollow=True, inside_bytes=inside_bytes)
 
     def put(self, key: str, *updates: Update) -> Part:
         """Updates as a blob that no protocol put there, and the part that points at it."""

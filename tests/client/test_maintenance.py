@@ -296,7 +296,8 @@ def test_compact_gives_up_if_no_result_ever_fits(place):
 
     def merge(effect):
         merges.append(effect)
-        return wrong(real(effect))
+        output = real(effect)
+        return msgspec.structs.replace(output, batch=wrong(output.batch))
 
     store.engine.merge = merge
     with pytest.raises(Unavailable, match="did not fit"):

@@ -133,7 +133,7 @@ def measured(name):
         pa.default_memory_pool().release_unused()
         base = figure("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        merged = engine.merge(MergeRuns("c", request, "m1"))
+        merged = engine.merge(MergeRuns("c", request, "m1")).batch
         peak = figure("VmHWM") - base
         rows = sum(batch.len for batch in batches)
         return {"data": case.data, "bound": BOUND, "peak": peak, "lost": rows - merged.len}

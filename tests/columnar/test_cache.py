@@ -186,3 +186,58 @@ def test_a_size_is_a_number_of_bytes(wrong):
         PartCache(wrong)
     with pytest.raises(UsageError):
         PartCache(10).put("a", "A", wrong)
+
+
+# Several keys at once.
+
+
+def test_what_is_missing_is_loaded_together_and_kept_one_by_one():
+    cache = PartCache(100)
+    asked = []
+
+    def load(keys):
+        asked.append(keys)
+        return [(f"value of {key}", 10) for key in keys]
+
+    assert cache.get_or_load_all([1, 2, 3], load) == ["value of 1", "value of 2", "value of 3"]
+    assert cache.get_or_load_all([2, 3, 4], load) == ["value of 2", "value of 3", "value of 4"]
+    assert asked == [[1, 2, 3], [4]]
+    assert (cache.hits, cache.misses, cache.bytes) == (2, 4, 40)
+    assert cache.get_or_load_all([], load) == []
+
+
+def test_what_another_thread_loads_is_waited_for_and_not_loaded_again():
+    cache = PartCache(100)
+    begun, go_on = threading.Event(), threading.Event()
+    asked = []
+
+    def slow(keys):
+        asked.append(keys)
+        begun.set()
+        assert go_on.wait(20)
+        return [(key * 10, 1) for key in keys]
+
+    def quick(keys):
+        asked.append(keys)
+        go_on.set()  # what is its own is loaded before it waits for others
+        return [(key * 10, 1) for key in keys]
+
+    found = []
+    thread = threading.Thread(target=lambda: found.append(cache.get_or_load_all([1, 2], slow)))
+    thread.start()
+    assert begun.wait(20)
+    assert cache.get_or_load_all([2, 3], quick) == [20, 30]
+    thread.join(20)
+    assert found == [[10, 20]]
+    assert asked == [[1, 2], [3]]
+
+
+def test_a_load_of_several_that_fails_leaves_nothing_under_way():
+    cache = PartCache(100)
+
+    def fail(keys):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        cache.get_or_load_all([1, 2], fail)
+    assert cache.get_or_load_all([1, 2], lambda keys: [(key, 1) for key in keys]) == [1, 2]

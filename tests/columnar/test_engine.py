@@ -72,6 +72,12 @@ def engine_of(place, pool=None, config=None, blob=None, **options):
 
 def merge(place, runs, since=None, **options):
     """The result of a merge as writer m1."""
+    found = output(place, runs, since, **options)
+    return None if found is None else found.batch
+
+
+def output(place, runs, since=None, **options):
+    """All that a merge as writer m1 gives."""
     effect = MergeRuns(place.collection, request(runs, since, place.newest.arity), "m1")
     return engine_of(place, **options).merge(effect)
 
@@ -134,7 +140,8 @@ def test_a_merge_gives_what_the_oracle_gives(data):
         return
     before = set(keys_in(place.blob))
     with ThreadPoolExecutor(2) as pool:
-        batch = merge(place, runs, since, pool=pool if data.draw(st.booleans()) else None)
+        merged = output(place, runs, since, pool=pool if data.draw(st.booleans()) else None)
+    batch = merged.batch
     seen = [
         (tuple(map(key, seen_as(row, schema, place.newest))), time, diff)
         for updates, part, schema in history
@@ -154,11 +161,17 @@ def test_a_merge_gives_what_the_oracle_gives(data):
     assert batch.len == len(rows) == sum(part.rows for part in batch.parts)
     assert batch.diff_sum == wrap_int64(sum(diff for _, _, diff in seen))
     assert (not batch.runs) == (not rows)
-    # Only what it refers to was added, and lists name blobs of the writer alone.
+    # Only what it refers to was added. What is not new is inside of what the result says it passed on.
     assert set(keys_in(place.blob)) == before | reachable(place, batch)
-    for part in batch.parts:
-        if part.hollow:
-            assert all("/m1/" in each for each in reachable(place, HollowBatch(batch.desc, 0, (Run((part,)),))))
+    listed = {part.key: part for run in runs for part in run.parts if part.key}
+    assert set(merged.passed) <= set(listed)
+    sources = Run(tuple(listed[key] for key in merged.passed))
+    old = {each for each in reachable(place, batch) if "/m1/" not in each}
+    assert old <= reachable(place, HollowBatch(batch.desc, 0, (sources,)))
+    assert {part.key for part in batch.parts if part.key and "/m1/" not in part.key} <= set(listed)
+    assert merged.rows == batch.len - sum(part.rows for part in passed)
+    added = sum(info.size for info in place.blob.list_keys() if info.key not in before)
+    assert merged.size == added + batch.inline_bytes
 
 
 def test_a_part_that_nothing_touches_is_passed_through_by_reference():
@@ -465,6 +478,6 @@ def test_a_merge_pushes_nothing_out_of_the_cache_not_even_for_footers_and_lists(
     cache = PartCache(1 << 20)
     cache.put("what others come back to", b"", 1 << 20)
     engine = Engine(place.blob, lambda collection: place.schemas, place.config, fresh=place.name, cache=cache)
-    assert engine.merge(MergeRuns(place.collection, request(runs, None, 1), "m1")).len == 240
+    assert engine.merge(MergeRuns(place.collection, request(runs, None, 1), "m1")).batch.len == 240
     assert cache.evictions == 0
     assert len(cache) == 1

@@ -125,20 +125,22 @@ def test_a_tree_by_example() -> None:
 
 @given(st.integers(2, 6), st.lists(st.booleans(), max_size=60))
 @settings(max_examples=150)
-def test_spilling_keeps_every_part_in_its_place_and_lists_only_what_may_be_listed(limit, own) -> None:
+def test_spilling_keeps_every_part_in_its_place_and_hides_what_must_not_be_listed(limit, hidden) -> None:
     lists = Lists()
-    parts = [part(number, "w1" if mine else "w0") for number, mine in enumerate(own)]
-    spilled = spill(parts, lists.fresh, lists.put, limit=limit, may_spill=written_by("orders", "w1"))
+    parts = [part(number, "w0" if hides else "w1") for number, hides in enumerate(hidden)]
+    hides = written_by("orders", "w0")
+    spilled = spill(parts, lists.fresh, lists.put, limit=limit, hidden=hides)
     leaves = list(lists.leaves(spilled))
     assert [leaf for leaf, _ in leaves] == parts
-    assert all(depth == 0 for leaf, depth in leaves if leaf.key.startswith("orders/w0/"))
+    assert not any(hides(each) for each in spilled)
+    assert len(spilled) <= (1 if any(hidden) else limit)
     assert sum(each.rows for each in spilled) == sum(each.rows for each in parts)
-    if len(parts) <= limit:
+    assert sum(each.total_bytes for each in spilled) == sum(each.size for each in parts) + sum(
+        info.size for info in lists.blob.list_keys()
+    )
+    if len(parts) <= limit and not any(hidden):
         assert spilled == tuple(parts)
         assert lists.number == 0
-    foreign = own.count(False)
-    stretches = sum(mine and (index == 0 or not own[index - 1]) for index, mine in enumerate(own))
-    assert len(spilled) <= max(limit, foreign + stretches)
     for info in lists.blob.list_keys():
         assert len(decode_run(info.key, lists.blob.get(info.key))) <= limit
 
@@ -288,7 +290,7 @@ def stored(number, limit=2, writer="w1"):
     parts = [part(each, writer) for each in range(number)]
     for each in parts:
         lists.blob.put(each.key, b"rows")
-    return lists, spill(parts, lists.fresh, lists.put, limit=limit, may_spill=written_by("orders", writer))
+    return lists, spill(parts, lists.fresh, lists.put, limit=limit)
 
 
 class Watched(MemoryBlob):

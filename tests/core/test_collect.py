@@ -15,6 +15,7 @@ from timespine.core.effects import (
     Effect,
     GetBlob,
     ListBlobs,
+    MergeOutput,
     MergeRuns,
     Now,
     Scan,
@@ -336,9 +337,11 @@ def test_garbage_that_is_gone_already_is_no_obstacle(missing: str) -> None:
 def answer_merge(stage: Stage, session: Session, parts: Callable[[str], list[Part]]) -> None:
     """Let a merge of everything result in these parts of its writer."""
 
-    def answer(effect: MergeRuns) -> HollowBatch:
+    def answer(effect: MergeRuns) -> MergeOutput:
         made = parts(effect.writer)
-        return HollowBatch(effect.request.desc, sum(part.rows for part in made), tuple(Run((each,)) for each in made))
+        return MergeOutput(
+            HollowBatch(effect.request.desc, sum(part.rows for part in made), tuple(Run((each,)) for each in made))
+        )
 
     stage.append(session, stage.head().upper.elements[0][0] + 1)
     stage.commit(session, RollUpAll())
@@ -389,6 +392,75 @@ def test_part_that_lives_on_inside_of_a_run_is_kept() -> None:
     answer_merge(stage, session, lambda writer: [stage.put_run(session, f"c/{writer}/h-new", a, b)])
     stage.run(roll_up(session, "c"))
     stage.run(collect_garbage(session, "c"))  # the world objects to the deletion of what is reachable
+    stage.agree()
+
+
+def handed_on(stage: Stage, session: Session) -> tuple[Part, Callable[[], None]]:
+    """A part inside a run, both of a writer that is gone; and what passes it on from its run to a new one."""
+    writer = stage.borrowed_writer(session)
+    kept = stage.put(f"c/{writer}/q-kept", up("kept", 0))
+    stage.append_parts(session, 1, stage.put_run(session, f"c/{writer}/h0", kept))
+    stage.world.truth["c"] += [up("kept", 0)]
+    stage.commit(session, ExpireWriter(writer))
+
+    def hand_on() -> None:
+        answer_merge(stage, session, lambda writer: [stage.put_run(session, f"c/{writer}/h-next", kept)])
+
+    return kept, hand_on
+
+
+def test_part_that_several_merges_pass_on_from_run_to_run_stays() -> None:
+    stage, session, other = opened()
+    kept, hand_on = handed_on(stage, session)
+    for _ in range(3):
+        hand_on()
+        settle(stage, other)
+        assert kept.key in stage.world.blobs
+    stage.run(sweep(other, "c"))
+    assert sum("/h" in key for key in stage.world.blobs) == 1
+    stage.check_storage()
+    stage.agree()
+
+
+def test_collection_that_finds_a_live_run_gone_deletes_nothing() -> None:
+    # SUBTLE: `first` is garbage, `second` is live when the slow collector reads the log. Meanwhile the part inside of
+    # both is passed on to `third`, and a fast collector deletes `second` and then `first`.
+    stage, slow, fast = opened()
+    kept, hand_on = handed_on(stage, fast)
+    hand_on()
+    stage.run(roll_up(slow, "c"))
+    first = dict(stage.world.blobs)
+
+    def overtake() -> None:
+        hand_on()
+        for _ in range(2):
+            stage.run(roll_up(fast, "c"))
+            stage.run(collect_garbage(fast, "c"))
+        # As if the fast collector were about to delete the older run.
+        gone = {key: data for key, data in first.items() if key.split("/")[2] == "h0" and key not in stage.world.blobs}
+        stage.world.blobs.update(gone)
+
+    stage.before(GetBlob, overtake, where=lambda effect: "/h" in effect.key)
+    assert stage.run(collect_garbage(slow, "c")) == 0
+    assert kept.key in stage.world.blobs
+    stage.agree()
+
+
+def test_sweep_that_finds_a_live_run_gone_deletes_nothing() -> None:
+    stage, slow, fast = opened()
+    kept, hand_on = handed_on(stage, fast)
+    hand_on()
+    settle(stage, fast)
+
+    def overtake() -> None:
+        hand_on()
+        for _ in range(2):
+            stage.run(roll_up(fast, "c"))
+            stage.run(collect_garbage(fast, "c"))
+
+    stage.before(GetBlob, overtake, where=lambda effect: "/h" in effect.key)
+    assert stage.run(sweep(slow, "c")) == 0
+    assert kept.key in stage.world.blobs
     stage.agree()
 
 

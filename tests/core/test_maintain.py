@@ -10,7 +10,7 @@ import pytest
 from stage import CONFIG, Fault, Stage, at, configured, up
 
 from timespine.config import DEFAULT
-from timespine.core.effects import CompareAndSet, DeleteBlobs, Effect, FreshId, GetBlob, MergeRuns, PutBlob
+from timespine.core.effects import CompareAndSet, DeleteBlobs, Effect, FreshId, GetBlob, MergeOutput, MergeRuns, PutBlob
 from timespine.core.hollow import HollowBatch, Part, Run
 from timespine.core.merging import Applied
 from timespine.core.protocols.collect import references, sweep
@@ -337,9 +337,9 @@ def test_result_that_passes_through_what_another_merge_dropped_is_refused_and_le
     stage, session, other = asked_for_a_merge(rows=2, since=1)
     untouched = list(stage.head().keys())[-1]
 
-    def rewrite(effect: MergeRuns) -> HollowBatch:
+    def rewrite(effect: MergeRuns) -> MergeOutput:
         rows = [up("r0", 1), up("r1", 1), up("all", 1, 2), up("own", 2)]
-        return HollowBatch(effect.request.desc, 4, (Run((stage.put(f"c/{effect.writer}/p1", *rows),)),))
+        return MergeOutput(HollowBatch(effect.request.desc, 4, (Run((stage.put(f"c/{effect.writer}/p1", *rows),)),)))
 
     def faster() -> None:
         stage.now_ms += CONFIG.claim_ms + 1
@@ -358,11 +358,13 @@ def test_result_whose_diffs_do_not_add_up_is_dropped() -> None:
     stage, session, _ = asked_for_a_merge()
     writers: list[str] = []
 
-    def wrong(effect: MergeRuns) -> HollowBatch:
+    def wrong(effect: MergeRuns) -> MergeOutput:
         writers.append(effect.writer)
         part = msgspec.structs.replace(stage.put(f"c/{effect.writer}/p1", up("all", 2)), diff_sum=99)
         (inputs, *_) = effect.request.inputs
-        return HollowBatch(effect.request.desc, 1, (msgspec.structs.replace(inputs.runs[0], parts=(part,)),))
+        return MergeOutput(
+            HollowBatch(effect.request.desc, 1, (msgspec.structs.replace(inputs.runs[0], parts=(part,)),))
+        )
 
     stage.answer(MergeRuns, wrong)
     assert stage.run(merge_once(session, "c")) is Applied.DIFF_SUM
@@ -443,10 +445,10 @@ def test_merger_that_dies_while_it_deletes_what_was_dropped_never_leaves_parts_w
 def test_result_with_too_much_inline_is_refused_and_dropped() -> None:
     stage, session, _ = asked_for_a_merge()
 
-    def large(effect: MergeRuns) -> HollowBatch:
+    def large(effect: MergeRuns) -> MergeOutput:
         data = b"x" * (DEFAULT.inline_total_bytes + 1)
         part = Part("", 1, len(data), sum(part.diff_sum or 0 for part in stage.head().parts()), data)
-        return HollowBatch(effect.request.desc, 1, (Run((part,)),))
+        return MergeOutput(HollowBatch(effect.request.desc, 1, (Run((part,)),)))
 
     before = stage.head().trace
     stage.answer(MergeRuns, large)

@@ -244,6 +244,27 @@ def test_late_result_that_passes_through_a_part_another_merge_dropped_is_refused
     assert keys(scene) == ["c/m2/out"]
 
 
+def test_late_result_that_takes_parts_out_of_a_dropped_run_is_refused() -> None:
+    # SUBTLE: the result lists a run of its own writer and nothing else. Only what it says it took parts from shows
+    # that something inside of that run may be deleted already.
+    scene, request = fueled()
+    scene.do(RegisterWriter("m2", TERM_MS))
+    assert scene.do(ApplyMerge(scene.merged(request, "c/m2/out"), "m2")) is Applied.EXACT
+    late = HollowBatch(request.desc, 2, (Run((Part("c/m1/list", 2, 9, 2, hollow=True),)),))
+    reply = scene.declined(ApplyMerge(late, "m1", passed=("c/w1/p0",)))
+    assert isinstance(reply, Fenced)
+    assert "c/w1/p0" in str(reply)
+    assert keys(scene) == ["c/m2/out"]
+
+
+def test_result_may_take_parts_out_of_a_run_that_it_replaces() -> None:
+    scene, request = fueled()
+    passed = tuple(key for each in request.inputs for key in each.keys)
+    moved = HollowBatch(request.desc, 2, (Run((Part("c/m1/list", 2, 9, 2, hollow=True),)),))
+    assert scene.do(ApplyMerge(moved, "m1", passed=passed)) is Applied.EXACT
+    assert keys(scene) == ["c/m1/list"]
+
+
 def test_late_result_for_a_piece_that_passes_through_a_dropped_part_is_refused() -> None:
     scene, request = fueled(4)
     first, second, *_ = request.inputs

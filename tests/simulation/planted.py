@@ -406,10 +406,12 @@ def a_dropped_merge_deletes_what_it_passed_through() -> Iterator[None]:
         output = yield maintain.MergeRuns(collection, request, writer)
         if output is None:
             return None
-        replies = yield from maintain.commit(session, collection, ApplyMerge(output, writer))
+        replies = yield from maintain.commit(
+            session, collection, ApplyMerge(output.batch, writer, passed=output.passed)
+        )
         if not isinstance(replies, group_module.Refused) and replies[0].is_applied:
             return replies[0]
-        yield from real(session, tuple(output.keys))
+        yield from real(session, tuple(output.batch.keys))
         return None
 
     with patched(maintain, "_merge_as", merge_as):
@@ -428,7 +430,7 @@ def sweep_reads_the_state_before_it_lists() -> Iterator[None]:
             return 0
         live = {**collect.references(state), **collect.references(oldest)}
         live.update(collect._added(collect.diffs_of(entries)))
-        live.update((yield from collect._children(session, live)))
+        live.update((yield from collect._children(session, live))[0])
         listed = yield from retried(session, collect.ListBlobs(f"{collection}/"))
         orphans = [key for key in listed if key not in live and key.split("/")[1] not in state.writers]
         yield from collect._delete(session, orphans)
@@ -441,7 +443,7 @@ def sweep_reads_the_state_before_it_lists() -> Iterator[None]:
 @bug
 def sweep_forgets_what_is_inside_hollow_runs() -> Iterator[None]:
     def children(session, runs):
-        return {}
+        return {}, []
         yield
 
     with patched(collect, "_children", children):
@@ -449,11 +451,22 @@ def sweep_forgets_what_is_inside_hollow_runs() -> Iterator[None]:
 
 
 @bug
+def a_dropped_merge_deletes_what_it_passed_through_in_runs() -> Iterator[None]:
+    def delete(session, listed, writer):
+        own = {key: hollow for key, hollow in listed.items() if collect._is_of(key, writer)}
+        inside, _ = yield from collect._children(session, own)
+        yield from collect._delete_inside_first(session, {**own, **inside}, inside)
+
+    with patched(maintain, "delete_written", delete):
+        yield
+
+
+@bug
 def run_before_children() -> Iterator[None]:
     def delete(session, past, live):
         garbage = {key: hollow for key, hollow in past.items() if key not in live}
-        reachable = {**live, **(yield from collect._children(session, live))}
-        inside = yield from collect._children(session, {key: True for key, hollow in garbage.items() if hollow})
+        reachable = {**live, **(yield from collect._children(session, live))[0]}
+        inside, _ = yield from collect._children(session, {key: True for key, hollow in garbage.items() if hollow})
         yield from collect._delete(session, list(garbage))
         yield from collect._delete(session, [key for key in inside if key not in reachable])
         return len(garbage)

@@ -248,7 +248,8 @@ def request_of(runs, since=0):
 
 
 def merged(format, state, storage, runs, since=0):
-    return storage.run(format.merge_runs(request_of(runs, since), state))
+    output = storage.run(format.merge_runs(request_of(runs, since), state))
+    return None if output is None else output.batch
 
 
 def read(format, state, storage, batch):

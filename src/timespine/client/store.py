@@ -467,7 +467,7 @@ class Store:
             # A merge that cannot be done is skipped, whatever the reason.
             raise Unavailable(f"a merge failed: {type(error).__name__}") from error
         if output is not None:
-            count(self._shared.counters_of(effect.collection), "merge bytes inline", output.inline_bytes)
+            count(self._shared.counters_of(effect.collection), "merge bytes inline", output.batch.inline_bytes)
         return output
 
     def _told(self, collections: set[str]) -> None:

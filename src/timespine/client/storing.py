@@ -147,7 +147,6 @@ def make_runs(
             lambda: target.key(fresh_id("h")),
             put,
             limit=config.run_parts,
-            may_spill=written_by(access.id, writer),
         )
     except BaseException:
         # Nothing refers to it yet. Also what failed: it may have happened.

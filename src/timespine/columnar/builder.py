@@ -265,11 +265,7 @@ class BatchBuilder:
             pieces = [future.result() for future in self._pieces]
             chains = chained((each.first, each.last, each.part) for each in pieces if each.part is not None)
         limit = target.config.run_parts
-        lists = [
-            spill(chain, self._list_key, self._put_list, limit=limit, may_spill=lambda part: True)
-            for chain in chains
-            if chain
-        ]
+        lists = [spill(chain, self._list_key, self._put_list, limit=limit) for chain in chains if chain]
         return tuple(Run(parts, Order.SORTED, target.schema_id) for parts in lists)
 
     def _inline(self, table: pa.Table) -> Part | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +109,45 @@ class PartCache:
             with self._lock:
                 del self._loads[key]
             mine.done.set()
+
+    def get_or_load_all(
+        self,
+        keys: Sequence[Hashable],
+        load: Callable[[list[Hashable]], list[tuple[Any, int]]],
+        hint: Hint = Hint.MAY_ADD,
+    ) -> list[Any]:
+        """The values of some keys; those that are not kept and that no other thread loads are loaded together.
+
+        `load` is given these keys, in order, and gives a value and its bytes for each. No thread waits for
+        another one before it has loaded what is its own, so none waits for ever.
+        """
+        found: dict[Hashable, Any] = {}
+        mine: dict[Hashable, _Load] = {}
+        with self._lock:
+            for key in keys:
+                value = self._found(key, count_miss=False)
+                if value is not None:
+                    found[key] = value
+                elif key not in self._loads:
+                    self.misses += 1
+                    mine[key] = self._loads[key] = _Load()
+        if mine:
+            try:
+                for key, result in zip(mine, load(list(mine)), strict=True):
+                    mine[key].result = result
+                    found[key] = result[0]
+                    if hint is Hint.MAY_ADD:
+                        self.put(key, *result)
+            finally:
+                with self._lock:
+                    for key in mine:
+                        del self._loads[key]
+                for each in mine.values():
+                    each.done.set()
+        for key in keys:
+            if key not in found:
+                found[key] = self.get_or_load(key, lambda key=key: load([key])[0], hint)  # type: ignore[misc]
+        return [found[key] for key in keys]
 
     def clear(self) -> None:
         """Forget everything; the counters stay."""

@@ -1,9 +1,11 @@
 """The in-process engine: merges the inputs of a request within a bound of memory.
 
 What no other input touches is not rewritten. Parts are put side by side in the
-order of their bounds; a part whose rows no other part can have is passed through
-by reference, and every stretch of overlapping parts is merged as a stream:
-chunks are read ahead, merged, and encoded and uploaded in threads of their own.
+order of their bounds, those inside hollow runs too (`stretches`). A part whose rows
+no other part can have is passed through by reference, and every stretch of overlapping
+parts is merged as a stream: chunks are read ahead, merged, and encoded and uploaded in
+threads of their own. So the rows that a merge writes follow the ranges of keys that
+more than one input touches. Lists of parts are written anew: about a KiB per part.
 
 The sum of diffs of the result is that of the inputs. The one who applies it checks that.
 """
@@ -14,23 +16,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import pyarrow as pa
 
-from timespine.columnar.bounds import encode_row
 from timespine.columnar.cache import Hint, PartCache
 from timespine.columnar.inline import encode_inline
 from timespine.columnar.part_reader import MissingBlob
 from timespine.columnar.parts import Parts, meta_of
 from timespine.columnar.run_writer import RunWriter, inline_part
 from timespine.columnar.runs import Counters, delete_keys, spill, written_by
-from timespine.columnar.scan import Source, cut_columns, fit, merged, source_of, unordered
+from timespine.columnar.scan import Source, cut_columns, fit, gather, merged, source_of, unordered
 from timespine.columnar.schema import DIFF, Schema
+from timespine.columnar.stretches import Piece, Stretch, stretches
 from timespine.columnar.upload import Target, Uploads
 from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted
 from timespine.config import Config
-from timespine.core.effects import MergeRuns, Output
+from timespine.core.effects import MergeOutput, MergeRuns, Output
 from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.errors import CorruptionError
 from timespine.location.blob import Blob
@@ -40,23 +43,9 @@ from timespine.model.frontier import Frontier
 FOOTER_BYTES = 32 << 20
 """Footers and lists of parts that a merge keeps for itself."""
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part among the inputs of a merge."""
-
-    run: int
-    """The place of its run among the inputs."""
-    place: int
-    """Its place in that run."""
-    part: Part
-    """As it is seen through its run."""
-    lower: bytes
-    """At or before every row of it; empty: unknown."""
-    upper: bytes | None
-    """At or after every row of it; None: unknown."""
-    direct: bool
-    """Whether the state lists it itself, and not a hollow run."""
+LIGHT = 8
+"""Of the memory of a merge, the share that tiny parts may take which are decoded together, and so may stretches that
+are merged together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +158,7 @@ class _Merge:
         # Nothing can be read from a closed since on, so there is nothing to advance times to.
         self.since = None if work.since.is_closed else work.since
         self.runs = list(work.runs)
+        self.names = [*self.schema.names, *self.schema.time_names, DIFF]
         self.wanted = Wanted(
             self.schema,
             self.schema.names,
@@ -182,6 +172,14 @@ class _Merge:
         """Parts that were written between two rounds."""
         self.lists: list[str] = []
         """Hollow runs that were written."""
+        self.list_bytes = 0
+        """Bytes of them."""
+        self.passed: dict[str, None] = {}
+        """The listed parts that were passed through, whole or in part."""
+        self.passed_rows = 0
+        """Updates in what was passed through."""
+        self.hidden: set[str] = set()
+        """Parts that were passed through out of a hollow run."""
 
     def run(self, desc: Description) -> Output:
         """Merge everything; None if an input is gone."""
@@ -211,10 +209,18 @@ class _Merge:
         return parts
 
     def _merge_stretches(self) -> None:
-        for stretch in self._stretches():
-            passed = self._passable(stretch)
-            if passed is not None:
-                self.output.refer(passed)
+        pieces, tiny = self._inputs()
+        found = stretches(
+            pieces,
+            tiny,
+            self.schema.order_names,
+            may_pass=self._may_pass,
+            part_bytes=self.config.part_bytes,
+            light_bytes=self.config.merge_bytes // LIGHT,
+        )
+        for stretch in found:
+            if stretch.passed is not None:
+                self._pass(stretch.passed)
                 continue
             merged = self._merged_elsewhere(stretch)
             if merged is None:
@@ -223,15 +229,25 @@ class _Merge:
                 for part in merged:
                     self.output.refer(part)
 
-    def _merged_elsewhere(self, stretch: list[Piece]) -> list[Part] | None:
-        """The parts that somebody else has made of a stretch; None if nobody does."""
+    def _pass(self, piece: Piece) -> None:
+        """Refer to a part as it is."""
+        self.output.refer(piece.part)
+        self.passed[piece.origin] = None
+        self.passed_rows += piece.part.rows
+        if piece.origin != piece.part.key:
+            self.hidden.add(piece.part.key)
+
+    def _merged_elsewhere(self, stretch: Stretch) -> list[Part] | None:
+        """The parts that another merger has made of a stretch; None if there is none."""
         if self.elsewhere is None or not self.work.is_whole:
             return None
-        runs = []
-        for index in sorted({piece.run for piece in stretch}):
-            pieces = sorted((piece for piece in stretch if piece.run == index), key=lambda piece: piece.place)
-            run = self.runs[index]
-            runs.append(Run(tuple(piece.part for piece in pieces), run.order, run.schema))
+        runs = [
+            Run(tuple(piece.part for piece in pieces), self.runs[index].order, self.runs[index].schema)
+            for index, pieces in self._by_run(stretch)
+        ]
+        if stretch.tables:
+            rows = pa.concat_tables(stretch.tables)
+            runs.append(Run((inline_part(rows, encode_inline(rows)),), Order.SORTED, self.schema_id))
         return self.elsewhere(replace(self.work, runs=tuple(runs)), self.schemas, self.parts)
 
     def _count_inputs(self) -> None:
@@ -242,78 +258,67 @@ class _Merge:
     def _count(self, what: str, by: int) -> None:
         self.counters[what] = self.counters.get(what, 0) + by
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _inputs(self) -> tuple[list[Piece], pa.Table | None]:
+        """The parts that are merged, and the rows of tiny ones, which are decoded once and together."""
+        pieces: list[Piece] = []
+        tiny: list[Source] = []
+        left = self.config.merge_bytes // LIGHT
         for index, run in enumerate(self.runs):
-            direct = {part.key for part in run.parts if not part.hollow}
             # SUBTLE: bounds of other schemas may be of other types or columns, so they do not compare.
             known = run.schema == self.schema_id
-            for place, part in enumerate(self.parts.leaves(run.parts)):
-                lower, upper = self._bounds(part, run) if known else (b"", None)
-                yield Piece(index, place, part, lower, upper, part.key in direct and bool(part.key))
+            place = 0
+            for listed in run.parts:
+                for part in self.parts.leaves((listed,)):
+                    source = source_of(self.parts, run, (part,), streams=False) if part.inline is not None else None
+                    if source is not None and source.size <= left:
+                        tiny.append(source)
+                        left -= source.size
+                        continue
+                    meta = meta_of(part) if known else None
+                    lower, upper = (b"", None) if meta is None else (meta.lower or b"", meta.upper)
+                    pieces.append(Piece(index, place, part, lower, upper, listed.key))
+                    place += 1
+        gathered = next(gather(self.parts, tiny, self.wanted), None) if tiny else None
+        return pieces, None if gathered is None else gathered.select(self.names)
 
-    def _bounds(self, part: Part, run: Run) -> tuple[bytes, bytes | None]:
-        """What lies before and after every row of a part. Of an inline one nobody may have said so: it is at hand."""
+    def _may_pass(self, piece: Piece) -> bool:
+        """Whether a merge would change nothing about a part that nothing else touches."""
+        part, run = piece.part, self.runs[piece.run]
+        if not self.work.is_whole or part.inline is not None:
+            return False
+        if run.order is not Order.SORTED or run.schema != self.schema_id:
+            return False
+        if part.is_truncated or part.rewrite is not None:
+            return False
         meta = meta_of(part)
-        if meta is not None:
-            return meta.lower or b"", meta.upper
-        if part.inline is None or run.order is not Order.SORTED:
-            return b"", None
-        table = self.parts.decoded(part, self.schema_id, self.schema, Hint.NEVER_ADD)
-        first, last = (encode_row(table, index, self.schema.order_names) for index in (0, table.num_rows - 1))
-        return first, last
+        return meta is not None and (meta.min_time == meta.max_time or _is_from(meta.min_time, self.since))
 
-    def _stretches(self) -> Iterator[list[Piece]]:
-        """Pieces in the order of their bounds, cut wherever nothing before can meet anything after."""
-        stretch: list[Piece] = []
-        reach: bytes | None = b""
-        for piece in sorted(self._pieces(), key=lambda piece: piece.lower):
-            if stretch and reach is not None and piece.lower > reach:
-                yield stretch
-                stretch, reach = [], b""
-            stretch.append(piece)
-            reach = None if reach is None or piece.upper is None else max(reach, piece.upper)
-        if stretch:
-            yield stretch
+    def _by_run(self, stretch: Stretch) -> Iterator[tuple[int, list[Piece]]]:
+        """The pieces of a stretch by the run that they are of, each in its order."""
+        # SUBTLE: by their places, not by their bounds: those are cut, and not all to the same length (test_engine.py).
+        pieces = sorted(stretch.pieces, key=lambda piece: (piece.run, piece.place))
+        for index, inside in groupby(pieces, key=lambda piece: piece.run):
+            yield index, list(inside)
 
-    def _passable(self, stretch: list[Piece]) -> Part | None:
-        """The only part of a stretch, if a merge would change nothing about it."""
-        (piece, *others) = stretch
-        part = piece.part
-        if not self.work.is_whole:
-            return None
-        run = self.runs[piece.run]
-        if others or not piece.direct or run.order is not Order.SORTED or run.schema != self.schema_id:
-            return None
-        if part.is_truncated or part.rewrite is not None or part.size * 16 < self.config.part_bytes:
-            return None
-        meta = meta_of(part)
-        if meta is None or (meta.min_time != meta.max_time and not _is_from(meta.min_time, self.since)):
-            return None
-        return part
-
-    def _merged(self, stretch: list[Piece]) -> Iterator[pa.Table]:
+    def _merged(self, stretch: Stretch) -> Iterator[pa.Table]:
         """The rows of a stretch, merged; in rounds if there is too much to read at once."""
         memory_bytes = self.config.merge_bytes
-        found = [
-            source for index in sorted({piece.run for piece in stretch}) for source in self._sources(stretch, index)
-        ]
+        found = [source for index, pieces in self._by_run(stretch) for source in self._sources(index, pieces)]
         while len(found) > 2 and not fit(found, memory_bytes):
             found.sort(key=lambda source: source.size)
             number = 2
             while number < len(found) and fit(found[: number + 1], memory_bytes):
                 number += 1
             found = [*found[number:], self._round(found[:number])]
-        return self._scan(found)
+        return self._scan(found, pa.concat_tables(stretch.tables) if stretch.tables else None)
 
-    def _sources(self, stretch: list[Piece], index: int) -> Iterator[Source]:
+    def _sources(self, index: int, pieces: list[Piece]) -> Iterator[Source]:
         """The parts of one run in a stretch.
 
         If columns were dropped since, the run is not in the order of those that are left. Then every part is
         put in order by itself: they would all have to be in memory at once otherwise.
         """
         run = self.runs[index]
-        # SUBTLE: by their places, not by their bounds: those are cut, and not all to the same length (test_engine.py).
-        pieces = sorted((piece for piece in stretch if piece.run == index), key=lambda piece: piece.place)
         inside = tuple(piece.part for piece in pieces)
         in_order = cut_columns(self.wanted, [self.parts.schema(run)[1]]) == cut_columns(self.wanted, [self.schema])
         if run.order is Order.SORTED and in_order:
@@ -334,21 +339,29 @@ class _Merge:
         self.temporary.extend(part.key for part in parts)
         return source_of(self.parts, Run(tuple(parts), Order.SORTED, self.schema_id), tuple(parts))
 
-    def _scan(self, found: list[Source]) -> Iterator[pa.Table]:
-        names = [*self.schema.names, *self.schema.time_names, DIFF]
-        for table in merged(self.parts, found, self.wanted, self.config.merge_bytes):
-            yield table.select(names)
+    def _scan(self, found: list[Source], rows: pa.Table | None = None) -> Iterator[pa.Table]:
+        for table in merged(self.parts, found, self.wanted, self.config.merge_bytes, rows):
+            yield table.select(self.names)
 
-    def _finish(self, desc: Description) -> HollowBatch:
+    def _finish(self, desc: Description) -> MergeOutput:
         parts = [inline] if (inline := self._inline()) is not None else self.output.finish()
-        owned = written_by(self.work.collection, self.work.writer)
-        listed = spill(parts, self._run_key, self._put_run, limit=self.config.run_parts, may_spill=owned)
+        listed = spill(
+            parts,
+            self._run_key,
+            self._put_run,
+            limit=self.config.run_parts,
+            hidden=lambda part: part.key in self.hidden,
+        )
         self._delete_temporary()
+        owned = written_by(self.work.collection, self.work.writer)
+        blob_bytes = self.list_bytes + sum(part.size for part in parts if owned(part))
         rows = sum(part.rows for part in parts)
-        self._count("merge rows out", rows)
-        self._count("merge bytes out", sum(part.size for part in parts if owned(part)))
+        self._count("merge rows out", rows - self.passed_rows)
+        self._count("merge bytes out", blob_bytes)
+        self._count("merge rows passed", self.passed_rows)
         self._count("merge parts passed", sum(bool(part.key) and not owned(part) for part in parts))
-        return HollowBatch(desc, rows, (Run(listed, Order.SORTED, self.schema_id),) if rows else ())
+        batch = HollowBatch(desc, rows, (Run(listed, Order.SORTED, self.schema_id),) if rows else ())
+        return MergeOutput(batch, tuple(self.passed), rows - self.passed_rows, blob_bytes + batch.inline_bytes)
 
     def _inline(self) -> Part | None:
         """All rows as a part that lives in the state, if they take no more room there than the inputs did.
@@ -371,6 +384,7 @@ class _Merge:
 
     def _put_run(self, key: str, data: bytes) -> None:
         self.lists.append(key)
+        self.list_bytes += len(data)
         self.target.put(key, data)
 
     def _undo(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -30,7 +30,7 @@ from timespine.errors import CorruptionError
 from timespine.location.blob import Blob
 
 BLOCK_GROUPS = 8
-"""Row groups that are read, decoded and kept together: large enough for several threads."""
+"""Row groups that are fetched together."""
 
 DEPTH_MAX = 64
 """Lists inside of lists. Balanced trees never get there."""
@@ -172,8 +172,9 @@ class Parts:
         gathered: list[pa.Table] = []
         size = 0
         for block in _blocks(groups, reader, chunk_bytes):
-            gathered.append(self._read(reader, part, block, columns, wanted.hint))
-            size += gathered[-1].nbytes
+            tables = self._read(reader, part, block, columns, wanted.hint)
+            gathered.extend(tables)
+            size += sum(table.nbytes for table in tables)
             if size >= chunk_bytes:
                 yield pa.concat_tables(gathered)
                 gathered, size = [], 0
@@ -224,14 +225,20 @@ class Parts:
 
     def _read(
         self, reader: PartReader, part: Part, groups: tuple[int, ...], columns: tuple[str, ...], hint: Hint
-    ) -> pa.Table:
-        def load() -> tuple[pa.Table, int]:
-            with self._counted():
-                table = reader.read(groups, columns)
-            return table, table.nbytes
+    ) -> list[pa.Table]:
+        """Row groups, each from the cache or decoded.
 
-        table: pa.Table = self.cache.get_or_load((part.key, groups, columns), load, hint)
-        return table
+        SUBTLE: kept one by one. Where a block of them begins depends on who reads what, and if blocks were kept,
+        the same rows would be decoded and kept again by every reader that cuts otherwise (test_cached_groups.py).
+        """
+        by_key: dict[Hashable, int] = {(part.key, group, columns): group for group in groups}
+
+        def load(missing: list[Hashable]) -> list[tuple[pa.Table, int]]:
+            with self._counted():
+                tables = reader.read_each([by_key[key] for key in missing], columns)
+            return [(table, table.nbytes) for table in tables]
+
+        return self.cache.get_or_load_all(list(by_key), load, hint)
 
     def shown(self, table: pa.Table, part: Part, schema: Schema, wanted: Wanted) -> pa.Table:
         """A chunk through the part's bounds and the window, under the wanted schema. Not filtered yet."""
@@ -251,7 +258,7 @@ def _fetcher(blob: Blob, key: str) -> Callable[[int, int], bytes | None]:
 
 
 def _blocks(groups: list[int], reader: PartReader, chunk_bytes: int) -> Iterator[tuple[int, ...]]:
-    """Row groups that are read together. Always cut at the same places, so that the next reader finds them decoded."""
+    """Row groups that are fetched together."""
     largest = max((reader.group_bytes(group) for group in groups), default=1)
     size = BLOCK_GROUPS
     while size > 1 and size * largest > chunk_bytes:

@@ -12,6 +12,9 @@ from timespine.columnar.schema import DIFF
 from timespine.columnar.upload import Sent, Target, Uploads
 from timespine.core.hollow import Part
 
+OVER = 16
+"""A part may have more rows than a full one by one of so many shares."""
+
 
 class RunWriter:
     """Takes rows, and parts that are passed through, in order."""
@@ -33,7 +36,8 @@ class RunWriter:
                 continue
             self._gathered.append(table)
             self._bytes += table.nbytes
-            while self._bytes >= limit:
+            # A little more than a full part stays one: what is left of a cut would be a tiny part.
+            while self._bytes >= limit + limit // OVER:
                 self._cut(limit)
 
     def refer(self, part: Part) -> None:

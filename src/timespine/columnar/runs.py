@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import Executor
-from itertools import groupby
 from typing import Generic, TypeVar
 
 from timespine.columnar.stats import PartMeta, Range
@@ -98,20 +97,18 @@ def spill(
     put: Callable[[str, bytes], object],
     *,
     limit: int,
-    may_spill: Callable[[Part], bool],
+    hidden: Callable[[Part], bool] = lambda part: False,
 ) -> tuple[Part, ...]:
-    """The parts of a sorted run, at most `limit` of them if that can be, the others inside hollow runs.
+    """The parts of a sorted run: at most `limit` of them, the others inside hollow runs.
 
-    `put` makes a list durable under a `fresh` key. Only what `may_spill` is put into
-    a list, and everything stays in its place: parts that must stay in the state cut
-    the run into stretches, and each stretch is gathered by itself.
+    `put` makes a list durable under a `fresh` key. A run with a part that must be `hidden` is one hollow run.
 
-    SUBTLE: in the result of a merge only blobs of the merge's own writer may be
-    spilled (`written_by`). A part passed through by reference is checked against
-    what the result replaces; inside of a hollow run nobody would see it.
+    SUBTLE: hidden is what a merge passes through out of a hollow run. Its writer may be gone, so no state may
+    begin to list it; a new hollow run may, since the result says which run it comes from (`MergeOutput.passed`).
     """
     limit = max(limit, LIMIT_MIN)
-    if len(parts) <= limit:
+    hides = any(hidden(part) for part in parts)
+    if len(parts) <= limit and not hides:
         return tuple(parts)
 
     def gather(children: list[Part]) -> Part:
@@ -120,21 +117,11 @@ def spill(
         put(key, data)
         return hollow_part(key, children, len(data))
 
-    stretches = [(spilled, list(stretch)) for spilled, stretch in groupby(parts, may_spill)]
-    pinned = sum(len(stretch) for spilled, stretch in stretches if not spilled)
-    loose = sum(spilled for spilled, _ in stretches)
-    room = max((limit - pinned) // max(loose, 1), 1)
-    result: list[Part] = []
-    for spilled, stretch in stretches:
-        if not spilled or len(stretch) <= room:
-            result.extend(stretch)
-            continue
-        levels = Levels(limit, gather)
-        for part in stretch:
-            levels.push(part)
-        top = levels.finish()
-        result.extend(top if len(top) <= room else [gather(top)])
-    return tuple(result)
+    levels = Levels(limit, gather)
+    for part in parts:
+        levels.push(part)
+    top = levels.finish()
+    return (gather(top),) if hides else tuple(top)
 
 
 def hollow_part(key: str, children: Sequence[Part], size: int) -> Part:
@@ -172,6 +159,7 @@ def _covering(children: Sequence[Part]) -> bytes:
         min_diff=min(meta.min_diff for meta in metas),
         max_diff=max(meta.max_diff for meta in metas),
         columns={id: _united([(part.rows, meta.columns[id]) for part, meta in known]) for id in sorted(shared)},
+        row_bytes=sum(meta.row_bytes for meta in metas) if all(meta.row_bytes for meta in metas) else 0,
     ).encode()
 
 

@@ -123,8 +123,13 @@ def fit(found: Iterable[Source], memory_bytes: int) -> bool:
     return sum(source.step for source in together(found, memory_bytes)[1]) <= memory_bytes // 4
 
 
-def merged(parts: Parts, found: Sequence[Source], wanted: Wanted, memory_bytes: int) -> Iterator[pa.Table]:
-    """All that is wanted of some sources: tables ascending in `wanted.order`, each row once, with `_diff`."""
+def merged(
+    parts: Parts, found: Sequence[Source], wanted: Wanted, memory_bytes: int, rows: pa.Table | None = None
+) -> Iterator[pa.Table]:
+    """All that is wanted of some sources: tables ascending in `wanted.order`, each row once, with `_diff`.
+
+    With them come `rows` that are in memory already, as `gather` gives them.
+    """
     small, large = together(found, memory_bytes)
     written = {source.run.schema: source.run for source in found if source.streams}
     cut = cut_columns(wanted, [parts.schema(run)[1] for run in written.values()])
@@ -132,11 +137,12 @@ def merged(parts: Parts, found: Sequence[Source], wanted: Wanted, memory_bytes: 
     # What does not fit is not read ahead on top of it.
     pool = parts.pool if sum(source.step for source in large) <= memory_bytes // 4 else None
     opened = [ahead(_stream(parts, source, wanted, chunk_bytes), pool) for source in large]
-    if len(small) == 1 and small[0].streams:
+    is_alone = len(small) == 1 and small[0].streams and rows is None
+    if is_alone:
         opened.append(_stream(parts, small[0], wanted, chunk_bytes))
-    elif small:
-        opened.append(_gathered(parts, small, wanted))
-    is_streamed = large[0].streams if large else len(small) == 1 and small[0].streams
+    elif small or rows is not None:
+        opened.append(gather(parts, small, wanted, rows))
+    is_streamed = large[0].streams if large else is_alone
     if len(opened) == 1 and not is_streamed:
         return _clipped(opened[0], wanted)  # gathered into one table, and consolidated with it
     # SUBTLE: where a run is not in the order of the first column any more, because the one before it was
@@ -227,7 +233,7 @@ def _clipped(tables: Iterator[pa.Table], wanted: Wanted) -> Iterator[pa.Table]:
 def _stream(parts: Parts, source: Source, wanted: Wanted, chunk_bytes: int) -> Iterator[pa.Table]:
     """One source in order. What is not is put in order first, whole."""
     if not source.streams:
-        yield from _gathered(parts, [source], wanted)
+        yield from gather(parts, [source], wanted)
         return
     id, schema = parts.schema(source.run)
     for part in source.parts:
@@ -235,8 +241,8 @@ def _stream(parts: Parts, source: Source, wanted: Wanted, chunk_bytes: int) -> I
             yield filtered(table, wanted)
 
 
-def _gathered(parts: Parts, found: Sequence[Source], wanted: Wanted) -> Iterator[pa.Table]:
-    """Sources that fit the memory, as one table in order.
+def gather(parts: Parts, found: Sequence[Source], wanted: Wanted, rows: pa.Table | None = None) -> Iterator[pa.Table]:
+    """Sources that fit the memory, and `rows` that were gathered before, as one table in order.
 
     Parts that are seen whole and as they were written are put together first: the window and the
     schema are then applied once, and not to each of a thousand small parts.
@@ -255,8 +261,12 @@ def _gathered(parts: Parts, found: Sequence[Source], wanted: Wanted) -> Iterator
         if written:
             whole = pa.concat_tables([table.select(columns[id]) for table in written])
             tables.append(parts.shown(whole, WHOLE, parts.schema_of(id), wanted))
+    if tables and rows is not None:
+        tables.append(rows.select(tables[0].column_names))
     if tables:
         yield consolidate(filtered(pa.concat_tables(tables), wanted), wanted.order)
+    elif rows is not None:
+        yield rows
 
 
 def ahead(tables: Iterator[pa.Table], pool: Executor | None) -> Iterator[pa.Table]:

@@ -70,6 +70,8 @@ class PartMeta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The largest diff."""
     columns: Annotated[dict[FieldId, Range], msgspec.Meta(max_length=COLUMNS_MAX)]
     """The columns by field id. One that is missing was trimmed: nothing is known of it."""
+    row_bytes: Count = 0
+    """Bytes that the rows take in memory, about; 0: unknown."""
 
     def encode(self) -> bytes:
         """The bytes that the state keeps."""
@@ -175,6 +177,7 @@ def describe(
         min_diff=min_diff,
         max_diff=max_diff,
         columns=_trim(table, schema, sorted, budget, bound_bytes, untrimmable),
+        row_bytes=table.nbytes,
     )
 
 

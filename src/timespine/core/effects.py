@@ -12,8 +12,27 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from timespine.core.hollow import HollowBatch
+from timespine.core.hollow import Count, HollowBatch
 from timespine.core.layers import MergeRequest
+
+
+class MergeOutput(msgspec.Struct, frozen=True):
+    """The result of a merge, and how much of it is new.
+
+    Blobs of the batch are new, under the prefix of the merge's writer, or parts of the inputs that are passed
+    through by reference. The batch lists a part that is passed through directly only if an input lists it directly.
+    A part from inside a hollow run stays inside one: a new hollow run of the merge's writer lists it.
+    """
+
+    batch: HollowBatch
+    """What replaces the inputs."""
+    passed: tuple[str, ...] = ()
+    """Of the parts that the inputs list directly, the keys of those that were passed through, whole or in part: the
+    batch lists such a part, or a hollow run of the batch lists it or what is inside of it."""
+    rows: Count = 0
+    """Updates that were written: not those that were passed through."""
+    size: Count = 0
+    """Bytes that were written, lists of parts and inline data included."""
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -69,10 +88,7 @@ class ListBlobs(Effect, frozen=True):
 class MergeRuns(Effect, frozen=True):
     """Merge the inputs of a request and put the result under a writer's prefix.
 
-    Result: the merged batch, or None if an input is missing (somebody else was faster).
-    Its blobs are new, under the writer's prefix, or parts of the inputs passed through by
-    reference. SUBTLE: only directly; a hollow run of the result lists blobs of the writer
-    alone, because what is inside of it cannot be checked when the result is applied.
+    Result: a MergeOutput, or None if an input is missing (another merge was faster).
     """
 
     collection: str
@@ -100,5 +116,5 @@ T = TypeVar("T")
 Protocol = Generator[Effect, Any, T]
 """A protocol that returns a T."""
 
-Output = HollowBatch | None
+Output = MergeOutput | None
 """What MergeRuns gives."""

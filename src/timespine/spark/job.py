@@ -14,7 +14,7 @@ from timespine.client.storing import delete_unused, surely_not
 from timespine.client.writing import Together
 from timespine.columnar.builder import chained, flush_to_blob
 from timespine.columnar.parts import meta_of
-from timespine.columnar.runs import delete_keys, spill, written_by
+from timespine.columnar.runs import delete_keys, spill
 from timespine.columnar.schema import Schema
 from timespine.columnar.transmit import decode_batch
 from timespine.columnar.upload import Target
@@ -111,10 +111,8 @@ def gathered(access: Access, building: Building, sent: Iterable[Sent]) -> tuple[
     lists += [list(run.parts) for run in built if _ends(run) is None]
     id = building.schema_id
     target = Target(access.id, building.writer, building.schema, id, access.shared.blob, access.config)
-    owned = written_by(access.id, building.writer)
     runs = [
-        spill(parts, lambda: target.key(fresh_id("h")), target.put, limit=access.config.run_parts, may_spill=owned)
-        for parts in lists
+        spill(parts, lambda: target.key(fresh_id("h")), target.put, limit=access.config.run_parts) for parts in lists
     ]
     return tuple(Run(parts, Order.SORTED, id) for parts in runs), sum(batch.len for batch in batches)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from timespine.config import Config
 from timespine.core.codec import decode_run, encode_run
-from timespine.core.effects import FreshId, GetBlob, MergeRuns, Protocol, PutBlob
+from timespine.core.effects import FreshId, GetBlob, MergeOutput, MergeRuns, Output, Protocol, PutBlob
 from timespine.core.hollow import HollowBatch, Part, Run, wrap_int64
 from timespine.core.plan import Plan, seen_through
 from timespine.core.protocols.write import Data
@@ -50,6 +50,9 @@ CONFIG = Config(
 
 PART_ROWS = 2
 """Rows per part of a merge result: small, so that results have several parts."""
+
+PASSED_MAX = 2
+"""Parts passed through that a merge result lists itself; more of them are in a hollow run."""
 
 
 class Format(typing.Protocol):
@@ -92,7 +95,7 @@ class Format(typing.Protocol):
         """How often each row counts, by the parts that a plan fetched."""
         ...
 
-    def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[HollowBatch | None]:
+    def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[Output]:
         """Carry out a MergeRuns effect; None if an input is gone."""
         ...
 
@@ -126,7 +129,7 @@ class Opaque:
     def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[Row, int]:
         return counted(plan, fetched)
 
-    def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[HollowBatch | None]:
+    def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[Output]:
         return merge_runs(effect)
 
 
@@ -179,56 +182,66 @@ def visible(part: Part, updates: Iterable[StoredUpdate]) -> list[Update]:
     return seen
 
 
-def merge_runs(effect: MergeRuns) -> Protocol[HollowBatch | None]:
+def merge_runs(effect: MergeRuns) -> Protocol[Output]:
     """Carry out a MergeRuns effect; None if an input is gone.
 
     A part whose rows no other part has, and whose times since does not fold, is
-    passed through by reference. The rest is written anew.
+    passed through by reference, also out of a hollow run. The rest is written anew.
     """
-    parts: list[tuple[Part, list[Update]]] = []
-    waiting = [part for batch in effect.request.inputs for part in batch.parts]
-    direct = {part.key for part in waiting}
+    parts: list[tuple[Part, str, list[Update]]] = []
+    waiting = [(part, part.key) for batch in effect.request.inputs for part in batch.parts]
     while waiting:
-        part = waiting.pop()
+        part, origin = waiting.pop()
         data = part.inline if part.inline is not None else (yield GetBlob(part.key))
         if data is None:
             return None
         if part.hollow:
-            waiting.extend(seen_through(part, child) for child in decode_run(part.key, data))
+            waiting.extend((seen_through(part, child), origin) for child in decode_run(part.key, data))
         else:
-            parts.append((part, visible(part, decode_rows(data))))
+            parts.append((part, origin, visible(part, decode_rows(data))))
     desc = effect.request.desc
-    merged = {(row, time): diff for row, time, diff in compact((u for _, seen in parts for u in seen), desc.since)}
-    passed: list[Part] = []
-    for part, seen in parts:
+    merged = {(row, time): diff for row, time, diff in compact((u for *_, seen in parts for u in seen), desc.since)}
+    passed: list[tuple[Part, str]] = []
+    for part, origin, seen in parts:
         untouched = all(merged.get((row, time)) == diff for row, time, diff in seen) and len(seen) == part.rows
-        if untouched and part.key in direct and not part.is_truncated and part.rewrite is None:
-            passed.append(part)
+        if untouched and part.key and not part.is_truncated and part.rewrite is None:
+            passed.append((part, origin))
             for row, time, _ in seen:
                 del merged[row, time]
     if not merged and not passed:
-        return HollowBatch(desc, 0)
+        return MergeOutput(HollowBatch(desc, 0))
     rest = sorted(((row, time, diff) for (row, time), diff in merged.items()), key=lambda u: (str(u[0]), u[1]))
-    written = yield from _write(effect, rest)
-    rows = len(rest) + sum(part.rows for part in passed)
-    runs = [Run((part,)) for part in passed]
-    return HollowBatch(desc, rows, tuple([*runs, Run(written)] if written else runs))
+    written, size = yield from _write(effect, rest)
+    runs = [Run((part,)) for part, _ in passed]
+    if any(part.key != origin for part, origin in passed) or len(passed) > PASSED_MAX:
+        hollow = yield from _listed(effect, [part for part, _ in passed])
+        runs, size = [Run((hollow,))], size + hollow.size
+    rows = len(rest) + sum(part.rows for part, _ in passed)
+    batch = HollowBatch(desc, rows, tuple([*runs, Run(written)] if written else runs))
+    return MergeOutput(batch, tuple(dict.fromkeys(origin for _, origin in passed)), len(rest), size)
 
 
-def _write(effect: MergeRuns, merged: list[Update]) -> Protocol[tuple[Part, ...]]:
-    """Put the rows as parts; more than two parts are spilled as a hollow run."""
-    prefix = f"{effect.collection}/{effect.writer}"
+def _write(effect: MergeRuns, merged: list[Update]) -> Protocol[tuple[tuple[Part, ...], int]]:
+    """Put the rows as parts, and more than two parts in a hollow run; and how many bytes that were."""
     parts: list[Part] = []
     for start in range(0, len(merged), PART_ROWS):
         data = data_of(merged[start : start + PART_ROWS])
-        key = f"{prefix}/{(yield FreshId('p'))}"
+        key = f"{effect.collection}/{effect.writer}/{(yield FreshId('p'))}"
         yield PutBlob(key, data.value)
         parts.append(Part(key, data.rows, len(data.value), data.diff_sum))
     if len(parts) <= 2:
-        return tuple(parts)
-    key = f"{prefix}/{(yield FreshId('h'))}"
+        return tuple(parts), sum(part.size for part in parts)
+    hollow = yield from _listed(effect, parts)
+    return (hollow,), hollow.total_bytes
+
+
+def _listed(effect: MergeRuns, parts: Sequence[Part]) -> Protocol[Part]:
+    """Put a list of parts as a hollow run."""
+    key = f"{effect.collection}/{effect.writer}/{(yield FreshId('h'))}"
     run = encode_run(key, tuple(parts))
     yield PutBlob(key, run)
-    diff_sum = wrap_int64(sum(part.diff_sum or 0 for part in parts))
+    sums = [part.diff_sum for part in parts if part.diff_sum is not None]
+    diff_sum = wrap_int64(sum(sums)) if len(sums) == len(parts) else None
     inside_bytes = sum(part.size for part in parts)
-    return (Part(key, len(merged), len(run), diff_sum, hollow=True, inside_bytes=inside_bytes),)
+    rows = sum(part.rows for part in parts)
+    return Part(key, rows, len(run), diff_sum, hollow=True, inside_bytes=inside_bytes)

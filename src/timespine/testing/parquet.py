@@ -35,8 +35,8 @@ from timespine.columnar.splits import split_keys
 from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted
 from timespine.columnar.where import col
-from timespine.core.effects import FreshId, MergeRuns, Protocol
-from timespine.core.hollow import HollowBatch, Order, Part, Run
+from timespine.core.effects import FreshId, MergeOutput, MergeRuns, Output, Protocol
+from timespine.core.hollow import Order, Part, Run
 from timespine.core.plan import Plan
 from timespine.core.protocols.write import Data
 from timespine.core.state import State
@@ -206,13 +206,13 @@ class Parquet:
         self.counts["row groups skipped"] += reading.parts.tally.groups_skipped
         return expected
 
-    def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[HollowBatch | None]:
+    def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[Output]:
         """By the engine. Its names follow from one id, so that it chooses the same ones when it is run again."""
         id = (yield FreshId("p"))[1:]
         known = [Schema.decode(each) for each in state.schemas]
         counters: dict[str, float] = {}
 
-        def merge(blob: Blob) -> HollowBatch | None:
+        def merge(blob: Blob) -> Output:
             numbers = count()
             counters.clear()
             engine = Engine(
@@ -231,15 +231,15 @@ class Parquet:
             self._count(effect, merged, counters)
         return merged
 
-    def _count(self, effect: MergeRuns, merged: HollowBatch, counters: dict[str, float]) -> None:
+    def _count(self, effect: MergeRuns, output: MergeOutput, counters: dict[str, float]) -> None:
         """What kinds of results there are."""
-        written = sum(part.key.split("/")[1] == effect.writer for part in merged.parts if part.key)
+        merged = output.batch
         self.counts["merges"] += 1
-        self.counts["parts passed through"] += sum(bool(part.key) for part in merged.parts) - written
+        self.counts["parts passed through"] += int(counters.get("merge parts passed", 0))
         self.counts["hollow runs"] += sum(part.hollow for part in merged.parts)
         self.counts["inline results"] += sum(part.inline is not None for part in merged.parts)
         self.counts["merges of several parts"] += counters.get("parts", 0) > 1
-        self.counts["merges in rounds"] += counters.get("rows", 0) > merged.len
+        self.counts["merges in rounds"] += counters.get("rows", 0) > output.rows
 
 
 class _Reading:

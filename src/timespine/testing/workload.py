@@ -296,7 +296,8 @@ class Workload(Answers):
         listed = encode_run(key, tuple(parts))
         yield from retried(session, PutBlob(key, listed))
         diff_sum = wrap_int64(sum(diff for _, _, diff in updates))
-        part = Part(key, sum(part.rows for part in parts), len(listed), diff_sum, hollow=True)
+        rows, inside_bytes = sum(part.rows for part in parts), sum(part.total_bytes for part in parts)
+        part = Part(key, rows, len(listed), diff_sum, hollow=True, inside_bytes=inside_bytes)
         return Run((part,), pieces[0].order, pieces[0].schema), (*(part.key for part in parts), key)
 
     def _sink(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:

@@ -50,6 +50,8 @@ def collect_garbage(session: Session, collection: str) -> Protocol[int]:
     live = references(newer)
     live.update(_added(change for change in diffs if change.n > base))
     deleted = yield from delete_with_children(session, past, live)
+    if deleted is None:
+        return 0  # another process collects garbage of later states
     yield from retried(session, Truncate(collection, base + 1))
     yield from commit(session, collection, RemoveRollups(base))
     return deleted
@@ -77,7 +79,12 @@ def find_orphans(session: Session, collection: str) -> Protocol[list[str]]:
     live = references(state)
     live.update(references(oldest))
     live.update(_added(diffs_of(entries)))
-    live.update((yield from _children(session, live)))
+    inside, gone = yield from _children(session, live)
+    if gone:
+        # SUBTLE: another process collects garbage, and what is inside of a run that it deleted may be inside of
+        # one that was committed after this state was read (test_sweep_that_finds_a_live_run_gone_deletes_nothing).
+        return []
+    live.update(inside)
     return [key for key in listed if key not in live and parse_blob_key(key).writer not in state.writers]
 
 
@@ -115,37 +122,73 @@ def _rollup(session: Session, state: State, seqno: int) -> Protocol[State | None
     return None if data is None else decode_state(data)
 
 
-def _children(session: Session, runs: References) -> Protocol[References]:
-    """The parts inside hollow runs, at any depth. A run that is gone has no children left."""
+def _children(session: Session, runs: References) -> Protocol[tuple[References, list[str]]]:
+    """The parts inside hollow runs, at any depth; and the runs that are gone.
+
+    Nothing is left that was inside of a run that is gone, except for what a later run of a live state lists too.
+    """
     found: References = {}
+    gone: list[str] = []
     waiting = [key for key, hollow in runs.items() if hollow]
     while waiting:
         key = waiting.pop()
         data = yield from retried(session, GetBlob(key))
-        for part in decode_run(key, data) if data is not None else ():
+        if data is None:
+            gone.append(key)
+            continue
+        for part in decode_run(key, data):
             if part.key and part.key not in found:
                 found[part.key] = part.hollow
                 if part.hollow:
                     waiting.append(part.key)
-    return found
+    return found, gone
 
 
-def delete_with_children(session: Session, past: References, live: References) -> Protocol[int]:
-    """Delete what the past has and the living do not, inside hollow runs too."""
+def delete_with_children(session: Session, past: References, live: References) -> Protocol[int | None]:
+    """Delete what the past has and the living do not, inside hollow runs too; None, and nothing, if a live run is gone.
+
+    A part may be inside of two runs: a merge passes it through from an old one to a new one. It stays for as
+    long as one of them is live.
+    """
     garbage = {key: hollow for key, hollow in past.items() if key not in live}
     if not garbage:
         return 0
     # SUBTLE: a part may have been referred to directly once, and from inside a live run now.
-    reachable = yield from _children(session, live)
-    inside = yield from _children(session, garbage)
+    reachable, gone = yield from _children(session, live)
+    if gone:
+        # SUBTLE: it was live when the log was read, so garbage of later states was collected meanwhile. A part
+        # that was inside of it may be inside of a run that was committed since, and inside of garbage
+        # (test_collection_that_finds_a_live_run_gone_deletes_nothing).
+        return None
+    inside, _ = yield from _children(session, garbage)
     unreachable = {key: hollow for key, hollow in {**garbage, **inside}.items() if key not in reachable | live}
+    yield from _delete_inside_first(session, unreachable, inside)
+    return len(unreachable)
+
+
+def delete_written(session: Session, listed: References, writer: str) -> Protocol[None]:
+    """Delete what a writer wrote for a batch that was refused, inside hollow runs too.
+
+    SUBTLE: only what it wrote. Parts that were passed through by reference belong to others, also those that a
+    run of this writer lists (planted.py: a_dropped_merge_deletes_what_it_passed_through_in_runs).
+    """
+    inside, _ = yield from _children(session, {key: run for key, run in listed.items() if _is_of(key, writer)})
+    own = {key: hollow for key, hollow in {**listed, **inside}.items() if _is_of(key, writer)}
+    yield from _delete_inside_first(session, own, inside)
+
+
+def _is_of(key: str, writer: str) -> bool:
+    return parse_blob_key(key).writer == writer
+
+
+def _delete_inside_first(session: Session, unreachable: References, inside: References) -> Protocol[None]:
+    """Delete parts, then the runs that list them."""
     yield from _delete(session, [key for key, hollow in unreachable.items() if not hollow])
     # SUBTLE: children first, and inner runs before outer ones: a run that is gone must have no
     # children left, or they would never be found again (planted.py: run_before_children).
     runs = [key for key, hollow in unreachable.items() if hollow]
     for key in (*(each for each in reversed(runs) if each in inside), *(each for each in runs if each not in inside)):
         yield from _delete(session, [key])
-    return len(unreachable)
 
 
 def _delete(session: Session, keys: list[str]) -> Protocol[None]:

@@ -10,7 +10,7 @@ from timespine.core.group import Refused
 from timespine.core.hollow import HollowBatch, Order, Run
 from timespine.core.layers import MergeRequest
 from timespine.core.merging import Applied
-from timespine.core.protocols.collect import delete_with_children
+from timespine.core.protocols.collect import delete_written
 from timespine.core.protocols.commit import commit
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Session, retried
@@ -72,7 +72,7 @@ def _merge_as(session: Session, collection: str, request: MergeRequest, writer: 
     if output is None:
         yield from commit(session, collection, ExpireWriter(writer))
         return None
-    offer = ApplyMerge(output, writer, session.config.inline_total_bytes)
+    offer = ApplyMerge(output.batch, writer, session.config.inline_total_bytes, output.passed)
     replies = yield from commit(session, collection, offer, ExpireWriter(writer))
     if isinstance(replies, Refused):
         yield from commit(session, collection, ExpireWriter(writer))
@@ -81,20 +81,17 @@ def _merge_as(session: Session, collection: str, request: MergeRequest, writer: 
         applied: Applied = replies[0]
         return applied
     session.count("merges dropped")
-    yield from _deleted(session, output, writer)
+    yield from _deleted(session, output.batch, writer)
     return None if isinstance(replies, Refused) else replies[0]
 
 
 def _deleted(session: Session, output: HollowBatch, writer: str) -> Protocol[None]:
-    """Delete what a writer wrote in vain.
-
-    SUBTLE: only what it wrote: parts passed through by reference belong to others.
-    """
-    own = {part.key: part.hollow for part in output.parts if part.key and part.key.split("/")[1] == writer}
+    """Delete what a writer wrote in vain."""
+    listed = {part.key: part.hollow for part in output.parts if part.key}
     try:
-        yield from delete_with_children(session, own, {})
+        yield from delete_written(session, listed, writer)
     except Unavailable:
-        session.count("left to the sweep", len(own))
+        session.count("left to the sweep", sum(key.split("/")[1] == writer for key in listed))
 
 
 def _unclaimed(state: State, id: tuple[int, int] | None, now_ms: int) -> MergeRequest | None:
@@ -175,15 +172,16 @@ def rewrite_unsealed(session: Session, collection: str, seqno: int) -> Protocol[
     if output is None:
         yield from commit(session, collection, ExpireWriter(writer))
         return False
-    schema = output.runs[0].schema if output.runs else None
-    trim = Trim(seqno, tuple(output.parts), upper, schema, session.config.inline_total_bytes)
+    batch_parts = tuple(output.batch.parts)
+    schema = output.batch.runs[0].schema if output.batch.runs else None
+    trim = Trim(seqno, batch_parts, upper, schema, session.config.inline_total_bytes)
     replies = yield from commit(session, collection, trim, ExpireWriter(writer))
     if not isinstance(replies, Refused) and replies[0]:
         session.count("unsealed batches rewritten")
         return True
     if isinstance(replies, Refused):
         yield from commit(session, collection, ExpireWriter(writer))
-    yield from _deleted(session, output, writer)
+    yield from _deleted(session, output.batch, writer)
     return False
 
 

@@ -29,6 +29,8 @@ class ApplyMerge(msgspec.Struct, frozen=True, array_like=True):
     output: HollowBatch
     writer: str
     inline_total_bytes: int = DEFAULT.inline_total_bytes
+    passed: tuple[str, ...] = ()
+    """What it passes through by reference (`MergeOutput.passed`): all of it must be among what the result replaces."""
 
 
 class Exert(msgspec.Struct, frozen=True, array_like=True):
@@ -93,10 +95,20 @@ def _refuse_blobs(state: State, command: ApplyMerge, replaced: set[str]) -> Time
     """Why a result refers to blobs that it must not, if so.
 
     SUBTLE: a blob that is not new must be one that the result replaces. A late
-    result that passes a part through by reference, after somebody else's merge
-    dropped that part, would bring back a blob that may be deleted already
+    result that passes a part through by reference, after another merge dropped
+    that part, would bring back a blob that may be deleted already
     (tests/core/test_merges.py).
+
+    A transition cannot look inside a hollow run, so a result names the listed parts that it passes through or
+    takes parts from (`passed`). While the state lists a hollow run, all that is inside of it is reachable and
+    is not deleted; from the commit on, the new hollow run keeps what it passes on reachable. The writer of such
+    a part may be gone for long. That fences nothing: what a writer must be registered for is a first
+    reference, and this blob was referred to ever since
+    (test_late_result_that_takes_parts_out_of_a_dropped_run_is_refused).
     """
+    for key in command.passed:
+        if key not in replaced:
+            return Fenced(f"the result passes parts of blob {key} on, which it does not replace: merge again")
     fresh: list[Part] = [part for part in command.output.parts if part.key not in replaced]
     for part in fresh:
         if part.key and parse_blob_key(part.key).writer != command.writer:
