@@ -379,3 +379,16 @@ def test_closing_closes_both_ports_even_if_one_of_them_fails_to(tmp_path, record
         store.close()
     assert logs.close_calls == 1
     store.close()
+
+
+@pytest.mark.parametrize("creates", [False, True], ids=["an append", "a transaction that creates"])
+def test_what_was_committed_is_acknowledged_and_stays_though_the_store_is_closed_right_after(place, creates):
+    store = place.open(config=BLOBS)
+    create(store)
+    store._committer.told.insert(0, lambda collections: store._committer.close())
+    if creates:
+        with store.transaction() as tx:
+            tx.append(tx.create("more", **calls.SHAPE), [{"id": 7, "name": "in"}])
+    else:
+        store["orders"].append([{"id": 7, "name": "in"}])
+    assert 7 in ids(place.open(), "more" if creates else "orders")

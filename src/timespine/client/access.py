@@ -105,8 +105,9 @@ class Shared:
     """Writers of jobs that are under way, by collection, and when they were last heard of."""
     location: str = ""
     """The folder of the store; empty if it is in none."""
-    listeners: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    """Those that listen, to be told when the store is closed. Changed under `committed`."""
+    listeners: weakref.WeakKeyDictionary[Any, None] = field(default_factory=weakref.WeakKeyDictionary)
+    """Those that listen, in the order in which they began, to be told when the store is closed. Changed under
+    `committed`."""
     counters: dict[str, float] = field(default_factory=dict)
     """What was put, encoded, retried, left to the sweep."""
     by_collection: dict[str, dict[str, float]] = field(default_factory=dict)

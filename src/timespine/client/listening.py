@@ -101,7 +101,7 @@ class Listener(Iterator[Event]):
         # A listener that is dropped and never closed must not hold states for ever.
         weakref.finalize(self, self._held.abandon).atexit = False
         with access.shared.committed:
-            access.shared.listeners.add(self)
+            access.shared.listeners[self] = None
         if callback is not None:
             self._thread = threading.Thread(
                 target=self._call, args=(callback,), name=f"timespine-listener-{access.name}", daemon=True
@@ -146,7 +146,7 @@ class Listener(Iterator[Event]):
             self._closed = True
             told = self._access.shared.committed
             with told:
-                self._access.shared.listeners.discard(self)
+                self._access.shared.listeners.pop(self, None)
                 told.notify_all()
             self._held.close()
 

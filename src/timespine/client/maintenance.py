@@ -142,12 +142,16 @@ class Maintenance:
         self._thread = None
 
     def bound(self, access: Access) -> None:
-        """Where nobody works in the background: roll up what is long overdue, so that opening it stays cheap."""
-        if self._thread is None and maintain.is_rollup_due(access.config, access.known(), OVERDUE):
-            try:
+        """Where nobody works in the background: roll up what is long overdue, so that opening it stays cheap.
+
+        SUBTLE: it never fails, not even if the store is closed meanwhile. What called it is committed, and its
+        caller would be told that it is not, and would delete its blobs (test_close.py).
+        """
+        try:
+            if self._thread is None and maintain.is_rollup_due(access.config, access.known(), OVERDUE):
                 self._run(access.id, lambda session: maintain.roll_up(session, access.id))
-            except Exception as error:  # whoever commits is not told of it, and the next one tries again
-                self.report.skip(f"{access.name}: {said(error)}")
+        except Exception as error:  # the next commit tries again
+            self.report.skip(f"{access.name}: {said(error)}")
 
     def finish(self) -> None:
         """Before the end: what is overdue and small. Whoever only comes by for a moment does its share, too."""

@@ -210,6 +210,7 @@ class Writer:
             access.config,
             fresh=fresh_id,
             counters=access.shared.counters,
+            sleep=access.shared.sleep,
         )
 
     def _frontier(self, given: Progress) -> Frontier:

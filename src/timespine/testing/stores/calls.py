@@ -26,8 +26,8 @@ class Call:
     error: TimespineError | None = None
     is_killed: bool = False
     """Whether its process was killed meanwhile: nobody was told anything."""
-    collections: tuple[str, ...] = ()
-    """The ids of the collections that it writes to."""
+    varies: bool = False
+    """Whether what it writes depends on the rows that it finds."""
     rows: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     """The rows that it adds, by collection."""
 

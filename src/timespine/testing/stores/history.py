@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,6 +44,8 @@ SMALL = replace(
 BLOBS = replace(QUICK, inline_part_bytes=1)
 """Every row goes to a blob."""
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
 CALL_S = 1200.0
 """No call takes longer, in virtual seconds, faults included."""
 
@@ -68,8 +71,11 @@ class History:
         self.scheduler = Scheduler(self.random.getrandbits(64), stay=self.random.choice((0.2, 0.6, 0.9)))
         self.world = StoreWorld()
         self.storage = Storage(self.world, self.scheduler)
-        self.faults = faults
+        self.faults = Faults(
+            *(getattr(faults, each) * self.random.choice((0.0, 0.25, 1.0)) for each in Faults.__slots__)
+        )
         self.config = self.random.choice((QUICK, QUICK, SMALL, BLOBS))
+        self._favour: dict[str, int] = {}
         self.calls: list[Call] = []
         self.running: list[Call] = []
         self.processes: list[StoreProcess] = []
@@ -79,10 +85,25 @@ class History:
         """Whether a process was paused, or a clock jumped: leases may lapse."""
         self.is_calm = True
         """Whether nothing fails: at the beginning, and when the faults have stopped."""
+        self.is_expiring = False
+        """Whether a user has let history go."""
+        self.is_evolving = False
+        """Whether a user has changed a schema."""
+        self.kept: dict[str, Any] = {}
+        """Critical holds, by name."""
         scheduler = self.scheduler
         scheduler.on_step = self._step
         scheduler.on_escape = self._escaped
         scheduler.is_over = lambda: bool(self.world.violations)
+
+    def favour(self, kind: str) -> int:
+        """How much of one kind of call this history has: every history has its own mixture, and lacks some kinds."""
+        return self._favour.setdefault(kind, self.random.choice((0, 1, 1, 4)))
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether storage may fail."""
+        return self.faults.fail > 0 or self.faults.outage > 0
 
     # Faults.
 
@@ -185,5 +206,5 @@ class History:
         finally:
             call.until_event = world.event
             self.running.remove(call)
-            self.note(f"ends {call}: {call.result if call.error is None else repr(call.error)}")
+            self.note(f"ends {call}: {_ADDRESS.sub('', repr(call.result if call.error is None else call.error))}")
         return call

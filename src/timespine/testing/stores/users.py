@@ -1,4 +1,4 @@
-"""What users do with stores: one thread does one call after the other, chosen by the seed."""
+"""What one thread of a user does: one call after the other, chosen by the seed, and only errors that have a reason."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from timespine.errors import (
     Fenced,
     LeaseExpired,
     NotSealed,
+    Reopen,
     SinceError,
+    TimespineError,
     Unavailable,
     UnknownCollection,
+    UpperMismatch,
     UsageError,
     VersionError,
 )
-from timespine.testing.stores.answers import Answers, counted, last_of
+from timespine.testing.stores.answers import Answers, last_of
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.history import History, StoreProcess
 
@@ -28,25 +31,24 @@ KEYS = 6
 
 SHAPE: dict[str, Any] = {"key": {"k": "int64"}, "value": {"v": "string"}}
 TIMELINES = {"orders": "counter", "events": "clock"}
-"""The collections that every history begins with."""
+"""The collections that every history begins with, and that stay."""
+
+EXTRAS = ("x0", "x1", "x2")
+"""Names of collections that come and go."""
+
+Kinds = dict[Callable[[], None], int]
+"""What there is to call, and how often."""
 
 
-class User:
+class Caller:
     """One thread of a process that uses its store."""
 
     def __init__(self, history: History, process: StoreProcess) -> None:
         self.history = history
         self.process = process
+        self.world = history.world
         self.chance = history.scheduler.random
         self.answers = Answers(history.world)
-        self.kinds: dict[Callable[[], None], int] = {
-            self.append: 12,
-            self.snapshot: 6,
-            self.changes: 2,
-            self.upsert: 4,
-            self.delete: 1,
-            self.maintain: 2,
-        }
 
     @property
     def store(self) -> Store:
@@ -54,152 +56,107 @@ class User:
         assert self.process.store is not None
         return self.process.store
 
+    def kinds(self) -> Kinds:
+        """What it calls."""
+        return {}
+
     def run(self, left: list[int]) -> None:
         """Call one thing after the other, until enough was called in all or the store is closed."""
-        kinds, weights = list(self.kinds), list(self.kinds.values())
+        kinds = {work: weight * self.history.favour(work.__name__) for work, weight in self.kinds().items()}
+        kinds[self.usual] = 1
+        works, weights = list(kinds), list(kinds.values())
         while left[0] > 0 and not self.process.is_closing:
             left[0] -= 1
             if self.chance.random() < 0.2:
-                self.history.scheduler.sleep(self.chance.choice((0.001, 0.1, 1.0, 3.0)))
-            self.chance.choices(kinds, weights)[0]()
+                self.history.scheduler.sleep(self.chance.choice((0.001, 0.1, 0.1, 1.0, 1.0, 3.0, 3.0, 65.0)))
+            self.chance.choices(works, weights)[0]()
+        self.finish()
 
-    # Writing.
+    def usual(self) -> None:
+        """What is called in every history."""
 
-    def rows(self, call: Call, collection: str, most: int = 3) -> list[dict[str, Any]]:
-        """Some rows that are marked with a call."""
-        rows: list[dict[str, Any]] = [
-            {"k": self.chance.randrange(KEYS), "v": f"{call.id}.{number}"}
-            for number in range(1 + self.chance.randrange(most))
-        ]
-        call.rows[collection] = [(row["k"], row["v"]) for row in rows]
-        return rows
+    def finish(self) -> None:
+        """Close what is still open."""
 
-    def append(self) -> None:
-        """Append some rows at the next free time."""
-
-        def work(call: Call) -> Any:
-            orders = self.some()
-            return orders, orders.append(self.rows(call, orders.id))
-
-        call = self.call("append", work)
-        self.answers.check_effect(call)
-        if call.is_done:
-            orders, reply = call.result
-            self.answers.check_time(call, orders.id, reply.time)
-
-    def upsert(self) -> None:
-        """Put rows in the place of those with the same keys."""
-
-        def work(call: Call) -> Any:
-            orders = self.some()
-            keys = self.chance.sample(range(KEYS), 1 + self.chance.randrange(2))
-            rows: list[dict[str, Any]] = [{"k": key, "v": f"{call.id}.{key}"} for key in keys]
-            call.rows[orders.id] = [(row["k"], row["v"]) for row in rows]
-            return orders, orders.upsert(rows)
-
-        call = self.call("upsert", work)
-        self.answers.check_effect(call)
-        if call.is_done:
-            orders, reply = call.result
-            wanted = sorted(call.rows[orders.id])
-            keys = {key for key, _ in wanted}
-            self.answers.check_change(
-                call, orders.id, reply, lambda pairs: sorted(each for each in pairs if each[0] in keys) == wanted
-            )
-
-    def delete(self) -> None:
-        """Delete all rows of a key."""
-        key = self.chance.randrange(KEYS)
-
-        def work(call: Call) -> Any:
-            orders = self.some()
-            return orders, orders.delete({"k": key})
-
-        call = self.call("delete", work)
-        if call.is_done:
-            orders, reply = call.result
-            self.answers.check_change(call, orders.id, reply, lambda pairs: not any(each[0] == key for each in pairs))
-
-    # Reading.
-
-    def snapshot(self) -> None:
-        """Read a collection as of now, or of a time that can be read."""
-
-        def work(call: Call) -> Any:
-            orders = self.some()
-            as_of = max(self.time_of(orders), 0) if self.chance.random() < 0.4 else None
-            asked = as_of is not None
-            rows = orders.snapshot(as_of, multiplicity=self.chance.choice(("rows", "column")), timeout=1.0)
-            with rows:
-                self.dawdle()
-                return orders.id, asked, rows.as_of, counted(rows.to_pylist(), rows.columns_of), rows.columns_of
-
-        call = self.call("snapshot", work)
-        if call.is_done:
-            id, asked, as_of, found, schema = call.result
-            self.answers.check_snapshot(call, id, as_of, found, schema, asked=asked)
-
-    def changes(self) -> None:
-        """Read what changed between two times."""
-
-        def work(call: Call) -> Any:
-            orders = self.some()
-            after, until = sorted((self.time_of(orders), self.time_of(orders)))
-            if after < 0:
-                return None
-            with orders.changes(after, until, timeout=1.0) as rows:
-                self.dawdle()
-                return orders.id, after, until, counted(rows.to_pylist(), rows.columns_of), rows.columns_of
-
-        call = self.call("changes", work)
-        if call.is_done and call.result is not None:
-            self.answers.check_changes(call, *call.result)
+    def some(self) -> Collection:
+        """One of the collections; now and then one of those that come and go."""
+        extras = [name for name in self.world.names[-1][1].entries if name in EXTRAS]
+        if extras and self.chance.random() < 0.3:
+            return self.store[self.chance.choice(extras)]
+        return self.store[self.chance.choice(list(TIMELINES))]
 
     def time_of(self, collection: Collection) -> int:
-        """A time that can be read, as far as is known."""
+        """A time that can be read, as far as is known; -1 if there is none."""
         state = collection._access.known()
         last = last_of(state)
         first = state.since.elements[0][0] if state.since.elements else 0
         return self.chance.randint(max(first, last - 6), last) if first <= last else last
 
     def dawdle(self) -> None:
-        """Take some time between planning a read and reading."""
+        """Take some time in the middle of something."""
         if self.chance.random() < 0.3:
             self.history.scheduler.sleep(self.chance.choice((0.01, 1.0, 4.0)))
 
-    # Looking after.
+    # Calling.
 
-    def maintain(self) -> None:
-        """Do what the background does, now."""
-        self.call("maintain", lambda call: self.store.maintain(sweep=self.chance.random() < 0.5))
-
-    # Inside.
-
-    def some(self) -> Collection:
-        """One of the collections."""
-        return self.store[self.chance.choice(list(TIMELINES))]
-
-    def call(self, kind: str, work: Callable[[Call], Any]) -> Call:
-        """Call something; an error must be one that can be."""
+    def call(self, kind: str, work: Callable[[Call], Any], *expected: type[TimespineError]) -> Call:
+        """Call something; an error must have a reason. `expected` are those that the call asks for."""
         call = self.history.call(self.process, kind, work)
-        if call.error is not None and not self._may_be(call):
-            self.history.world.violate(f"{call} raised {call.error!r}")
-            self.history.scheduler.switch("violated")
+        if call.error is not None and not isinstance(call.error, expected):
+            self.check_reason(call)
         return call
 
-    def _may_be(self, call: Call) -> bool:
-        """Whether an error has a reason."""
+    def check_reason(self, call: Call) -> None:
+        """An error has a reason."""
+        if not self._has_reason(call):
+            self.violate(call, f"raised {call.error!r}")
+
+    def violate(self, call: Call, what: str) -> None:
+        """Report that a promise was broken, and stop."""
+        self.world.violate(f"{call} {what}")
+        self.history.scheduler.switch("violated")
+
+    def _has_reason(self, call: Call) -> bool:
+        """Whether something happened for which a call may fail as it did."""
         error, history = call.error, self.history
-        if isinstance(error, Unavailable):
-            return history.storage.fail > 0 or history.faults.outage > 0
-        if isinstance(error, LeaseExpired | Fenced):
-            return history.is_disturbed or history.faults.outage > 0
         if isinstance(error, CorruptionError | VersionError):
             return False
-        if isinstance(error, SinceError | NotSealed):
-            return True
-        if isinstance(error, UnknownCollection | ClosedError):
-            return False
+        if isinstance(error, Unavailable):
+            return history.is_failing
+        if isinstance(error, LeaseExpired | Fenced):
+            return history.is_disturbed or history.is_failing or self.process.is_read_only or self._was_dropped()
+        if isinstance(error, SinceError):
+            return history.is_expiring
+        if isinstance(error, UnknownCollection):
+            return self._was_missing(call, error.name)
+        if isinstance(error, ClosedError):
+            return self._was_dropped()
         if isinstance(error, UsageError):
-            return self.process.is_closing and "is closed: open it again" in str(error)
-        return False
+            if "is closed: open it" in str(error):
+                return self.process.is_closing
+            return "there is no collection with the id" in str(error) and self._was_dropped()
+        if isinstance(error, Reopen):
+            return "column" in str(error) and history.is_evolving
+        return isinstance(error, NotSealed) and self._was_dropped()
+
+    def _was_dropped(self) -> bool:
+        """Whether some collection was dropped before this moment."""
+        return any(names.dropped or names.graves for _, names in self.world.names)
+
+    def _was_missing(self, call: Call, name: str) -> bool:
+        """Whether a name was not in the catalog at some moment of a call."""
+        return any(name not in names.entries for names in self.names_between(call))
+
+    def names_between(self, call: Call) -> list[Any]:
+        """Every catalog that there was at some moment of a call."""
+        before = [names for event, names in self.world.names if event <= call.since_event][-1:]
+        return before + [names for event, names in self.world.names if call.since_event < event <= call.until_event]
+
+
+def uppers_of(call: Call, caller: Caller, collection: str) -> list[int]:
+    """Every upper that a collection had at some moment of a call."""
+    states = caller.world.states_between(collection, call.since_event, call.until_event)
+    return [last_of(state) + 1 for state in states]
+
+
+__all__ = ["EXTRAS", "KEYS", "SHAPE", "TIMELINES", "Caller", "Kinds", "UpperMismatch", "uppers_of"]
