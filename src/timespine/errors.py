@@ -135,6 +135,8 @@ class NotSealed(AskElsewhere):
         """The time that was asked for; the first that can be read, if none was."""
         self.upper = upper
         """The frontier up to which the collection is complete."""
+        self.expired = expired
+        """Whether no time was asked for, and all complete ones were expired."""
 
 
 class SchemaConflict(AskElsewhere):

@@ -44,6 +44,8 @@ WRONG = [
     (("lookup", "nested", "list=[1]"), "--where SQL"),
     (("append", "orders", "at.json", "--at", "7"), "leave out --at"),
     (("append", "orders", "empty.csv"), "no --upper"),
+    (("lookup", "orders", "id=1", "--low", "id=2"), "no key column is left for --low and --high"),
+    (("lookup", "nested", "--low", "list=[1]"), "use `timespine snapshot --where SQL`"),
     (("append", "orders", "struct.json"), "column 'total': it holds an object where float64 is needed"),
 ]
 
@@ -65,7 +67,7 @@ def test_a_store_that_is_not_there_is_made_with_a_verb(tmp_path):
     assert line.endswith("make one with `timespine init`")
 
 
-@pytest.mark.parametrize(("verb", "can_wait"), [("snapshot", True), ("tail", False), ("lookup", False)])
+@pytest.mark.parametrize(("verb", "can_wait"), [("snapshot", True), ("tail", False), ("lookup", True)])
 def test_only_verbs_that_can_wait_say_how(store, verb, can_wait):
     line = failure(verb, store, "orders", *["id=1"] * (verb == "lookup"), "--as-of", 99, code=3)
     assert ("--wait" in line) is can_wait

@@ -1,17 +1,31 @@
-"""Verbs about what is not complete yet: write, seal."""
+"""Verbs about what is not complete yet: write, seal, advance, unsealed."""
 
 from __future__ import annotations
 
+import datetime
 import enum
 from contextlib import nullcontext
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from timespine.cli.destination import for_document
+from timespine.cli.destination import destination, for_document
 from timespine.cli.intake import read_rows
-from timespine.cli.options import Name, Output, StorePath, check_path, opened, to_moment
-from timespine.cli.output import write_done
+from timespine.cli.options import (
+    Columns,
+    Limit,
+    Name,
+    Output,
+    StorePath,
+    To,
+    Where,
+    check_path,
+    opened,
+    to_moment,
+    to_names,
+    to_progress,
+)
+from timespine.cli.output import write_done, write_rows
 from timespine.cli.progress import waiting
 from timespine.cli.source import STDIN
 from timespine.cli.text import counted
@@ -32,6 +46,8 @@ def register(app: typer.Typer) -> None:
     """Add the verbs."""
     app.command("write")(write)
     app.command("seal")(seal)
+    app.command("advance")(advance)
+    app.command("unsealed")(unsealed)
 
 
 def write(
@@ -98,7 +114,13 @@ def seal(
         list[str], typer.Argument(metavar="NAME...", help="The names of the collections.", show_default=False)
     ],
     at: Annotated[
-        str, typer.Option("--at", metavar="TIME", help="Nothing more comes before this time.", show_default=False)
+        list[str],
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="Nothing more comes before this time. With several coordinates it may be repeated.",
+            show_default=False,
+        ),
     ],
     output: Output = None,
 ) -> None:
@@ -110,11 +132,11 @@ def seal(
     \b
     Example:
       timespine seal ./data orders items --at 10
+      timespine seal ./data prices --at 3,0 --at 0,3
     """
     where = for_document(output)
-    upper = to_moment(at)
-    if upper is None:
-        raise UsageError("say which time: --at 10")
+    upper = to_progress(at)
+    assert upper is not None
     with opened(store, writes_rows=True) as open_store:
         open_store.seal(names, upper)
         reached = {name: plain(open_store.collection(name).upper) for name in names}
@@ -123,3 +145,77 @@ def seal(
         {"upper": reached},
         lambda: "".join(f"{name} is complete below {upper}\n" for name, upper in reached.items()),
     )
+
+
+def advance(
+    store: StorePath,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A collection; all, if none is named.", show_default=False)
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="Nothing more comes before this time; now, for all collections. May be repeated as with seal.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Say that nothing more comes before a time, and change nothing where that was said already.
+
+    Without a name, of all collections whose times are those of the wall clock: then
+    idle ones can be read as of the same time as the others.
+
+    \b
+    Example:
+      timespine advance ./data
+      timespine advance ./data orders --at 10
+    """
+    where = for_document(output)
+    upper = to_progress(at)
+    if name is not None and upper is None:
+        raise UsageError("say which time: --at 10")
+    with opened(store, writes_rows=True) as open_store:
+        if name is not None and upper is not None:
+            reached: Any = plain(open_store.collection(name).advance(upper))
+        elif upper is None or isinstance(upper, int | datetime.datetime):
+            reached = open_store.advance(upper)
+        else:
+            raise UsageError(
+                "all collections are advanced to one time of the wall clock: name one collection, or one time"
+            )
+    what = name if name is not None else "every collection of the wall clock"
+    write_done(where, {"upper": reached}, lambda: f"{what} is complete below {reached}\n")
+
+
+def unsealed(
+    store: StorePath,
+    name: Name,
+    lower: Annotated[
+        str | None,
+        typer.Option("--from", metavar="TIME", help="Only updates at this time or after it.", show_default=False),
+    ] = None,
+    upper: Annotated[
+        str | None, typer.Option("--before", metavar="TIME", help="Only updates before this time.", show_default=False)
+    ] = None,
+    columns: Columns = None,
+    where: Where = None,
+    limit: Limit = None,
+    output: Output = None,
+    to: To = None,
+) -> None:
+    """Print the updates that were written ahead of the seal and are not sealed yet, with _time and _diff.
+
+    \b
+    Example:
+      timespine unsealed ./data events --before 20
+    """
+    out = destination(output, to)
+    names = to_names(columns)
+    with opened(store) as open_store:
+        rows = open_store.collection(name).unsealed(to_moment(lower), to_moment(upper), columns=names, where=where)
+        with rows:
+            table = rows.to_arrow()
+    write_rows(out, table.schema, table.to_batches(), limit=limit)

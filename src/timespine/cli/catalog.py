@@ -30,6 +30,7 @@ from timespine.client.inspecting import plain
 from timespine.client.opening import CONSENSUS
 from timespine.client.store import Store
 from timespine.errors import CorruptionError, UsageError, VersionError
+from timespine.model.time import ARITY_MAX
 
 _LISTED = ("name", "since", "upper", "updates", "bytes", "batches", "state")
 _COMMITS = ("upper", "committed_ms", "operation", "rows", "bytes")
@@ -87,6 +88,9 @@ def create(
     value: ValueColumns = None,
     cluster: ClusterColumns = None,
     timeline: TimelineOption = Timeline.clock,
+    arity: Annotated[
+        int, typer.Option("--arity", metavar="N", min=1, max=ARITY_MAX, help="Coordinates of a time.")
+    ] = 1,
     retain: Retain = None,
     merging: MergingOption = None,
     replace: Replace = False,
@@ -116,6 +120,7 @@ def create(
             key=to_types(key or (), "--key"),
             value=to_types(value or (), "--value"),
             cluster=tuple(cluster or ()),
+            arity=arity,
             timeline=timeline.value,
             retain=retain,
             merging=merging.rule if merging else None,
@@ -208,7 +213,7 @@ def _description(found: dict[str, Any]) -> str:
             ("name", found["name"]),
             ("id", found["id"]),
             ("created", clock(found["created_ms"])),
-            ("times", "milliseconds of the wall clock" if found["timeline"] == "clock" else "a counter"),
+            ("times", _times(found)),
             ("readable from", time(found["since"])),
             ("complete below", "closed" if found["upper"] is None else time(found["upper"])),
             ("history", found["history"]),
@@ -220,6 +225,11 @@ def _description(found: dict[str, Any]) -> str:
     rows = [(each["name"], each["type"], f"{each['role']}{', cluster' * each['cluster']}") for each in found["columns"]]
     columns = Columns(names, rows, cut=False)
     return f"{head}\n{columns.head()}\n" + "".join(f"{columns.row(row)}\n" for row in rows)
+
+
+def _times(found: dict[str, Any]) -> str:
+    kind = "milliseconds of the wall clock" if found["timeline"] == "clock" else "a counter"
+    return kind if found["coordinates"] == 1 else f"{kind}, {found['coordinates']} coordinates"
 
 
 def history(store: StorePath, name: Name, output: Output = None, to: To = None) -> None:

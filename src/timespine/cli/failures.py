@@ -84,6 +84,8 @@ def hint(error: Exception, *, can_wait: bool = False) -> str:
         return f"ask for a time at or after {error.since}"
     if isinstance(error, NotSealed):
         later = "wait for it with --wait SECONDS" if can_wait else "again later"
+        if error.expired:
+            return later
         return f"ask for an earlier time or for none, or {later}"
     if isinstance(error, NotTold):
         return "do not run it again"

@@ -1,4 +1,4 @@
-"""Verbs about history: expire, hold."""
+"""Verbs about history: expire, retain, hold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from timespine.cli.destination import Destination, destination, for_document
-from timespine.cli.options import AsOf, Name, Output, StorePath, To, opened, to_moment
+from timespine.cli.options import AsOf, Name, Output, StorePath, To, opened, to_moment, to_progress
 from timespine.cli.output import write_done, write_table
 from timespine.client.collection import Collection
 from timespine.client.driver import fresh_id
@@ -29,6 +29,7 @@ class Action(enum.StrEnum):
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
     app.command("expire")(expire)
+    app.command("retain")(retain)
     app.command("hold")(hold)
 
 
@@ -36,8 +37,17 @@ def expire(
     store: StorePath,
     name: Name,
     before: Annotated[
-        str, typer.Option("--before", metavar="TIME", help="Reads before this time end.", show_default=False)
+        list[str],
+        typer.Option(
+            "--before",
+            metavar="TIME",
+            help="Reads before this time end. With several coordinates it may be repeated.",
+            show_default=False,
+        ),
     ],
+    ahead: Annotated[
+        bool, typer.Option("--ahead", help="Also if that time is not complete yet: nothing can be read until it is.")
+    ] = False,
     output: Output = None,
 ) -> None:
     """Forget history before a time: what the collection was then cannot be read any more. What it is now stays.
@@ -50,13 +60,58 @@ def expire(
       timespine expire ./data orders --before 5
     """
     where = for_document(output)
-    moment = to_moment(before)
+    moment = to_progress(before)
     assert moment is not None
     with opened(store) as open_store:
-        reply = open_store.collection(name).expire(moment)
+        reply = open_store.collection(name).expire(moment, ahead=ahead)
     result = {"asked": plain(reply.asked), "since": plain(reply.since), "held_by": list(reply.held_by)}
     held = f"; held by {', '.join(reply.held_by)}" if reply.held_by else ""
     write_done(where, result, lambda: f"readable from {reply.since} on{held}\n")
+
+
+def retain(
+    store: StorePath,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A collection; the policy of the store, if none.", show_default=False),
+    ] = None,
+    duration: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="DURATION",
+            help="How long, such as '7 days'; ever: all of it; store, for a collection: as long as the store says.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Say how long history is kept: by a collection, or by all that have no policy of their own.
+
+    `timespine maintain`, and every process that writes, forgets what is older. Without
+    --for nothing is changed, and what holds for a collection is printed.
+
+    \b
+    Example:
+      timespine retain ./data --for "30 days"
+      timespine retain ./data audit --for ever
+      timespine retain ./data audit
+    """
+    where = for_document(output)
+    if name is None and duration is None:
+        raise UsageError("say how long: --for '7 days'; or name a collection, to see what holds for it")
+    policy = None if duration == "ever" else duration
+    with opened(store, read_only=duration is None) as open_store:
+        if name is None:
+            open_store.retain(policy)
+            write_done(where, {"store": store, "for": duration}, lambda: "collections go by it, unless they differ\n")
+            return
+        collection = open_store.collection(name)
+        if duration is not None:
+            collection.retain(policy)
+        found = collection.retention
+    result = {"name": name, "retain_ms": found.duration_ms, "retain_by": found.by}
+    write_done(where, result, lambda: f"history of {name} is kept {found}, unless expired\n")
 
 
 def hold(

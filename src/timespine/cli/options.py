@@ -15,7 +15,7 @@ import typer
 
 import timespine as ts
 from timespine.cli.destination import Format
-from timespine.client.moments import Moment
+from timespine.client.moments import Moment, Progress
 from timespine.errors import UsageError, shown
 
 StorePath = Annotated[str, typer.Argument(metavar="STORE", help="The folder of the store.", show_default=False)]
@@ -110,7 +110,10 @@ ClusterColumns = Annotated[
 Retain = Annotated[
     str | None,
     typer.Option(
-        "--retain", metavar="DURATION", help="Keep history for so long, such as '7 days'.", show_default=False
+        "--retain",
+        metavar="DURATION",
+        help="Keep history for so long, such as '7 days', or 'for ever'; else as long as the store says.",
+        show_default=False,
     ),
 ]
 Replace = Annotated[
@@ -157,6 +160,15 @@ def to_moment(text: str | None) -> Moment | None:
     if moment.tzinfo is None:
         raise UsageError(f"{shown(text)} has no zone and could be anywhere: give it one, such as 2024-01-31T12:00:00Z")
     return moment
+
+
+def to_progress(texts: Sequence[str] | None) -> Progress | None:
+    """How far times are complete, as it was typed: a time, or with several coordinates more than one."""
+    times = [to_moment(text) for text in texts or ()]
+    moments = [each for each in times if each is not None]
+    if len(moments) < 2:
+        return moments[0] if moments else None
+    return moments
 
 
 def to_names(text: str | None) -> list[str] | None:

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 import typer
 
+from timespine.cli.columns import KeyValues, Null, to_key, to_values
 from timespine.cli.destination import Destination, Format, Sink, destination
 from timespine.cli.options import (
     AsOf,
@@ -28,11 +29,10 @@ from timespine.cli.options import (
 )
 from timespine.cli.output import TextRows, write_rows, writer_for
 from timespine.cli.progress import progress
-from timespine.cli.values import from_text
 from timespine.client.inspecting import plain
 from timespine.client.rows import Rows
-from timespine.columnar.schema import DIFF, TIME, Schema
-from timespine.errors import UsageError, shown
+from timespine.columnar.schema import DIFF, TIME
+from timespine.errors import UsageError
 
 Begin = Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Begin with the rows that are there already.")]
 
@@ -151,35 +151,51 @@ def changes(
 def lookup(
     store: StorePath,
     name: Name,
-    key: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="COLUMN=VALUE...", help="A value for every key column.", show_default=False),
-    ] = None,
-    null: Annotated[
+    key: KeyValues = None,
+    null: Null = None,
+    low: Annotated[
         list[str] | None,
         typer.Option(
-            "--null", metavar="COLUMN", help="A key column that is null. May be repeated.", show_default=False
+            "--low",
+            metavar="COLUMN=VALUE",
+            help="Only keys from this on: of the key columns that are not given, from the first on. May be repeated.",
+            show_default=False,
         ),
+    ] = None,
+    high: Annotated[
+        list[str] | None,
+        typer.Option("--high", metavar="COLUMN=VALUE", help="Only keys up to and with this.", show_default=False),
     ] = None,
     as_of: AsOf = None,
     columns: Columns = None,
+    wait: Wait = 0.0,
     output: Output = None,
     to: To = None,
 ) -> None:
-    """Print the rows of one key. There may be none, or several. Takes a lease while it reads.
+    """Print the rows of a key, of all keys that begin with some columns, or of a range of keys.
 
-    Rows of a collection without key columns are known by all of their columns.
+    There may be none, or several. Takes a lease while it reads. Rows of a collection
+    without key columns are known by all of their columns.
 
     \b
     Example:
       timespine lookup ./data orders id=17
       timespine lookup ./data visits day=2024-01-31 --null user
+      timespine lookup ./data visits tenant=acme --low day=2024-01-01 --high day=2024-01-31
     """
     out = destination(output, to)
     with opened(store) as open_store:
         collection = open_store.collection(name)
-        wanted = _key(key or [], null or [], collection.schema)
-        found = collection.lookup(wanted, to_moment(as_of), columns=to_names(columns))
+        schema = collection.schema
+        wanted = to_key(key, null, schema, whole=not schema.key)
+        names = schema.key_names
+        ends = [to_values(end, (), schema, names, "a key column") if end else None for end in (low, high)]
+        if wanted is None and not any(ends):
+            raise UsageError(
+                f"say which rows: COLUMN=VALUE, --null COLUMN, --low or --high; key columns: {', '.join(names)}"
+            )
+        between = (ends[0], ends[1]) if any(ends) else None
+        found = collection.lookup(wanted, to_moment(as_of), between=between, columns=to_names(columns), timeout=wait)
         assert isinstance(found, pa.Table)
     write_rows(out, found.schema, found.to_batches())
 
@@ -302,30 +318,3 @@ def _write(out: Destination, rows: Rows, limit: int | None, *, whole: bool) -> N
         batches: Iterator[pa.RecordBatch] = rows.batches()
         with closing(batches):  # type: ignore[type-var]
             write_rows(out, rows.schema, batches, limit=limit, told=lambda done: told(done, None))
-
-
-def _key(given: list[str], null: list[str], schema: Schema) -> pa.Table:
-    """The key that arguments such as id=17 name, and options such as --null id."""
-    values: dict[str, pa.Array] = {}
-    pairs: list[tuple[str, str | None]] = [(name, None) for name in null]
-    for each in given:
-        name, sign, text = each.partition("=")
-        if not sign:
-            raise UsageError(
-                f"{shown(each)} is not a part of a key: give COLUMN=VALUE, such as id=17, or --null COLUMN"
-            )
-        pairs.append((name, text))
-    there = ", ".join(schema.key_names)
-    for name, value in pairs:
-        if name not in schema.key_names:
-            raise UsageError(f"{shown(name)} is not a key column of this collection; key columns: {there}")
-        if name in values:
-            raise UsageError(f"{shown(name)} is given twice")
-        type = schema.types[name]
-        try:
-            values[name] = pa.array([None if value is None else from_text(value, type)], type)
-        except UsageError as error:
-            raise UsageError(f"column {shown(name)}: {error}") from None
-    if len(values) < len(schema.key_names):
-        raise UsageError(f"give COLUMN=VALUE, or --null COLUMN, for every key column; key columns: {there}")
-    return pa.table(values)

@@ -1,4 +1,4 @@
-"""Verbs that look after a store: compact, maintain, vacuum, doctor."""
+"""Verbs that look after a store: compact, maintain, vacuum, doctor, metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from timespine.cli.failures import CORRUPT, UNAVAILABLE
 from timespine.cli.options import Name, Output, StorePath, To, opened
 from timespine.cli.output import done, write_document, write_done, write_table
 from timespine.cli.progress import progress, waiting
-from timespine.cli.text import counted, one_line, size
+from timespine.cli.text import counted, fields, one_line, size
 from timespine.client.doctor import Report, examine
 from timespine.client.report import Report as Upkept
 from timespine.client.store import Store
@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
     app.command("maintain")(maintain)
     app.command("vacuum")(vacuum)
     app.command("doctor")(doctor)
+    app.command("metrics")(metrics)
 
 
 def compact(store: StorePath, name: Name, output: Output = None) -> None:
@@ -156,6 +157,26 @@ def vacuum(
             write_table(where, ("key",), [{"key": key} for key in found.blobs])
         else:
             write_document(where, asdict(found), lambda: "".join(f"{key}\n" for key in found.blobs) + summary)
+
+
+def metrics(store: StorePath, output: Output = None, to: To = None) -> None:
+    """Print figures of a store: blobs and bytes of all its collections, and what this process counted.
+
+    \b
+    Example:
+      timespine metrics ./data --output json
+    """
+    where = destination(output, to)
+    with opened(store, read_only=True) as open_store:
+        for name in open_store.names():
+            open_store.description(name)
+            open_store.collection(name)
+        found = open_store.metrics()
+    if where.format in (Format.csv, Format.parquet):
+        write_table(where, ("name", "value"), [{"name": name, "value": float(found[name])} for name in sorted(found)])
+    else:
+        ordered = {name: found[name] for name in sorted(found)}
+        write_document(where, ordered, lambda: fields([(name, f"{value:,g}") for name, value in ordered.items()]))
 
 
 def doctor(store: StorePath, names: Names = None, output: Output = None, to: To = None) -> None:

@@ -24,6 +24,7 @@ from timespine.cli.options import (
     check_path,
     opened,
     to_moment,
+    to_progress,
 )
 from timespine.cli.output import write_done
 from timespine.cli.progress import progress, waiting
@@ -42,17 +43,20 @@ At = Annotated[
     typer.Option("--at", metavar="TIME", help="The time of the rows; else the next free one.", show_default=False),
 ]
 Upper = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
-        "--upper", metavar="TIME", help="The collection is complete below this afterwards.", show_default=False
+        "--upper",
+        metavar="TIME",
+        help="The collection is complete below this afterwards. With several coordinates it may be repeated.",
+        show_default=False,
     ),
 ]
 ExpectedUpper = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--expected-upper",
         metavar="TIME",
-        help="Only if the collection is complete exactly below this: else exit code 3.",
+        help="Only if the collection is complete exactly below this: else exit code 3. May be repeated like --upper.",
         show_default=False,
     ),
 ]
@@ -90,17 +94,20 @@ def append(
       cat changed.jsonl | timespine append ./data orders - --format json --upsert
     """
     where = for_document(output)
-    if upsert and any(each is not None for each in (at, upper, expected_upper)):
+    if upsert and (at is not None or upper or expected_upper):
         raise UsageError("--upsert works out the time by itself: leave out --at, --upper and --expected-upper")
     check_path(file, "the file")
-    times = {"at": to_moment(at), "upper": to_moment(upper), "expected_upper": to_moment(expected_upper)}
+    moment, complete, expected = to_moment(at), to_progress(upper), to_progress(expected_upper)
     with opened(store, writes_rows=True) as open_store:
         collection = open_store.collection(name)
         schema = collection.schema
         with waiting(f"reading {file}") if file != STDIN else nullcontext():  # somebody may be typing
             rows = read_rows(file, format, schema)
         with waiting(f"appending {counted(rows.num_rows, 'row')}"):
-            done = collection.upsert(rows) if upsert else collection.append(rows, **times)
+            if upsert:
+                done = collection.upsert(rows)
+            else:
+                done = collection.append(rows, at=moment, upper=complete, expected_upper=expected)
     result = {"rows": rows.num_rows, "updates": done.rows, "time": done.time, "upper": plain(done.upper)}
     when = f" at {done.time}" if done.time is not None else ""
     write_done(
