@@ -101,7 +101,13 @@ def append(
             rows = read_rows(file, format, schema)
         with waiting(f"appending {counted(rows.num_rows, 'row')}"):
             done = collection.upsert(rows) if upsert else collection.append(rows, **times)
-    result = {"rows": rows.num_rows, "updates": done.rows, "time": done.time, "upper": plain(done.upper)}
+    result = {
+        "rows": rows.num_rows,
+        "updates": done.rows,
+        "time": done.time,
+        "upper": plain(done.upper),
+        "seqno": done.seqno,
+    }
     when = f" at {done.time}" if done.time is not None else ""
     write_done(
         where,
