@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import timespine as ts
 from timespine.cli import app
+from timespine.core.codec import Kind, decode_diff, kind_of
 
 ROOT = Path(ts.__file__).parent.parent
 
@@ -63,6 +64,14 @@ def part_of(store, name):
     """The file of the first part of a collection."""
     with ts.open(store, read_only=True) as opened:
         return store / "blobs" / next(iter(opened[name]._access.state().parts())).key
+
+
+def recorded(store, name):
+    """The numbers of the commits of a collection that are lines of its history: appends, writes and seals."""
+    with ts.open(store, read_only=True) as opened:
+        access = opened[name]._access
+        entries = list(access.committer.driver.consensus.scan(access.id, 1))
+        return [number for number, data in entries if kind_of(data) is Kind.DIFF and decode_diff(data).h]
 
 
 def seqnos(store):

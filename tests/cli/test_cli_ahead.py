@@ -1,7 +1,7 @@
 """Writing ahead of the seal, and sealing, from the command line."""
 
 import pytest
-from running import document, failure, rows, run
+from running import document, failure, recorded, rows, run
 
 import timespine as ts
 
@@ -27,10 +27,13 @@ def write(root, text, *options, **more):
 
 def test_rows_are_durable_at_once_and_seen_when_their_time_is_sealed(events):
     found = write(events, '{"id": 1, "minute": 9}\n{"id": 2, "minute": 7}\n', "--time-column", "minute")
-    assert found == {"rows": 2, "updates": 2, "first": 7, "last": 9, "late": 0}
+    seqno = recorded(events, "events")[-1]
+    assert found == {"rows": 2, "updates": 2, "first": 7, "last": 9, "late": 0, "seqno": seqno}
     assert rows("snapshot", events, "events") == []
     assert written(events) == {1: 9, 2: 7}
-    assert document("seal", events, "events", "others", "--at", 8) == {"upper": {"events": 8, "others": 8}}
+    sealed = document("seal", events, "events", "others", "--at", 8)
+    seqnos = {name: recorded(events, name)[-1] for name in ("events", "others")}
+    assert sealed == {"upper": {"events": 8, "others": 8}, "seqno": seqnos}
     assert rows("snapshot", events, "events") == [{"id": 2, "minute": 7}]
     assert run("seal", events, "events", "--at", 8).stdout == "events is complete below 8\n"
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from running import document, failure, rows, run, seqnos
+from running import document, failure, recorded, rows, run, seqnos
 
 import timespine as ts
 
@@ -88,7 +88,8 @@ def test_what_is_written_to_a_file_is_read_back_as_it_was(tmp_path, form):
 def test_append_says_what_it_did(store, tmp_path):
     (tmp_path / "new.csv").write_text("id,customer,total\n7,eve,1.5\n8,,\n")
     done = document("append", store, "orders", tmp_path / "new.csv", "--at", 10)
-    assert done == {"rows": 2, "updates": 2, "time": 10, "upper": 11}
+    seqno = recorded(store, "orders")[-1]
+    assert done == {"rows": 2, "updates": 2, "time": 10, "upper": 11, "seqno": seqno}
     assert (
         run("append", store, "orders", tmp_path / "new.csv").stdout == "2 rows, 2 updates at 11; complete below [12]\n"
     )

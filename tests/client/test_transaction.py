@@ -264,10 +264,22 @@ def test_rows_with_and_without_times_go_together(place):
 def test_a_change_comes_first_and_once_in_its_collection(place):
     store = place.open()
     create(store)
-    for first in ("append", "upsert"):
-        with pytest.raises(UsageError, match="as it was before"), store.transaction() as tx:
-            getattr(tx, first)("orders", [row(1)])
-            tx.upsert("orders", [row(1)])
+    changes = [
+        lambda tx: tx.upsert("orders", [row(1)]),
+        lambda tx: tx.delete("orders", {"k": 1}),
+        lambda tx: tx.update("orders", set={"v": "b"}),
+        lambda tx: tx.replace("orders", [row(1)]),
+        lambda tx: tx.merge("orders", [row(1)]).when_not_matched_insert().execute(),
+    ]
+    for first in (lambda tx: tx.append("orders", [row(1)]), *changes):
+        for then in changes:
+            with pytest.raises(UsageError, match="as it was before"), store.transaction() as tx:
+                first(tx)
+                then(tx)
+    for change in changes:
+        with pytest.raises(UsageError, match="is created by this transaction"), store.transaction() as tx:
+            tx.create("orders", replace=True, key={"k": "int64"}, value={"v": "string"})
+            change(tx)
     with pytest.raises(UsageError, match="all rows at once"), store.transaction() as tx:
         tx.upsert("orders", [row(1)])
         tx.append("orders", [row(2)])

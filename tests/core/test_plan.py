@@ -238,9 +238,23 @@ def test_a_plan_ahead_counts_what_was_written_up_to_its_time(scene: Scene) -> No
         assert scene.read(found) == {"a": counts}
 
 
+def test_a_plan_ahead_after_a_time_counts_what_is_later(scene: Scene) -> None:
+    for after in range(7):
+        for until in range(after, 8):
+            before, found = plan_ahead(scene.state, (after,)), plan_ahead(scene.state, (until,), (after,))
+            whole = plan_ahead(scene.state, (until,))
+            assert isinstance(before, Plan)
+            assert isinstance(found, Plan)
+            assert isinstance(whole, Plan)
+            counts = [scene.read(each).get("a", 0) for each in (before, found, whole)]
+            assert counts[0] + counts[1] == counts[2]
+
+
 def test_a_plan_ahead_cannot_be_before_since(scene: Scene) -> None:
     scene.do(Retain(at(3)))
     assert isinstance(plan_ahead(scene.state, (2,)), SinceError)
+    assert isinstance(plan_ahead(scene.state, (4,), (2,)), SinceError)
+    assert isinstance(plan_ahead(scene.state, (4,), (3,)), Plan)
 
 
 # Unsealed updates by time.

@@ -13,6 +13,7 @@ from timespine.core.transitions import AdvanceUpper
 from timespine.errors import UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
 from timespine.spark import building, writing
+from timespine.spark.steps import ChangingByTasks
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
 
@@ -131,26 +132,71 @@ def test_a_key_that_is_upserted_twice_is_an_error(items, spark, small_rows):
     assert items.history() == []
 
 
-@pytest.mark.parametrize("small_rows", [1])
-def test_an_upsert_by_tasks_is_patched_by_what_others_committed_first(items, spark, small_rows, monkeypatch):
-    items.append(frame(spark, 0, 100))
-    original, raced = writing.built, []
+def beside(monkeypatch, items, *works):
+    """Let others do something as soon as tasks have worked out a change; how often they did that."""
+    original, calls, left = writing.built, [], list(works)
 
     def racing(*arguments):
         sent = original(*arguments)
-        if not raced:
-            raced.append(items.upsert([{"id": 7, "name": "other", "wide": 1}]))
+        calls.append(arguments)
+        if left:
+            left.pop(0)()
         return sent
 
     monkeypatch.setattr("timespine.spark.changing.built", racing)
     items._access.changing = _Open()  # the same thread plays both
-    items.upsert(frame(spark, 5, 10, "b"))
+    return calls
+
+
+@pytest.mark.parametrize("small_rows", [1])
+def test_an_upsert_by_tasks_is_patched_by_what_others_committed_first(items, spark, small_rows, monkeypatch):
+    items.append(frame(spark, 0, 100))
+    jobs = beside(monkeypatch, items, lambda: items.upsert([{"id": 7, "name": "other", "wide": 1}]))
+    done = items.upsert(frame(spark, 5, 10, "b"))
     assert names(items, 1)[7] == "other"
     assert names(items)[7] == "b"
     assert items.count() == 100
+    assert len(jobs) == 1
     counters = items._access.committer.counters
-    assert (counters["changes read"], counters["changes placed again"], counters["changes patched"]) == (2, 1, 1)
+    assert (counters["changes read"], counters["changes patched"]) == (2, 1)
     assert "changes started again" not in counters
+    assert done.seqno == items._access.state().seqno
+
+
+@pytest.mark.parametrize("small_rows", [1])
+@pytest.mark.parametrize("mode", ["upsert", "delete"])
+def test_rows_of_other_keys_only_move_a_change_by_tasks(items, spark, small_rows, monkeypatch, mode):
+    items.append(frame(spark, 0, 100))
+    jobs = beside(monkeypatch, items, lambda: items.append([{"id": 1000 + i, "name": "other"} for i in range(20)]))
+    rows = frame(spark, 5, 10, "b")
+    done = items.upsert(rows) if mode == "upsert" else items.delete(rows.select("id"))
+    assert done.time == 2
+    assert set(names(items, 1)) == {*range(100), *range(1000, 1020)}
+    gone = set(range(5, 10)) if mode == "delete" else set()
+    assert set(names(items)) == {*range(100), *range(1000, 1020)} - gone
+    assert len(jobs) == 1
+    assert "changes patched" not in items._access.committer.counters
+
+
+@pytest.mark.parametrize("small_rows", [1])
+@pytest.mark.parametrize("deletes", [False, True], ids=["upsert", "delete"])
+def test_a_change_by_tasks_in_a_transaction_follows_what_others_committed(
+    items, store, spark, small_rows, monkeypatch, deletes
+):
+    items.append(frame(spark, 0, 100))
+    notes = store.create("notes", key={"id": "int64"}, timeline="counter")
+    jobs = beside(monkeypatch, items, lambda: items.append([{"id": 7, "name": "more"}, {"id": 777, "name": "other"}]))
+    with store.transaction() as tx:
+        rows = frame(spark, 5, 10, "b")
+        tx.add(ChangingByTasks(items._access, "change", rows.select("id") if deletes else rows, deletes))
+        tx.append(notes, [{"id": 1}])
+    assert tx.time == 2
+    assert tx.replies[0].time == tx.replies[1].time == 2
+    left = {*range(5), *range(10, 100), 777}
+    assert set(names(items)) == (left if deletes else {*range(100), 777})
+    assert items.count() == len(names(items)), "each key once"
+    assert len(jobs) == 1
+    assert items._access.committer.counters["changes patched"] == 1
 
 
 class _Open:

@@ -101,6 +101,7 @@ def write(
         "first": done.first,
         "last": done.last,
         "late": done.late,
+        "seqno": done.seqno,
     }
     when = f" from {done.first} to {done.last}" if done.rows else ""
     too_late = f"; {counted(done.late, 'row')} came too late ({late.value})" if done.late else ""
@@ -138,11 +139,11 @@ def seal(
     upper = to_progress(at)
     assert upper is not None
     with opened(store, writes_rows=True) as open_store:
-        open_store.seal(names, upper)
-        reached = {name: plain(open_store.collection(name).upper) for name in names}
+        sealed = open_store.seal(names, upper)
+    reached = {name: plain(each.upper) for name, each in sealed.items()}
     write_done(
         where,
-        {"upper": reached},
+        {"upper": reached, "seqno": {name: each.seqno for name, each in sealed.items()}},
         lambda: "".join(f"{name} is complete below {upper}\n" for name, upper in reached.items()),
     )
 

@@ -108,7 +108,13 @@ def append(
                 done = collection.upsert(rows)
             else:
                 done = collection.append(rows, at=moment, upper=complete, expected_upper=expected)
-    result = {"rows": rows.num_rows, "updates": done.rows, "time": done.time, "upper": plain(done.upper)}
+    result = {
+        "rows": rows.num_rows,
+        "updates": done.rows,
+        "time": done.time,
+        "upper": plain(done.upper),
+        "seqno": done.seqno,
+    }
     when = f" at {done.time}" if done.time is not None else ""
     write_done(
         where,

@@ -143,10 +143,12 @@ class Present:
         net = consolidate(pa.concat_tables([found, negated(known)]), self.schema.order_names)
         return net.select(found.column_names)
 
-    def later(self, state: State) -> int:
-        """Where what was worked out can stand in a newer state: where it did, or at the next free time."""
+    def later(self, state: State, at: int | None) -> int:
+        """Where what was worked out can stand in a newer state: where it did, at `at`, or at the next free time."""
         if state.upper.is_closed:
             raise self.access.closed()
+        if at is not None:
+            return max(at, self.time, *state.upper.elements[0])
         return self.time if state.upper.less_equal((self.time,)) else free_time(self.access, state)
 
     def _wanted(self, window: Window, keys: KeySet | None, where: Predicate | None) -> Wanted:
@@ -227,17 +229,17 @@ class Pending:
         """Whether a patch takes no longer than there are news."""
         raise NotImplementedError
 
-    def follow(self, at: int | None = None, *, quickly: bool = False) -> None:
-        """Make the difference right for the newest state that is known, and for a time, or for where it can stand.
+    def follow(self, at: int | None = None, *, exactly: bool = False, quickly: bool = False) -> None:
+        """Make the difference right for the newest state that is known, and for a time where it can stand.
 
-        Stale if that takes another read. UpperMismatch if the time is too early; or if it has to be done `quickly`, and
-        takes more work than the news are worth.
+        That is `at`, or later, unless it is to be `exactly` that. Stale if it takes another read. UpperMismatch if the
+        time is too early, or if it has to be done `quickly` and takes more work than the news are worth.
         """
         now = self.now
         state = now.access.known()
         if len(state.schemas) != now.id + 1:
             raise Stale(now.upper, state.upper)
-        time = now.later(state) if at is None else at
+        time = at if at is not None and exactly else now.later(state, at)
         if time < now.time or not state.upper.less_equal((time,)):
             raise UpperMismatch(Frontier.at(time), state.upper)  # the time was chosen for another state than this
         news = self.news(state, time)

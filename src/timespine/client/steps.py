@@ -82,11 +82,8 @@ class Step:
         """What to commit, once its rows are durable and the upper is where the steps before it leave it."""
         raise NotImplementedError
 
-    def follow(self, at: int | None, *, quickly: bool) -> None:
-        """Make its rows right for the newest state that is known, if they were worked out from others.
-
-        See `basis.Pending.follow`.
-        """
+    def follow(self, at: int | None, *, exactly: bool = False, quickly: bool = False) -> None:
+        """Make its rows right for the newest state that is known, if they were worked out: see `basis.Pending`."""
 
     def unstage(self) -> None:
         """What it was offered with was refused: it may be offered once more, or never."""
@@ -121,8 +118,8 @@ class Relying(Free):
         """The difference, once it was begun."""
         raise NotImplementedError
 
-    def follow(self, at: int | None, *, quickly: bool) -> None:
-        self.pending.follow(at, quickly=quickly)
+    def follow(self, at: int | None, *, exactly: bool = False, quickly: bool = False) -> None:
+        self.pending.follow(at, exactly=exactly, quickly=quickly)
 
     def unstage(self) -> None:
         self.pending.unstage()

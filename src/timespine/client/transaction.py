@@ -294,7 +294,8 @@ class Transaction:
         attempts = self._committer.config.commit_attempts
         try:
             for losses in range(attempts):
-                self._follow(quickly=False)  # beside the others, what may be much; in its turn, what came since
+                for step in self._steps:  # beside the others, what may be much; in its turn, what came since
+                    step.follow(_time_of(step, self._times))
                 try:
                     return self._committed(runs, losses)
                 except UpperMismatch:
@@ -315,7 +316,7 @@ class Transaction:
         """Choose times that are free, and make what was worked out right for them and for what is known."""
         self._times = _placed(self._steps, self._times)
         for step in self._steps:
-            step.follow(_time_of(step, self._times), quickly=quickly)
+            step.follow(_time_of(step, self._times), exactly=True, quickly=quickly)
 
     def _committed(self, runs: list[Runs], losses: int) -> list[Any]:
         """Commit it as it is placed; after the first loss, without any other thread of the process in between."""
@@ -327,6 +328,7 @@ class Transaction:
             return self._transaction(told)
 
         if losses == 0 and self._nursery.is_empty:
+            self._follow(quickly=True)
             told = self._commands(runs)
             whole = self._transaction(told)
             answers = self._committer.commit(*whole.commands, reads=whole.reads)
