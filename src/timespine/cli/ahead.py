@@ -180,7 +180,7 @@ def advance(
         raise UsageError("say which time: --at 10")
     with opened(store, writes_rows=True) as open_store:
         if name is not None and upper is not None:
-            reached: Any = plain(open_store.collection(name).advance(upper))
+            reached: Any = plain(open_store.collection(name).advance(upper).upper)
         elif upper is None or isinstance(upper, int | datetime.datetime):
             reached = open_store.advance(upper)
         else:
