@@ -682,6 +682,18 @@ READS = {
 }
 
 
+def passing(place, collection, monkeypatch):
+    """Let time pass while a collection waits, and only then; how often it has waited."""
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        place.clock.advance(seconds)
+
+    monkeypatch.setattr(collection._access.shared.committed, "wait", wait)
+    return waits
+
+
 @pytest.fixture
 def expired_ahead(place):
     """A collection that is sealed up to 3 and expired up to 5, and what counts its compare-and-sets."""
@@ -693,22 +705,31 @@ def expired_ahead(place):
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_read_after_expire_ahead_waits_for_its_timeout_and_writes_no_more_than_a_lease(expired_ahead, read):
+def test_a_read_after_expire_ahead_waits_for_its_timeout_and_writes_no_more_than_a_lease(
+    place, expired_ahead, read, monkeypatch
+):
     orders, calls = expired_ahead
+    waits = passing(place, orders, monkeypatch)
     before = calls["compare_and_set"]
-    for timeout in (0, 0.05, 0):
+    for timeout in (0, 3.0, 0):
         with pytest.raises(NotSealed, match="nothing can be read before 5 is complete") as caught:
             READS[read](orders, timeout)
         assert (caught.value.asked, caught.value.upper.elements) == (5, ((3,),))
     assert calls["compare_and_set"] - before <= 1, "the lease is shared by all of these reads"
+    assert sum(waits) == pytest.approx(3.0)
+    assert len(waits) > 10, "it looked many times"
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_read_only_read_after_expire_ahead_waits_for_its_timeout_and_writes_nothing(place, expired_ahead, read):
+def test_a_read_only_read_after_expire_ahead_waits_for_its_timeout_and_writes_nothing(
+    place, expired_ahead, read, monkeypatch
+):
     script = Script()
     orders = place.open(script=script, read_only=True)["orders"]
+    waits = passing(place, orders, monkeypatch)
     with pytest.raises(NotSealed, match="nothing can be read before 5 is complete"):
-        READS[read](orders, 0.05)
+        READS[read](orders, 3.0)
+    assert sum(waits) == pytest.approx(3.0)
     assert script.calls["compare_and_set"] == 0
 
 
@@ -729,8 +750,11 @@ def test_a_read_that_waits_after_expire_ahead_answers_when_the_time_is_sealed(pl
 
 def test_a_feed_begins_once_a_time_after_the_expired_ones_is_complete(expired_ahead):
     orders, calls = expired_ahead
-    with orders.subscribe(timeout=0) as idle:
-        assert list(idle) == []
+    with orders.subscribe(timeout=0) as idle, pytest.raises(NotSealed, match="before 5 is complete"):
+        next(idle)
+    with orders.subscribe(timeout=60) as closed:
+        closed.close()
+        assert list(closed) == []
     feed = orders.subscribe(timeout=60)
     before = calls["compare_and_set"]
     assert feed.poll() == []
