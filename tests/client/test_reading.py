@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from expect import until
+from expect import check, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import SMALL, Script, counted
@@ -682,6 +682,14 @@ READS = {
 }
 
 
+class Limited(Script):
+    """Storage that is called so often and not more: a read that spins fails instead of going on for ever."""
+
+    def __call__(self, operation, key):
+        check(self.calls.total() < 500, "the read calls storage again and again")
+        return super().__call__(operation, key)
+
+
 def passing(place, collection, monkeypatch):
     """Let time pass while a collection waits, and only then; how often it has waited."""
     waits = []
@@ -697,7 +705,7 @@ def passing(place, collection, monkeypatch):
 @pytest.fixture
 def expired_ahead(place):
     """A collection that is sealed up to 3 and expired up to 5, and what counts its compare-and-sets."""
-    script = Script()
+    script = Limited()
     store = place.open(script=script)
     orders = filled(store, commits=3)
     orders.expire(before=5, ahead=True)
@@ -724,7 +732,7 @@ def test_a_read_after_expire_ahead_waits_for_its_timeout_and_writes_no_more_than
 def test_a_read_only_read_after_expire_ahead_waits_for_its_timeout_and_writes_nothing(
     place, expired_ahead, read, monkeypatch
 ):
-    script = Script()
+    script = Limited()
     orders = place.open(script=script, read_only=True)["orders"]
     waits = passing(place, orders, monkeypatch)
     with pytest.raises(NotSealed, match="nothing can be read before 5 is complete"):
@@ -768,6 +776,15 @@ def test_a_feed_begins_once_a_time_after_the_expired_ones_is_complete(expired_ah
     feed.close()
     with pytest.raises(SinceError):
         orders.subscribe(as_of=2)
+
+
+def test_a_feed_without_a_snapshot_begins_after_the_expired_times_too(expired_ahead):
+    orders, _ = expired_ahead
+    with orders.subscribe(snapshot=False, timeout=60) as feed:
+        orders.append([row(50)], at=6)
+        assert feed.poll() == []
+        orders.append([row(51)], at=7)
+        assert [(event.kind, event.through) for event in feed.poll()] == [("changes", 7), ("progress", 7)]
 
 
 def test_a_feed_of_an_empty_collection_begins_after_what_was_expired_ahead(store):
