@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from expect import until
+from expect import check, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import SMALL, Script, counted
@@ -682,10 +682,30 @@ READS = {
 }
 
 
+class Limited(Script):
+    """Storage that is called so often and not more: a read that spins fails instead of going on for ever."""
+
+    def __call__(self, operation, key):
+        check(self.calls.total() < 500, "the read calls storage again and again")
+        return super().__call__(operation, key)
+
+
+def passing(place, collection, monkeypatch):
+    """Let time pass while a collection waits, and only then; how often it has waited."""
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        place.clock.advance(seconds)
+
+    monkeypatch.setattr(collection._access.shared.committed, "wait", wait)
+    return waits
+
+
 @pytest.fixture
 def expired_ahead(place):
     """A collection that is sealed up to 3 and expired up to 5, and what counts its compare-and-sets."""
-    script = Script()
+    script = Limited()
     store = place.open(script=script)
     orders = filled(store, commits=3)
     orders.expire(before=5, ahead=True)
@@ -693,22 +713,31 @@ def expired_ahead(place):
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_read_after_expire_ahead_waits_for_its_timeout_and_writes_no_more_than_a_lease(expired_ahead, read):
+def test_a_read_after_expire_ahead_waits_for_its_timeout_and_writes_no_more_than_a_lease(
+    place, expired_ahead, read, monkeypatch
+):
     orders, calls = expired_ahead
+    waits = passing(place, orders, monkeypatch)
     before = calls["compare_and_set"]
-    for timeout in (0, 0.05, 0):
+    for timeout in (0, 3.0, 0):
         with pytest.raises(NotSealed, match="nothing can be read before 5 is complete") as caught:
             READS[read](orders, timeout)
         assert (caught.value.asked, caught.value.upper.elements) == (5, ((3,),))
     assert calls["compare_and_set"] - before <= 1, "the lease is shared by all of these reads"
+    assert sum(waits) == pytest.approx(3.0)
+    assert len(waits) > 10, "it looked many times"
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_read_only_read_after_expire_ahead_waits_for_its_timeout_and_writes_nothing(place, expired_ahead, read):
-    script = Script()
+def test_a_read_only_read_after_expire_ahead_waits_for_its_timeout_and_writes_nothing(
+    place, expired_ahead, read, monkeypatch
+):
+    script = Limited()
     orders = place.open(script=script, read_only=True)["orders"]
+    waits = passing(place, orders, monkeypatch)
     with pytest.raises(NotSealed, match="nothing can be read before 5 is complete"):
-        READS[read](orders, 0.05)
+        READS[read](orders, 3.0)
+    assert sum(waits) == pytest.approx(3.0)
     assert script.calls["compare_and_set"] == 0
 
 
@@ -729,8 +758,11 @@ def test_a_read_that_waits_after_expire_ahead_answers_when_the_time_is_sealed(pl
 
 def test_a_feed_begins_once_a_time_after_the_expired_ones_is_complete(expired_ahead):
     orders, calls = expired_ahead
-    with orders.subscribe(timeout=0) as idle:
-        assert list(idle) == []
+    with orders.subscribe(timeout=0) as idle, pytest.raises(NotSealed, match="before 5 is complete"):
+        next(idle)
+    with orders.subscribe(timeout=60) as closed:
+        closed.close()
+        assert list(closed) == []
     feed = orders.subscribe(timeout=60)
     before = calls["compare_and_set"]
     assert feed.poll() == []
@@ -744,6 +776,15 @@ def test_a_feed_begins_once_a_time_after_the_expired_ones_is_complete(expired_ah
     feed.close()
     with pytest.raises(SinceError):
         orders.subscribe(as_of=2)
+
+
+def test_a_feed_without_a_snapshot_begins_after_the_expired_times_too(expired_ahead):
+    orders, _ = expired_ahead
+    with orders.subscribe(snapshot=False, timeout=60) as feed:
+        orders.append([row(50)], at=6)
+        assert feed.poll() == []
+        orders.append([row(51)], at=7)
+        assert [(event.kind, event.through) for event in feed.poll()] == [("changes", 7), ("progress", 7)]
 
 
 def test_a_feed_of_an_empty_collection_begins_after_what_was_expired_ahead(store):

@@ -182,7 +182,7 @@ def _change_by_file(
     check_path(file, "the file")
 
     def changed(collection: Collection) -> Committed:
-        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # somebody may be typing
+        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
             rows = read_rows(file, format, collection.schema)
         with waiting(f"changing rows by {counted(rows.num_rows, 'row')}"):
             return change(collection, rows)

@@ -36,7 +36,7 @@ def restrict(rows: Rows, keys: Any, between: Any) -> None:
     if keys is not None:
         rows.only(KeySet(keys_of(keys, schema, leading)))
     if between is not None:
-        rows.where(_range(between, schema, schema.key_names[len(leading) :]))
+        rows.restrict_to(_range(between, schema, schema.key_names[len(leading) :]))
 
 
 def _leading(keys: Any, schema: Schema) -> tuple[str, ...]:

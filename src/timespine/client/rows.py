@@ -275,7 +275,7 @@ class Rows:
         """Restrict this to the rows of some keys."""
         self._wanted = replace(self._wanted, keys=keys)
 
-    def where(self, condition: Predicate) -> None:
+    def restrict_to(self, condition: Predicate) -> None:
         """Restrict this to the rows for which a condition holds."""
         known = self._wanted.where
         self._wanted = replace(self._wanted, where=condition if known is None else known & condition)

@@ -21,7 +21,7 @@ from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
-from timespine.errors import LeaseExpired, SinceError
+from timespine.errors import LeaseExpired, NotSealed, SinceError
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
@@ -73,10 +73,16 @@ class Subscription(Iterator[Event]):
         return self
 
     def __next__(self) -> Event:
-        """The next event. Ends when the collection is closed, or when nothing came for the timeout."""
+        """The next event. Ends when the collection is closed, or when nothing came for the timeout.
+
+        NotSealed if it could not even begin within the timeout: times that are not complete were expired ahead.
+        """
         while not self._pending:
             if self._closed or self._through >= INT64_MAX or not self._poll():
+                was_open = not self._closed
                 self.close()
+                if self._is_due and was_open:
+                    raise NotSealed(self._through + 1, self._access.known().upper, expired=True)
                 raise StopIteration
         event = self._pending.pop(0)
         if event.kind != "snapshot":
