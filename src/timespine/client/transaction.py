@@ -327,6 +327,9 @@ class Transaction:
             told[:] = self._commands(runs)
             return self._transaction(told)
 
+        # SUBTLE: before the commit. What is committed must not fail because the store is closed right after it
+        # (test_close.py).
+        known = {step.access.id: step.access.known().seqno for step in self._steps}
         if losses == 0 and self._nursery.is_empty:
             self._follow(quickly=True)
             told = self._commands(runs)
@@ -334,10 +337,10 @@ class Transaction:
             answers = self._committer.commit(*whole.commands, reads=whole.reads)
         else:
             answers = self._nursery.commit(placed)
-        left, seqnos = iter(answers), dict(answers.seqnos)
+        left, seqnos = iter(answers), known | dict(answers.seqnos)
         replies = [[next(left) for _ in each] for each in told]
         return [
-            step.reply(reply, _time_of(step, self._times), seqnos.get(step.access.id, step.access.known().seqno))
+            step.reply(reply, _time_of(step, self._times), seqnos[step.access.id])
             for step, reply in zip(self._steps, replies, strict=True)
         ]
 
