@@ -75,6 +75,17 @@ def test_a_faulty_read_raises(fault: Fault, kind: type[Exception], done: bool) -
     assert blob.release_ghosts() == log.release_ghosts() == 0
 
 
+def test_a_compare_and_set_that_succeeded_can_be_reported_as_lost_to_itself() -> None:
+    log = UnreliableConsensus(MemoryConsensus(), lambda operation, key: Fault.CONFLICT_DONE)
+    assert log.compare_and_set([Write("a", None, b"1"), Write("b", None, b"2")]) == {"a": 0, "b": 0}
+    assert log.compare_and_set([Write("a", 0, b"3")]) == {"a": 1}
+    assert log.compare_and_set([Write("a", 0, b"4")]) == {"a": 1}, "one that is lost is answered as it is"
+    assert [log.scan("a"), log.head("b")] == [[Entry(0, b"1"), Entry(1, b"3")], Entry(0, b"2")]
+    blob = UnreliableBlob(MemoryBlob(), lambda operation, key: Fault.CONFLICT_DONE)
+    blob.put("a/b/c", b"1")
+    assert blob.get("a/b/c") == b"1"
+
+
 def test_slow_calls_pause_before_they_act() -> None:
     inner = MemoryConsensus()
     seen: list[Entry | None] = []
