@@ -966,3 +966,12 @@ def test_collection_that_was_to_be_born_tells_that_its_group_is_not_in() -> None
     assert session.frozen is None
     assert stage.run(refresh(stage.session(), "n")) is None
     assert stage.head().upper == at(0)
+
+
+def test_entry_beside_a_group_that_is_not_there_tells_that_the_group_is_not_in() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(CompareAndSet, lambda: stage.commit(other, ExpireCommitter(session.committer)))
+    with pytest.raises(Fenced, match="not registered any more") as raised:
+        stage.run(commit_transactions(session, Transaction((("c", Seal(at(3))),)), beside=(("names", None, NAMES),)))
+    assert not raised.value.in_doubt
