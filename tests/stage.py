@@ -85,6 +85,11 @@ class Fault(enum.Enum):
     DETERMINATE = "it did not happen, and says so"
     DONE = "it happened, and the reply was lost"
     NOT_DONE = "it did not happen, and the reply was lost"
+    MISREPORTED = "a compare-and-set happened, and the reply says that another one was first"
+
+
+FAILURES = (Fault.DETERMINATE, Fault.DONE, Fault.NOT_DONE)
+"""The ways in which an effect can fail that is no compare-and-set."""
 
 
 @dataclass(slots=True)
@@ -228,6 +233,8 @@ class Stage:
                     cue.action()
             elif cue.answer is not None:
                 return cue.answer(effect)
+            elif cue.fault is Fault.MISREPORTED:
+                return self._misreported(effect)
             elif cue.fault is Fault.DETERMINATE:
                 raise Determinate("scripted: did not happen")
             else:
@@ -236,6 +243,13 @@ class Stage:
                     check(lost is None or not isinstance(effect, CompareAndSet), f"it did not happen: {lost}")
                 raise Indeterminate("scripted: may have happened")
         return self._perform(effect)
+
+    def _misreported(self, effect: Effect) -> object:
+        """Carry out an effect; a compare-and-set that succeeded is reported as lost to what it wrote itself."""
+        answer = self._perform(effect)
+        if not isinstance(effect, CompareAndSet) or answer is not None:
+            return answer
+        return {key: 0 if expected is None else expected + 1 for key, expected, _ in effect.writes}
 
     def _due(self, effect: Effect) -> list[Cue]:
         """The cues for an effect; one that has come often enough is over."""

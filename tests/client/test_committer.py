@@ -402,6 +402,22 @@ def test_an_append_that_stays_in_doubt_is_settled_before_the_next_and_never_repe
     assert place.open().vacuum().blobs == []
 
 
+@pytest.mark.parametrize("fault", [Fault.INDETERMINATE_DONE, Fault.INDETERMINATE_NOT, Fault.CONFLICT_DONE])
+@pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
+def test_an_append_of_a_committer_that_was_expired_before_it_knew_is_in_once_if_the_log_tells(place, config, fault):
+    script = Script()
+    store, other = place.open(script=script, config=config), place.open(config=config)
+    collection = numbers(store)
+    other["numbers"].append([{"n": -1}])
+    collection.append([{"n": 0}])
+    script.add("compare_and_set", fault, key=collection.id)
+    operation = "scan" if fault is Fault.CONFLICT_DONE else "compare_and_set"
+    script.add(operation, Fault.NONE, key=collection.id, hook=lambda: expire(other, other["numbers"], store))
+    collection.append([{"n": 1}])
+    assert script.is_done
+    assert rows_of(other["numbers"]) == [-1, 0, 1]
+
+
 @pytest.mark.parametrize(("fault", "there"), [(Fault.INDETERMINATE_DONE, 1), (Fault.INDETERMINATE_NOT, 0)])
 @pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
 def test_an_append_in_doubt_of_a_committer_that_was_expired_is_never_tried_under_another_id(
@@ -412,8 +428,14 @@ def test_an_append_in_doubt_of_a_committer_that_was_expired_is_never_tried_under
     collection = numbers(store)
     other["numbers"].append([{"n": -1}])
     collection.append([{"n": 0}])
+
+    def expire_and_cut():
+        expire(other, other["numbers"], store)
+        other.maintain()
+        place.consensus.truncate(collection.id, place.consensus.head(collection.id).seqno)
+
     script.add("compare_and_set", fault, key=collection.id)
-    script.add("compare_and_set", Fault.NONE, key=collection.id, hook=lambda: expire(other, other["numbers"], store))
+    script.add("compare_and_set", Fault.NONE, key=collection.id, hook=expire_and_cut)
     with pytest.raises(Fenced) as raised:
         collection.append([{"n": 1}])
     assert raised.value.in_doubt

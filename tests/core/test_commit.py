@@ -13,6 +13,7 @@ from timespine.core import transitions
 from timespine.core.codec import encode_state
 from timespine.core.effects import CompareAndSet, GetBlob, Now, PutBlob, Scan, Sleep
 from timespine.core.group import Group, Refused, Transaction
+from timespine.core.protocols import write
 from timespine.core.protocols.collect import collect_garbage
 from timespine.core.protocols.commit import (
     Moved,
@@ -33,6 +34,8 @@ from timespine.core.state import new_state
 from timespine.core.transitions import (
     AddSchema,
     AlreadyCommitted,
+    AppendedAt,
+    CommitSink,
     CompareAndAppend,
     ExpireCommitter,
     RegisterCommitter,
@@ -366,14 +369,16 @@ def test_reading_that_keeps_failing_is_tried_a_bounded_number_of_times() -> None
     assert session.counters["retries"] == 2
 
 
-def test_reading_that_fails_while_a_commit_is_judged_again_leaves_it_undone() -> None:
+def test_loss_is_in_doubt_until_the_states_can_be_read_again() -> None:
     stage = Stage()
     other, session = stage.session(), stage.session()
     stage.before(CompareAndSet, lambda: stage.disturb(other))
     stage.fail(Scan, Fault.DETERMINATE, times=CONFIG.storage_attempts)
-    with pytest.raises(Determinate):
+    with pytest.raises(Indeterminate, match="may or may not be committed"):
         stage.run(append(session))
     assert stage.head().upper == at(0)
+    assert stage.run(resolve(session)) is False
+    assert stage.run(append(session)) == at(1)
 
 
 def test_pause_doubles_up_to_its_maximum() -> None:
@@ -483,6 +488,100 @@ def test_lost_reply_of_a_commit_to_two_collections_is_resolved_for_both(fault: F
 # Frozen sessions.
 
 
+# Storage that reports its own success as a conflict.
+
+
+def append_next(session: Session, at: int) -> Any:
+    """Append a row at the next free time: nothing but its group's number tells whether it is in."""
+    return write.append_next(session, "c", data_of([up(f"{session.writer}-{at}", at)]), at)
+
+
+def test_group_that_is_in_though_storage_reports_a_conflict_is_a_success_with_the_replies_of_that_try() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.fail(CompareAndSet, Fault.MISREPORTED)
+    assert stage.run(append_next(session, 7)) == AppendedAt(7, at(8))
+    assert len(stage.of(CompareAndSet)) == 1
+    assert session.counters["found committed"] == 1
+    assert "lost" not in session.counters
+    assert stage.rows(7) == {f"{session.writer}-7": 1}
+    stage.agree()
+
+
+def test_group_that_lost_and_then_won_with_a_reported_conflict_is_answered_by_the_try_that_won() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(CompareAndSet, lambda: stage.append(other, 10))
+    stage.fail(CompareAndSet, Fault.MISREPORTED, nth=2)
+    assert stage.run(append_next(session, 7)) == AppendedAt(10, at(11))
+    assert stage.rows(10) == {f"{session.writer}-7": 1}
+
+
+def test_group_over_two_collections_that_storage_reports_as_lost_is_in_once() -> None:
+    stage = Stage("c", "d")
+    session = stage.session("c", "d")
+    commands = (("c", Seal(at(3))), ("d", Seal(at(4))))
+    stage.fail(CompareAndSet, Fault.MISREPORTED)
+    assert stage.run(commit_transactions(session, Transaction(commands))) == ((at(3), at(4)),)
+    assert (stage.head("c").upper, stage.head("d").upper) == (at(3), at(4))
+
+
+def test_group_reported_as_lost_is_found_though_its_committer_was_expired_where_it_is_in() -> None:
+    stage = Stage("c", "d")
+    other, session = stage.session("c", "d"), stage.session("c", "d")
+    group = (Transaction((("c", Seal(at(3))),)), Transaction((("d", Seal(at(0))),)))
+    stage.fail(CompareAndSet, Fault.MISREPORTED)
+    stage.before(Scan, lambda: stage.commit(other, ExpireCommitter(session.committer)), nth=2)
+    first, _ = stage.run(commit_transactions(session, *group))
+    assert first == (at(3),)
+    assert stage.head("c").upper == at(3)
+
+
+def test_group_reported_as_lost_is_in_doubt_if_nothing_tells_any_more() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.fail(CompareAndSet, Fault.MISREPORTED)
+    stage.before(Scan, lambda: take_over(stage, other, session))
+    with pytest.raises(Fenced, match="expired before it knew whether group 1 is in") as raised:
+        stage.run(append(session))
+    assert raised.value.in_doubt
+    assert stage.head().upper == at(1)
+
+
+def test_group_reported_as_lost_stays_in_doubt_until_storage_can_be_read() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.fail(CompareAndSet, Fault.MISREPORTED)
+    stage.fail(Scan, Fault.DETERMINATE, times=CONFIG.storage_attempts)
+    with pytest.raises(Indeterminate, match="may or may not be committed"):
+        stage.run(append(session))
+    assert stage.run(resolve(session)) is True
+    assert stage.rows(0) == {f"{session.writer}-0": 1}
+
+
+def test_frozen_group_that_is_sent_again_and_reported_as_lost_is_in() -> None:
+    stage, session = frozen_append(Fault.NOT_DONE)
+    stage.fail(CompareAndSet, Fault.MISREPORTED)
+    assert stage.run(resolve(session)) is True
+    assert stage.head().upper == at(1)
+
+
+def test_conflict_that_is_reported_though_nothing_is_there_is_tried_again() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.answer(CompareAndSet, lambda effect: {"c": effect.writes[0][1]})
+    assert stage.run(append(session)) == at(1)
+    assert session.counters["lost"] == 1
+
+
+def test_sink_batch_that_storage_reports_as_lost_is_in_once_and_not_refused_as_known() -> None:
+    stage = Stage()
+    session = stage.session()
+    stage.fail(CompareAndSet, Fault.MISREPORTED)
+    assert stage.run(commit(session, "c", CommitSink("s", 0), Seal(at(3)))) == (None, at(3))
+    assert stage.head().sinks == {"s": 0}
+
+
 def test_nothing_frozen_is_nothing_to_resolve() -> None:
     stage = Stage()
     assert stage.run(resolve(stage.session())) is None
@@ -539,17 +638,22 @@ def test_frozen_group_is_resolved_before_the_session_enters_another_collection()
 # Fencing.
 
 
+def take_over(stage: Stage, other: Session, session: Session) -> None:
+    """Expire a session's committer, and cut the log beyond that: nothing tells which groups of it are in."""
+    stage.commit(other, ExpireCommitter(session.committer))
+    stage.run(roll_up(other, "c"))
+    stage.run(collect_garbage(other, "c"))
+
+
 def test_committer_expired_while_its_group_is_unknown_is_fenced_and_not_told_a_mismatch() -> None:
     stage = Stage()
     other, session = stage.session(), stage.session()
 
-    def take_over() -> None:
-        stage.commit(other, ExpireCommitter(session.committer))
-
     stage.fail(CompareAndSet, Fault.DONE)
-    stage.before(CompareAndSet, take_over, nth=2)
-    with pytest.raises(Fenced, match="expired before it knew whether group 1 is in"):
+    stage.before(CompareAndSet, lambda: take_over(stage, other, session), nth=2)
+    with pytest.raises(Fenced, match="expired before it knew whether group 1 is in") as raised:
         stage.run(append(session))
+    assert raised.value.in_doubt
     assert session.frozen is None
     with pytest.raises(Fenced, match="not registered any more"):
         stage.run(append(session, expected=1, upper=2))
@@ -607,14 +711,23 @@ def test_committer_expired_everywhere_is_fenced_with_its_whole_group() -> None:
 def test_committer_expired_while_frozen_is_fenced_by_its_next_commit() -> None:
     stage, session = frozen_append(Fault.NOT_DONE)
     stage.commit(stage.session(), ExpireCommitter(session.committer))
-    with pytest.raises(Fenced, match="expired before it knew"):
+    with pytest.raises(Fenced, match="not registered any more") as raised:
         stage.run(append(session))
+    assert not raised.value.in_doubt
     assert stage.head().upper == at(0)
+
+
+@pytest.mark.parametrize(("fault", "is_in"), [(Fault.DONE, True), (Fault.NOT_DONE, False)])
+def test_group_of_an_expired_committer_is_known_by_its_slot_while_the_log_has_it(fault: Fault, is_in: bool) -> None:
+    stage, session = frozen_append(fault)
+    stage.commit(stage.session(), ExpireCommitter(session.committer))
+    assert stage.run(resolve(session)) is is_in
+    assert session.frozen is None
 
 
 def test_committer_that_was_expired_while_frozen_does_not_come_back_by_entering_again() -> None:
     stage, session = frozen_append(Fault.DONE)
-    stage.commit(stage.session(), ExpireCommitter(session.committer))
+    take_over(stage, stage.session(), session)
     with pytest.raises(Fenced):
         stage.run(enter(session, "c"))
     assert session.committer not in stage.head().committers
@@ -673,13 +786,13 @@ def test_writer_that_was_expired_does_not_come_back_by_commits_of_its_session() 
     assert isinstance(refused(stage.run(append(session, 1, 2))), Fenced)
 
 
-def test_committer_that_removes_itself_by_its_own_clock_is_fenced_when_the_reply_is_lost() -> None:
+@pytest.mark.parametrize("fault", [Fault.DONE, Fault.MISREPORTED])
+def test_committer_that_removes_itself_by_its_own_clock_is_told_so(fault: Fault) -> None:
     stage = Stage()
     session = stage.session()
     stage.now_ms += CONFIG.writer_lease_ms + 1
-    stage.fail(CompareAndSet, Fault.DONE)
-    with pytest.raises(Fenced):
-        stage.run(expire_leases(session, "c"))
+    stage.fail(CompareAndSet, fault)
+    assert stage.run(expire_leases(session, "c")) == 2
     assert not stage.head().committers
 
 
@@ -688,7 +801,7 @@ def test_group_that_somebody_else_committed_under_the_same_name_is_fenced() -> N
     session = stage.session()
     twin = Session(session.committer, stage.fresh("w"), CONFIG)
     stage.commit(session, Seal(at(1)))
-    with pytest.raises(Fenced, match="committed by somebody else"):
+    with pytest.raises(Fenced, match="committed by another session of that id"):
         stage.run(commit(twin, "c", Seal(at(2))))
 
 
@@ -827,7 +940,7 @@ def test_nothing_is_born_if_the_transaction_is_refused() -> None:
     assert stage.run(refresh(stage.session(), "n")) is None
 
 
-@pytest.mark.parametrize("fault", [Fault.NOT_DONE, Fault.DONE])
+@pytest.mark.parametrize("fault", [Fault.NOT_DONE, Fault.DONE, Fault.MISREPORTED])
 def test_birth_whose_reply_was_lost_happens_once(fault: Fault) -> None:
     stage = Stage()
     session = stage.session()
@@ -853,3 +966,12 @@ def test_collection_that_was_to_be_born_tells_that_its_group_is_not_in() -> None
     assert session.frozen is None
     assert stage.run(refresh(stage.session(), "n")) is None
     assert stage.head().upper == at(0)
+
+
+def test_entry_beside_a_group_that_is_not_there_tells_that_the_group_is_not_in() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(CompareAndSet, lambda: stage.commit(other, ExpireCommitter(session.committer)))
+    with pytest.raises(Fenced, match="not registered any more") as raised:
+        stage.run(commit_transactions(session, Transaction((("c", Seal(at(3))),)), beside=(("names", None, NAMES),)))
+    assert not raised.value.in_doubt

@@ -7,7 +7,7 @@ import zlib
 import msgspec
 import pytest
 from scene import same_state
-from stage import CONFIG, Fault, Stage, at, up
+from stage import CONFIG, FAILURES, Fault, Stage, at, up
 
 from timespine.core.codec import decode_diff, encode_diff, encode_state
 from timespine.core.diff import StateDiff
@@ -162,7 +162,7 @@ def test_cut_log_that_is_then_found_empty_has_no_state() -> None:
     assert stage.run(refresh(session, "c")) is None
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", FAILURES)
 def test_scan_that_fails_is_tried_again(fault: Fault) -> None:
     stage, _ = rolled_up()
     stage.fail(Scan, fault)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from stage import CONFIG, Fault, Stage, at, configured, up
+from stage import CONFIG, FAILURES, Fault, Stage, at, configured, up
 
 from timespine.config import DEFAULT
 from timespine.core.effects import CompareAndSet, DeleteBlobs, Effect, FreshId, GetBlob, MergeOutput, MergeRuns, PutBlob
@@ -31,7 +31,7 @@ from timespine.core.transitions import (
     ClaimMerge,
     CompareAndAppend,
     Drain,
-    ExpireLeases,
+    ExpireCommitter,
     ExpireWriter,
     Refresh,
     RegisterWriter,
@@ -195,7 +195,7 @@ def test_merge_whose_inputs_are_gone_leaves_no_writer_behind() -> None:
     assert len(stage.head().trace.requests()) == 1
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", FAILURES)
 def test_merge_whose_engine_is_unavailable_is_counted_and_left_to_be_swept(fault: Fault) -> None:
     stage, session, _ = asked_for_a_merge()
     stage.fail(MergeRuns, fault)
@@ -397,7 +397,7 @@ def test_dropped_run_is_deleted_after_the_parts_inside_of_it() -> None:
     stage.agree()
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", FAILURES)
 @pytest.mark.parametrize(("kind", "nth"), [(GetBlob, 8), (DeleteBlobs, 1), (DeleteBlobs, 3)])
 def test_dropped_result_whose_deletion_fails_once_is_deleted(kind: type[Effect], nth: int, fault: Fault) -> None:
     stage, session = dropped(rows=6)
@@ -770,8 +770,7 @@ def test_collection_that_somebody_may_still_write_or_read_is_not_finalized() -> 
 @pytest.mark.parametrize("protocol", [roll_up, expire_leases, tidy_unsealed, finalize, merge_once])
 def test_maintenance_by_a_session_that_was_expired_is_fenced(protocol: Any) -> None:
     stage, session, other = asked_for_a_merge()
-    stage.now_ms += CONFIG.writer_lease_ms + 1
-    stage.commit(other, ExpireLeases())
+    stage.commit(other, ExpireCommitter(session.committer), ExpireWriter(session.writer))
     with pytest.raises(Fenced):
         stage.run(protocol(session, "c"))
 

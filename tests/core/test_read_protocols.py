@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from stage import CONFIG, Fault, Stage, accepted, at, configured, up
+from stage import CONFIG, FAILURES, Fault, Stage, accepted, at, configured, up
 
 from timespine.core.effects import CompareAndSet, DeleteBlobs, GetBlob, Now, Scan
 from timespine.core.hollow import Part, Run
@@ -292,7 +292,7 @@ def test_missing_part_of_a_collection_that_is_gone_is_lease_expired() -> None:
         stage.run(fetch_leased(stage.stranger(), "nowhere", "r1", plan))
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", FAILURES)
 @pytest.mark.parametrize("nth", [1, 3])
 def test_fetch_that_failed_is_tried_again(fault: Fault, nth: int) -> None:
     stage, session, _ = written()

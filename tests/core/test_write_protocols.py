@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import pytest
-from stage import CONFIG, Fault, Stage, accepted, at, configured, refused, up
+from stage import CONFIG, FAILURES, Fault, Stage, accepted, at, configured, refused, up
 
 from timespine.core.effects import CompareAndSet, DeleteBlobs, FreshId, PutBlob
 from timespine.core.hollow import Order
@@ -57,7 +57,7 @@ def test_part_is_put_under_the_writer_of_the_session() -> None:
     assert [type(each) for each in stage.effects] == [FreshId, PutBlob]
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", FAILURES)
 def test_put_that_failed_is_tried_again_under_the_same_key(fault: Fault) -> None:
     stage, session = opened()
     stage.fail(PutBlob, fault)
@@ -148,7 +148,7 @@ def test_refused_append_deletes_what_it_put() -> None:
     assert stage.there() == set()
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", FAILURES)
 def test_refused_append_that_cannot_delete_leaves_it_to_the_sweep(fault: Fault) -> None:
     stage, session = opened()
     stage.fail(DeleteBlobs, fault)

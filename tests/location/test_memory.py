@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from timespine.location.memory import MemoryBlob, MemoryConsensus
+from timespine.location.unreliable import Fault, UnreliableConsensus
 from timespine.testing.conformance import BlobConformance, ConsensusConformance
 
 
@@ -16,3 +17,7 @@ class TestMemoryBlob(BlobConformance):
 class TestMemoryConsensus(ConsensusConformance):
     def make(self, tmp_path: Path) -> MemoryConsensus:
         return MemoryConsensus()
+
+    def make_pair(self, tmp_path: Path) -> tuple[MemoryConsensus, UnreliableConsensus]:
+        log = MemoryConsensus()
+        return log, UnreliableConsensus(log, lambda operation, key: Fault.NONE)

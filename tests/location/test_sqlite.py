@@ -15,10 +15,11 @@ from faults import failing
 
 from timespine.errors import CorruptionError, Determinate, Indeterminate, UsageError
 from timespine.location import sqlite_file
-from timespine.location.consensus import Entry, Write
+from timespine.location.consensus import Consensus, Entry, Write
 from timespine.location.sqlite import SqliteConsensus
-from timespine.testing.conformance import ConsensusConformance
+from timespine.testing.conformance import ConsensusConformance, ConsensusUnderFaults
 from timespine.testing.conformance_consensus import fill
+from timespine.testing.conformance_faults import REFUSED, REPLY_LOST, REQUEST_LOST
 
 
 class TestSqliteConsensus(ConsensusConformance):
@@ -27,6 +28,9 @@ class TestSqliteConsensus(ConsensusConformance):
 
     def reopen(self, tmp_path: Path) -> SqliteConsensus:
         return SqliteConsensus(tmp_path / "consensus.db")
+
+    def make_pair(self, tmp_path: Path) -> tuple[SqliteConsensus, SqliteConsensus]:
+        return self.make(tmp_path), self.reopen(tmp_path)
 
 
 # Where the file may be.
@@ -111,6 +115,24 @@ class Failing:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.connection, name)
+
+
+class TestSqliteUnderFaults(ConsensusUnderFaults):
+    BROKEN = {
+        REQUEST_LOST: ("COMMIT", sqlite3.SQLITE_IOERR_FSYNC, False),
+        REPLY_LOST: ("COMMIT", sqlite3.SQLITE_IOERR_FSYNC, True),
+        REFUSED: ("BEGIN", sqlite3.SQLITE_BUSY, False),
+    }
+
+    def make(self, tmp_path: Path) -> SqliteConsensus:
+        return SqliteConsensus(tmp_path / "consensus.db")
+
+    def break_next(self, adapter: Consensus, kind: str) -> bool:
+        assert isinstance(adapter, SqliteConsensus)
+        statement, code, after = self.BROKEN[kind]
+        writer: Any = adapter._file._writer
+        adapter._file._writer = Failing(writer, statement, code, after=after)  # type: ignore[assignment]
+        return True
 
 
 @pytest.mark.parametrize(

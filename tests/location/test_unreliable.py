@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from timespine.errors import Determinate, Indeterminate
-from timespine.location.consensus import Entry, Write
+from timespine.location.consensus import Consensus, Entry, Write
 from timespine.location.memory import MemoryBlob, MemoryConsensus
 from timespine.location.unreliable import Fault, UnreliableBlob, UnreliableConsensus
-from timespine.testing.conformance import BlobConformance, ConsensusConformance
+from timespine.testing.conformance import BlobConformance, ConsensusConformance, ConsensusUnderFaults
+from timespine.testing.conformance_faults import REFUSED, REPLY_LOST, REQUEST_LOST
 
 
 def never(operation: str, key: str) -> Fault:
@@ -27,6 +28,56 @@ class TestReliableBlob(BlobConformance):
 class TestReliableConsensus(ConsensusConformance):
     def make(self, tmp_path: Path) -> UnreliableConsensus:
         return UnreliableConsensus(MemoryConsensus(), never)
+
+    def make_pair(self, tmp_path: Path) -> tuple[UnreliableConsensus, UnreliableConsensus]:
+        log = MemoryConsensus()
+        return UnreliableConsensus(log, never), UnreliableConsensus(log, never)
+
+
+class TestUnreliableUnderFaults(ConsensusUnderFaults):
+    FAULTS = {
+        REQUEST_LOST: Fault.INDETERMINATE_NOT,
+        REPLY_LOST: Fault.INDETERMINATE_DONE,
+        REFUSED: Fault.DETERMINATE,
+    }
+
+    def make(self, tmp_path: Path) -> UnreliableConsensus:
+        return UnreliableConsensus(MemoryConsensus(), Script())
+
+    def break_next(self, adapter: Consensus, kind: str) -> bool:
+        assert isinstance(adapter, UnreliableConsensus)
+        assert isinstance(adapter._decide, Script)
+        adapter._decide.faults.append(self.FAULTS[kind])
+        return True
+
+
+@pytest.mark.parametrize(
+    ("kind", "lie"),
+    [
+        (REPLY_LOST, Fault.CONFLICT_DONE),
+        (REFUSED, Fault.INDETERMINATE_DONE),
+    ],
+)
+def test_the_suite_notices_an_adapter_that_is_wrong_about_itself(kind: str, lie: Fault, tmp_path: Path) -> None:
+    class Wrong(TestUnreliableUnderFaults):
+        FAULTS = {**TestUnreliableUnderFaults.FAULTS, kind: lie}
+
+        def make(self, tmp_path: Path) -> UnreliableConsensus:
+            log = super().make(tmp_path)
+            real = log.compare_and_set
+
+            def compare_and_set(writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+                try:
+                    return real(writes)
+                except Indeterminate as error:
+                    raise Determinate("it is said not to have happened") from error
+
+            if kind == REFUSED:
+                log.compare_and_set = compare_and_set  # type: ignore[method-assign]
+            return log
+
+    with pytest.raises(AssertionError):
+        Wrong().test_a_broken_compare_and_set_is_what_it_says_it_is(tmp_path)
 
 
 class Script:
@@ -73,6 +124,17 @@ def test_a_faulty_read_raises(fault: Fault, kind: type[Exception], done: bool) -
         with pytest.raises(kind):
             call()
     assert blob.release_ghosts() == log.release_ghosts() == 0
+
+
+def test_a_compare_and_set_that_succeeded_can_be_reported_as_lost_to_itself() -> None:
+    log = UnreliableConsensus(MemoryConsensus(), lambda operation, key: Fault.CONFLICT_DONE)
+    assert log.compare_and_set([Write("a", None, b"1"), Write("b", None, b"2")]) == {"a": 0, "b": 0}
+    assert log.compare_and_set([Write("a", 0, b"3")]) == {"a": 1}
+    assert log.compare_and_set([Write("a", 0, b"4")]) == {"a": 1}, "one that is lost is answered as it is"
+    assert [log.scan("a"), log.head("b")] == [[Entry(0, b"1"), Entry(1, b"3")], Entry(0, b"2")]
+    blob = UnreliableBlob(MemoryBlob(), lambda operation, key: Fault.CONFLICT_DONE)
+    blob.put("a/b/c", b"1")
+    assert blob.get("a/b/c") == b"1"
 
 
 def test_slow_calls_pause_before_they_act() -> None:

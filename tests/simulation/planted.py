@@ -81,9 +81,9 @@ def group_number_is_not_recorded() -> Iterator[None]:
 def a_lost_compare_and_set_counts_as_won() -> Iterator[None]:
     real = commit._store
 
-    def store(session, group, judged, states, beside):
-        yield from real(session, group, judged, states, beside)
-        return True
+    def store(session, sent):
+        yield from real(session, sent)
+        return None
 
     with patched(commit, "_store", store):
         yield
@@ -97,9 +97,15 @@ def a_no_is_judged_by_an_old_state() -> Iterator[None]:
             judged = group_module.judge(states, group, (yield commit.Now()))
             if isinstance(judged, Exception):
                 raise judged
-            if not judged.changed or (yield from commit._store(session, group, judged, states, beside)):
+            if not judged.changed:
                 return judged.replies
-            states = yield from commit._refreshed(session, states, states)
+            entries = [commit._entry(states[name], state) for name, state in judged.changed.items()]
+            sent = commit.Frozen(group, judged, (*beside, *entries))
+            if (yield from commit._store(session, sent)) is None:
+                return judged.replies
+            states, is_in = yield from commit._looked_up(session, sent, states)
+            if is_in:
+                return judged.replies
         raise commit.Determinate("lost")
 
     with patched(commit, "commit_group", commit_group):

@@ -16,7 +16,7 @@ from timespine.core.protocols import collect, commit, maintain
 from timespine.core.protocols.session import determinately_retried
 from timespine.core.state import Commit, NoOp
 from timespine.core.transitions import TRANSITIONS, Drain, Evict, ExpireCommitter, Seal, Write, apply
-from timespine.errors import Indeterminate, UpperMismatch
+from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
 from timespine.testing import streams
 
@@ -150,47 +150,55 @@ def a_refusal_names_the_state_that_its_group_led_to() -> Iterator[None]:
 @in_streams
 @bug
 def a_group_is_written_one_log_at_a_time() -> Iterator[None]:
-    def store(session, group, judged, states, beside):
-        for write in (*beside, *(commit._entry(states[name], state) for name, state in judged.changed.items())):
+    def store(session, sent):
+        for write in sent.writes:
             mismatch = yield from determinately_retried(session, CompareAndSet((write,)))
             if mismatch is not None:
-                return False
-        commit._learn(session, judged)
-        return True
+                return mismatch
+        commit._learn(session, sent.judged)
+        return None
 
     with patched(commit, "_store", store):
         yield
 
 
+def judge_again(states, group, now_ms):
+    """Judge a group that is in as if it were another one, under the next number."""
+    judged = group_module.judge(states, group, now_ms)
+    if isinstance(judged, group_module.CommittedBefore):
+        numbers = [state.committers[group.committer].group for state in states.values()]
+        return group_module.judge(states, msgspec.structs.replace(group, number=max(numbers) + 1), now_ms)
+    return judged
+
+
 @in_streams
 @bug
 def a_group_whose_reply_was_lost_is_committed_once_more() -> Iterator[None]:
-    real_judge, real_store = group_module.judge, commit._store
-
-    def judge(states, group, now_ms):
-        judged = real_judge(states, group, now_ms)
-        if isinstance(judged, group_module.CommittedBefore):
-            numbers = [state.committers[group.committer].group for state in states.values()]
-            return real_judge(states, msgspec.structs.replace(group, number=max(numbers) + 1), now_ms)
-        return judged
-
-    def store(session, group, judged, states, beside):
-        try:
-            stored = yield from real_store(session, group, judged, states, beside)
-        except Indeterminate:
-            stored = False
-        # It is not looked whether it is in: what is in doubt is tried again from the start.
-        if session.frozen is not None:
-            session.frozen, session.group = None, session.group + 1
-        return stored
-
-    def resolve(session):
-        if session.frozen is not None:
-            raise Indeterminate("not looked at")
-        return None
+    def is_in(session, sent, states):
+        return False
         yield
 
-    with patched(commit, "judge", judge), patched(commit, "_store", store), patched(commit, "resolve", resolve):
+    with patched(commit, "judge", judge_again), patched(commit, "_is_in", is_in):
+        yield
+
+
+@in_streams
+@bug
+def own_success_taken_for_a_conflict_is_committed_again() -> Iterator[None]:
+    def looked_up(session, sent, states):
+        return (yield from commit._refreshed(session, states, states)), False
+
+    with patched(commit, "judge", judge_again), patched(commit, "_looked_up", looked_up):
+        yield
+
+
+@in_streams
+@bug
+def own_success_taken_for_a_conflict_is_called_a_loss() -> Iterator[None]:
+    def looked_up(session, sent, states):
+        return (yield from commit._refreshed(session, states, states)), False
+
+    with patched(commit, "_looked_up", looked_up):
         yield
 
 

@@ -51,6 +51,9 @@ NAME_MAX = 128
 NAMED_MAX = 10
 """Names of collections that a message repeats, at most."""
 
+CHANGES_KEPT = 32
+"""Changes that the catalog remembers by their ids."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
@@ -84,6 +87,8 @@ class Names(msgspec.Struct, frozen=True):
     """Those of `dropped` whose critical holds go, too."""
     expected: dict[str, int] = {}
     """Ids that a transaction puts blobs under, and that are not collections before it is committed; and since when."""
+    changes: tuple[str, ...] = ()
+    """Ids of the last changes, oldest first: whoever is told that its change was lost sees whether that is true."""
 
     def unknown(self, name: str) -> UnknownCollection:
         """What to raise for a name that no collection has: it names the ones there are."""
@@ -99,6 +104,7 @@ class _Image(msgspec.Struct, frozen=True):
     graves: dict[str, str] = {}
     forced: tuple[str, ...] = ()
     expected: dict[str, int] = {}
+    changes: tuple[str, ...] = ()
 
 
 _decoder = msgspec.msgpack.Decoder(_Image)
@@ -128,7 +134,7 @@ def first_name(id: str) -> str:
 def encode(names: Names) -> bytes:
     """The catalog as an entry."""
     payload = msgspec.msgpack.encode(
-        _Image(names.entries, names.dropped, names.retain_ms, names.graves, names.forced, names.expected)
+        _Image(names.entries, names.dropped, names.retain_ms, names.graves, names.forced, names.expected, names.changes)
     )
     return MAGIC + zlib.crc32(payload).to_bytes(4, "big") + payload
 
@@ -145,6 +151,8 @@ def decode(seqno: int, data: bytes) -> Names:
             _check_entry(check_name(name), entry)
         for id in (*image.dropped, *image.forced, *image.graves.values(), *image.expected):
             check_segment(id, "collection id")
+        for change in image.changes:
+            check_segment(change, "change id")
         for name in image.graves:
             check_name(name)
         if both := image.entries.keys() & image.graves.keys():
@@ -156,7 +164,7 @@ def decode(seqno: int, data: bytes) -> Names:
             raise UsageError(f"the store keeps history for {image.retain_ms} milliseconds")
     except (msgspec.MsgspecError, UsageError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"the catalog of the store does not decode: {error}") from error
-    return Names(seqno, image.entries, image.dropped, image.retain_ms, image.graves, image.forced, image.expected)
+    return Names(seqno, **msgspec.structs.asdict(image))
 
 
 def _check_ids(names: _Image | Names) -> None:
@@ -177,7 +185,7 @@ def _check_entry(name: str, entry: Entry) -> None:
         raise UsageError(f"collection {name} keeps history for {entry.retain_ms} milliseconds")
 
 
-# Changes. Each may be applied twice, if a reply was lost: it knows by ids that it is done, and changes nothing.
+# Changes. Each may be applied twice, if many others came after a lost reply: it knows by ids that it is done.
 
 
 def renamed(id: str, old: str, new: str, names: Names) -> Names | None:
@@ -354,16 +362,18 @@ class Catalog:
         must not be taken to other rows without anybody having said so.
         """
         check_name(name)
+        change = fresh_id("")
         for _ in range(self._session.config.commit_attempts):
             names = self.read()
             known = names.entries.get(name)
-            if known is not None and known.id == entry.id:
-                return entry, True  # an earlier try went through, though its reply was lost
+            if change in names.changes or (known is not None and known.id == entry.id):
+                return entry, True  # an earlier try went through, though its reply was lost, or said otherwise
             if known is not None and not replace:
                 return known, False
             if not replace:
                 check_not_blocked(names, name)
             if self._store(
+                change,
                 _named(names, name, entry),
                 (entry.id, None, encode_state(first_state(entry.id, arity, merging, schema))),
             ):
@@ -382,15 +392,15 @@ class Catalog:
         SUBTLE: once and never again. Whoever finds that it was given up, perhaps because the reply was lost and
         much time went by, must not announce it anew: its blobs are about to be deleted (test_transaction.py).
         """
-        in_doubt = False
+        in_doubt, change = False, fresh_id("")
         for _ in range(self._session.config.commit_attempts):
             names = self.read()
             if id in names.expected or any(entry.id == id for entry in names.entries.values()):
                 return  # what was born, though its transaction was not told so, is not to come any more
-            if in_doubt or id in names.dropped:
+            if in_doubt or change in names.changes or id in names.dropped:
                 raise Determinate("nothing was committed: what was to be created is not expected any more: do it again")
             expected = {**names.expected, id: now_ms}
-            stored = self._store(msgspec.structs.replace(names, expected=expected))
+            stored = self._store(change, msgspec.structs.replace(names, expected=expected))
             if stored:
                 return
             in_doubt = stored is None
@@ -404,19 +414,22 @@ class Catalog:
         SUBTLE: it is applied again after a reply was lost, perhaps to names in which it is done already: it
         must see that, and change nothing then (test_catalog.py).
         """
-        in_doubt = False
+        in_doubt, change = False, fresh_id("")
         for _ in range(self._session.config.commit_attempts):
             names = self.read()
+            if change in names.changes:
+                return True  # an earlier try went through, though its reply was lost, or said otherwise
             changed = what(names)
             if changed is None:
                 return in_doubt
-            stored = self._store(changed)
+            stored = self._store(change, changed)
             if stored:
                 return True
             in_doubt = in_doubt or stored is None
         raise Determinate("the catalog could not be changed: others keep changing it")
 
-    def _store(self, names: Names, *more: tuple[str, int | None, bytes]) -> bool | None:
+    def _store(self, change: str, names: Names, *more: tuple[str, int | None, bytes]) -> bool | None:
+        names = msgspec.structs.replace(names, changes=(*names.changes, change)[-CHANGES_KEPT:])
         _check_ids(names)  # what nobody could read is not written
         stored = self._driver.run(_store(self._session, names, more))
         if stored:
@@ -444,7 +457,8 @@ def _read(session: Session, known: Names | None) -> Protocol[Names]:
 def _store(session: Session, names: Names, more: tuple[tuple[str, int | None, bytes], ...]) -> Protocol[bool | None]:
     """Store the catalog, and what must appear with it, in one compare-and-set; whether it is in.
 
-    None: it was lost, perhaps to itself.
+    None: it was lost, perhaps to itself. A loss may be to itself also if storage says that it is sure: the
+    caller finds its change in the newest names then.
     """
     write = CompareAndSet(((LOG, names.seqno, encode(names)), *more))
     lost: bool | None = False

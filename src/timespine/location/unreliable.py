@@ -36,6 +36,10 @@ class Fault(enum.Enum):
     """It works after the injected pause, during which anything may happen."""
     LATE = "late"
     """The reply is lost now, and the write takes effect later: when ghosts are released, if it still can."""
+    CONFLICT_DONE = "conflict, done"
+    """A compare-and-set is done, and reported as lost to the entries that it wrote itself; all else works.
+
+    Client libraries do so: after a lost reply they send the request again, and find what they wrote."""
 
 
 Decide = Callable[[str, str], Fault]
@@ -71,6 +75,10 @@ class _Faults:
         return applied
 
     def _run(self, operation: str, key: str, action: Callable[[], T], *, writes: bool = False) -> T:
+        return self._decided(operation, key, action, writes=writes)[1]
+
+    def _decided(self, operation: str, key: str, action: Callable[[], T], *, writes: bool = False) -> tuple[Fault, T]:
+        """Carry out a call with the fault that was decided on for it; that fault, and the answer if there is one."""
         fault = self._decide(operation, str(key))
         with self._lock:
             self.counts[fault] += 1
@@ -78,8 +86,8 @@ class _Faults:
                 self._ghosts.append(action)
         if fault is Fault.SLOW:
             self._pause()
-        if fault in (Fault.NONE, Fault.SLOW):
-            return action()
+        if fault in (Fault.NONE, Fault.SLOW, Fault.CONFLICT_DONE):
+            return fault, action()
         if fault is Fault.DETERMINATE:
             raise Determinate(f"injected: {operation} {key!s:.200} did not happen")
         if fault is Fault.INDETERMINATE_DONE:
@@ -133,7 +141,13 @@ class UnreliableConsensus(_Faults):
     def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
         checked = check_writes(writes)  # a copy: a ghost must not change when the caller's list does
         keys = ",".join(write.key for write in checked)
-        return self._run("compare_and_set", keys, lambda: self._inner.compare_and_set(checked), writes=True)
+        conflict = {write.key: 0 if write.expected is None else write.expected + 1 for write in checked}
+
+        def action() -> Mapping[str, int | None] | None:
+            return self._inner.compare_and_set(checked)
+
+        fault, mismatch = self._decided("compare_and_set", keys, action, writes=True)
+        return conflict if fault is Fault.CONFLICT_DONE and mismatch is None else mismatch
 
     def truncate(self, key: str, below: int) -> int:
         return self._run("truncate", key, lambda: self._inner.truncate(key, below), writes=True)

@@ -44,6 +44,13 @@ REFUSALS = dict.fromkeys(
 """What an operation may be refused for, if not only for leases: these are often wrong about the upper on purpose."""
 
 
+def surely_not(operation: Operation) -> bool:
+    """Whether the caller was told that nothing happened: refused, failed, or fenced and not in doubt."""
+    error = operation.error
+    fenced = isinstance(error, Fenced) and not error.in_doubt
+    return isinstance(operation.result, Refused) or isinstance(error, Determinate) or fenced
+
+
 class Answers:
     """The checks of a workload."""
 
@@ -105,10 +112,9 @@ class Answers:
             return
         committed = self.world.committed.get(operation.id)
         acknowledged = operation.error is None and not isinstance(operation.result, Refused)
-        impossible = isinstance(operation.result, Refused) or isinstance(operation.error, Determinate)
         if acknowledged and committed is None and "may be cut" not in operation.details:
             self.world.violate(f"{operation.kind} {operation.id} was acknowledged and is not there")
-        if impossible and committed is not None:
+        if surely_not(operation) and committed is not None:
             self.world.violate(f"{operation.kind} {operation.id} was refused and is there")
         if committed is not None:
             if "keep" not in operation.details:

@@ -24,27 +24,18 @@ from timespine.core.protocols.collect import references
 from timespine.core.protocols.commit import commit
 from timespine.core.protocols.fetch import load
 from timespine.core.transitions import Drain, Evict, Exert, Finalize, ReleaseHold, Retain, RollUpAll
-from timespine.errors import Determinate
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.time import Time
+from timespine.testing.answers import surely_not
 from timespine.testing.real import RealWorld
 from timespine.testing.remembering import remembering
-from timespine.testing.simulator import Faults, Operation, Process, Simulator
+from timespine.testing.simulator import KINDS, Faults, Operation, Process, Simulator
 from timespine.testing.streams import Streams
 from timespine.testing.violation import Violation
 from timespine.testing.workload import Workload
 from timespine.testing.world import World, operation_of
 
-FAULT_KINDS = (
-    "determinate",
-    "slow",
-    "indeterminate not",
-    "indeterminate done",
-    "ghost",
-    "pauses",
-    "clock jumps",
-    "outages",
-)
+FAULT_KINDS = (*KINDS, "pauses", "clock jumps", "outages")
 
 FLAVOURS: dict[str, type[Workload]] = {"mixed": Workload, "streams": Streams}
 """What histories may be of."""
@@ -269,7 +260,7 @@ def _check_refused(simulator: Simulator) -> None:
     """What was refused never becomes durable."""
     world = simulator.world
     for operation in simulator.history:
-        refused = isinstance(operation.result, Refused) or isinstance(operation.error, Determinate)
+        refused = surely_not(operation)
         if refused and operation.id in world.committed:
             world.violate(f"{operation.kind} {operation.id} was refused and became durable later")
 

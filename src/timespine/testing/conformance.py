@@ -7,11 +7,20 @@
         def reopen(self, tmp_path):       # only if it is durable
             return MyBlob(tmp_path)
 
+        def make_pair(self, tmp_path):    # only if several processes may have it open
+            return MyBlob(tmp_path), MyBlob(tmp_path)
+
+        rounds = 0.1                      # only if its calls take long
+
+`ConsensusUnderFaults` has one more hook, `break_next(adapter, kind)`: let the next request
+of the adapter, or its reply, get lost below it.
+
 Under pytest that is all. Nothing of pytest is imported here, and nothing is an
 `assert` statement, so the suites work in any runner and under `python -O`.
 """
 
 from timespine.testing.conformance_blob import BlobConformance
 from timespine.testing.conformance_consensus import ConsensusConformance
+from timespine.testing.conformance_faults import ConsensusUnderFaults
 
-__all__ = ["BlobConformance", "ConsensusConformance"]
+__all__ = ["BlobConformance", "ConsensusConformance", "ConsensusUnderFaults"]

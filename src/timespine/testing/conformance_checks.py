@@ -40,6 +40,17 @@ class Conformance(Generic[A]):
         """Another adapter for what `make(tmp_path)` wrote to; None if it keeps nothing."""
         return None
 
+    def make_pair(self, tmp_path: Path) -> tuple[A, A] | None:
+        """Two adapters for the same fresh storage, as two processes would have them; None if there is only one ever."""
+        return None
+
+    rounds = 1.0
+    """How much of the racing to do: an adapter whose every call takes long may say 0.1."""
+
+    def scaled(self, rounds: int) -> int:
+        """So many rounds, or fewer if the adapter asks for that; at least two."""
+        return max(int(rounds * self.rounds), 2)
+
     def uses(self, adapter: A) -> list[Callable[[], object]]:
         """One good call of every method but close."""
         raise NotImplementedError

@@ -173,9 +173,10 @@ class ConsensusConformance(Conformance[Consensus]):
     def test_racing_writers_have_one_winner_per_number(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:
             won: dict[int, bytes] = {}
+            rounds = self.scaled(15)
 
             def act(thread: int) -> None:
-                for _ in range(15):
+                for _ in range(rounds):
                     head = log.head("a")
                     write = Write("a", None if head is None else head.seqno, b"%d" % thread)
                     while (lost := log.compare_and_set([write])) is not None:
@@ -184,7 +185,37 @@ class ConsensusConformance(Conformance[Consensus]):
                     check(won.setdefault(write.seqno, write.data) is write.data, f"two winners at {write.seqno}")
 
             race(act)
-            check_equal(log.scan("a"), [Entry(number, won[number]) for number in range(THREADS * 15)])
+            check_equal(log.scan("a"), [Entry(number, won[number]) for number in range(THREADS * rounds)])
+
+    def test_racing_instances_have_one_winner_per_number_and_see_each_other(self, tmp_path: Path) -> None:
+        pair = self.make_pair(tmp_path)
+        if pair is None:
+            return
+        with contextlib.closing(pair[0]), contextlib.closing(pair[1]):
+            won: dict[int, bytes] = {}
+            rounds = self.scaled(15)
+
+            def act(thread: int) -> None:
+                log, other = pair[thread % 2], pair[1 - thread % 2]
+                for number in range(rounds):
+                    data = b"%d-%d" % (thread, number)
+                    head = log.head("a")
+                    expected = None if head is None else head.seqno
+                    while True:
+                        both = [Write("a", expected, data), Write("b", expected, data)]
+                        lost = log.compare_and_set(both)
+                        if lost is None:
+                            break
+                        expected = lost["a"]
+                    seqno = both[0].seqno
+                    check(won.setdefault(seqno, data) is data, f"two winners at {seqno}")
+                    seen = other.scan("b", seqno, 1)
+                    check(seen == [Entry(seqno, data)], f"the other instance has {seen} at {seqno}")
+
+            race(act)
+            for log in pair:
+                for key in "ab":
+                    check_equal(log.scan(key), [Entry(number, won[number]) for number in range(THREADS * rounds)])
 
     def test_several_keys_are_never_seen_torn(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:
@@ -194,7 +225,7 @@ class ConsensusConformance(Conformance[Consensus]):
                 return -1 if entry is None else entry.seqno
 
             def write() -> None:
-                for _ in range(40):
+                for _ in range(self.scaled(40)):
                     head = seqno("a")
                     expected = None if head < 0 else head
                     log.compare_and_set([Write("a", expected, b"a"), Write("b", expected, b"b")])
@@ -217,7 +248,7 @@ class ConsensusConformance(Conformance[Consensus]):
                 return seen[-1]
 
             def write() -> None:
-                for _ in range(40):
+                for _ in range(self.scaled(40)):
                     log.compare_and_set([Write("a", newest(), b"x")])
 
             def read(thread: int) -> None:

@@ -4,7 +4,8 @@ Processes run the same protocol generators as the real driver. Between any two
 effects a process may be paused (past its leases: a zombie), crash and be
 replaced, or have its clock jump. Every effect on storage may fail determinately,
 indeterminately after or without having happened, be slow, or happen late, as a
-ghost, when its caller has long moved on.
+ghost, when its caller has long moved on. A compare-and-set may also succeed and be
+reported as a conflict.
 """
 
 from __future__ import annotations
@@ -42,6 +43,16 @@ DELICATE = frozenset({DeleteBlobs, Truncate})
 MARKED_CRASH = 4
 MARKED_OUTAGE = 6
 """How much likelier a crash and an outage are at a point that the workload has marked."""
+
+KINDS = (
+    "determinate",
+    "slow",
+    "indeterminate not",
+    "indeterminate done",
+    "ghost",
+    "own success as a conflict",
+)
+"""How an effect on storage fails: those that only read in the first two ways, the last way is for compare-and-sets."""
 
 STORAGE = MUTATING | {Scan, GetBlob, ListBlobs}
 
@@ -224,9 +235,9 @@ class Simulator:
                 self.note(process, f"{_short(effect)}")
             self._resume(process, perform(effect), None)
             return
-        mutating = type(effect) in MUTATING
-        kind = self.random.randrange(5 if mutating else 2)
-        name = ("determinate", "slow", "indeterminate not", "indeterminate done", "ghost")[kind]
+        kinds = 6 if isinstance(effect, CompareAndSet) else 5 if type(effect) in MUTATING else 2
+        kind = self.random.randrange(kinds)
+        name = KINDS[kind]
         self.world.counts[name] += 1
         self.note(process, f"{_short(effect)}: {name}")
         if kind == 0:
@@ -234,6 +245,8 @@ class Simulator:
         elif kind == 1:
             process.wake = self.now + self.random.randrange(200)
             self._resume(process, perform(effect), None)
+        elif isinstance(effect, CompareAndSet) and kind == 5:
+            self._resume(process, perform(effect) or _as_conflict(effect), None)
         else:
             if kind == 3 and isinstance(effect, DeleteBlobs):
                 perform(DeleteBlobs(effect.keys[: self.random.randrange(len(effect.keys) + 1)]))
@@ -315,6 +328,11 @@ class Simulator:
         """Write a line into the trace."""
         if self.tracing:
             self.trace.append(f"{self.world.step:5} {self.now - 1_000_000:7} ms  {process.name:11} {what}")
+
+
+def _as_conflict(effect: CompareAndSet) -> dict[str, int]:
+    """What storage says that finds what it has just written, and takes it for the entries of another process."""
+    return {key: 0 if expected is None else expected + 1 for key, expected, _ in effect.writes}
 
 
 def _short(effect: Effect) -> str:
