@@ -5,6 +5,7 @@ import sys
 import threading
 from collections import Counter
 from dataclasses import replace
+from functools import reduce
 
 import polars as pl
 import pyarrow as pa
@@ -17,6 +18,8 @@ from places import BLOBS, QUICK, SMALL, Place, Script, counted, in_threads
 import timespine as ts
 from timespine.client import basis, changing
 from timespine.client.basis import Grain
+from timespine.client.unsealed import Written
+from timespine.client.writing import Committed
 from timespine.columnar.schema import define
 from timespine.errors import Contention, UsageError
 from timespine.location.unreliable import Fault
@@ -231,6 +234,19 @@ def test_a_closed_collection_is_told_so(place):
 # A turn of its own.
 
 
+def is_taken(lock):
+    """Whether no other thread can take a lock now."""
+    taken = []
+
+    def take():
+        if lock.acquire(blocking=False):
+            lock.release()
+            taken.append(lock)
+
+    in_threads(take)
+    return not taken
+
+
 def test_work_that_takes_long_is_done_in_a_turn_of_its_own_after_a_few_losses(place, monkeypatch):
     """A thread of the same process appends a row of the condition whenever the change is worked out."""
     table = create(place.open())
@@ -239,7 +255,7 @@ def test_work_that_takes_long_is_done_in_a_turn_of_its_own_after_a_few_losses(pl
     by_all = basis.Worked._by_all
 
     def appended(self, news):
-        worked.append(table._access.committer._turn._is_owned())
+        worked.append(is_taken(table._access.committer._turn))
         if not worked[-1]:
             in_threads(lambda: table.append([row(next(left) + 10, 1)]))
         return by_all(self, news)
@@ -388,6 +404,12 @@ def of(operation):
     kind, given = operation
     if kind == "append":
         return lambda t: t.append([row(*each) for each in given]), lambda m: m + Counter(given)
+    if kind == "write":
+        rows, ahead = given
+        return (
+            lambda t: t.write([row(*each) for each in rows], at=t.upper.elements[0][0] + ahead, late="move"),
+            lambda m: m + Counter(rows),
+        )
     if kind == "upsert":
         return (
             lambda t: t.upsert([row(*each) for each in given.items()]),
@@ -434,6 +456,10 @@ KEYS = st.integers(0, 4)
 VALUES = st.integers(0, 4)
 OPERATIONS = st.one_of(
     st.tuples(st.just("append"), st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=3)),
+    st.tuples(
+        st.just("write"),
+        st.tuples(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=2), st.integers(0, 3)),
+    ),
     st.tuples(st.just("upsert"), st.dictionaries(KEYS, VALUES, min_size=1, max_size=3)),
     st.tuples(st.just("delete"), st.sets(KEYS, min_size=1, max_size=2)),
     st.tuples(st.just("delete where"), VALUES),
@@ -445,21 +471,28 @@ OPERATIONS = st.one_of(
 
 
 def is_alone(table, done):
-    """Check that each operation did to the collection what it does to a multiset, at its time, and nothing else did."""
-    by_time = {each.time: work for each, (_, work) in done if each.time is not None}
-    assert len(by_time) == sum(each.time is not None for each, _ in done), "each has a time of its own"
-    last = table.upper.elements[0][0] - 1
+    """Check that each operation did to the collection what it does to a multiset, at its time, and nothing else did.
+
+    What is written ahead of the seal counts from its time on, for a change at that time too.
+    """
+    written, by_time = {}, {}
+    for each, (_, work) in done:
+        if isinstance(each, Written):
+            written.setdefault(each.first, []).append(work)
+        elif each.time is not None:
+            assert by_time.setdefault(each.time, work) is work, "each has a time of its own"
     models = {-1: Counter()}
-    for time in range(last + 1):
-        models[time] = +by_time[time](models[time - 1])
+    for time in range(table.upper.elements[0][0]):
+        works = [*written.get(time, ()), *([by_time[time]] if time in by_time else ())]
+        models[time] = +reduce(lambda model, work: work(model), works, models[time - 1])
         assert now(table, time) == models[time]
     for each, (_, work) in done:
-        if each.time is None:
+        if isinstance(each, Committed) and each.time is None and each.upper.elements[0][0] not in written:
             read = models[each.upper.elements[0][0] - 1]
             assert +work(read) == read, "nothing was to be changed in what was read"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     ours=st.lists(OPERATIONS, min_size=1, max_size=4),
     theirs=st.lists(st.one_of(st.none(), st.lists(OPERATIONS, min_size=1, max_size=3)), max_size=10),
@@ -472,9 +505,10 @@ def test_every_change_is_as_if_alone_at_its_time_whatever_others_do_before_each_
         def works(some):
             return lambda table: done.extend((of(each)[0](table), of(each)) for each in some or ())
 
-        table, _ = beside(place, map(works, theirs), SMALL if small else QUICK, ())
+        table, rival = beside(place, map(works, theirs), SMALL if small else QUICK, ())
         for each in ours:
             done.append((of(each)[0](table), of(each)))
+        rival.works.clear()
         is_alone(table, done)
         assert counts(table, "changes started again") == (0,)
 

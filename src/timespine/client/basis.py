@@ -323,7 +323,7 @@ class Worked(Pending):
     @property
     def net(self) -> int:
         """Updates of the difference, of which patches may have cancelled some."""
-        return int(self._added(self.deltas).num_rows)
+        return int(self._added(self.deltas).num_rows) if self.patches else self.rows
 
     def news(self, state: State, time: int) -> pa.Table:
         assert self.look is not None
