@@ -209,12 +209,12 @@ def naive(history, wanted, where=None, keys=None):
 
 
 def within(seen, wanted):
-    """Whether the first ordered column of a row lies in the wanted range."""
+    """Whether the columns of the cut of a row lie in the wanted range."""
     if wanted.lower is None and wanted.upper is None:
         return True
-    name = wanted.schema.order_names[0]
-    table = pa.table({name: array([seen[name]], wanted.schema.types[name])})
-    encoded = encode_row(table, 0, [name])
+    names = wanted.cut_names
+    table = pa.table({name: array([seen[name]], wanted.schema.types[name]) for name in names})
+    encoded = encode_row(table, 0, names)
     return (wanted.lower is None or wanted.lower <= encoded) and (wanted.upper is None or encoded < wanted.upper)
 
 
@@ -440,14 +440,16 @@ def key_sets(draw, schema, pools, max_size=3):
 
 @st.composite
 def bounds(draw, schema, pools):
-    """A bound of the first ordered column: the encoding of a value, perhaps cut; or none."""
-    field = schema.field(schema.order_names[0])
-    value = draw(st.sampled_from([None, *pools[field.id]]))
+    """A bound of some leading columns of the cut: the encoding of values, perhaps cut; or none."""
     if draw(st.booleans()):
         return None
-    table = pa.table({field.name: array([value_of(value, field.arrow_type)], field.arrow_type)})
-    encoded = encode_row(table, 0, [field.name])
-    return encoded[: draw(st.sampled_from([100, 9, 2]))]
+    fields = [schema.by_id(id) for id in schema.cut_ids[: draw(st.integers(1, len(schema.cut_ids)))]]
+    columns = {}
+    for each in fields:
+        value = draw(st.sampled_from([None, *pools[each.id]]))
+        columns[each.name] = array([value_of(value, each.arrow_type)], each.arrow_type)
+    encoded = encode_row(pa.table(columns), 0, list(columns))
+    return encoded[: draw(st.sampled_from([100, 19, 9, 2]))]
 
 
 @st.composite

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from timespine.columnar.bounds import NULL, encode_row, encode_scalar, recode, truncate_lower, truncate_upper
+from timespine.columnar.bounds import NULL, encode_row, encode_scalar, leading, recode, truncate_lower, truncate_upper
 from timespine.errors import UsageError
 
 INTEGERS = {
@@ -249,3 +249,22 @@ def test_the_documented_bytes_of_a_few_values_never_change():
         b"\x01" + b"\x01\x00" + b"\x01" + encode_scalar(1, pa.int8()) + b"\x00"
     )
     assert encode_scalar({"a": None}, pa.struct([("a", pa.int8())])) == bytes.fromhex("01 00")
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_the_leading_columns_of_an_encoded_row_are_found_in_it_and_in_what_is_left_of_it(data):
+    kinds = data.draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=4))
+    table = pa.table({f"c{place}": data.draw(columns(kind, st.just(1))) for place, kind in enumerate(kinds)})
+    names = table.column_names
+    types = [table.schema.field(name).type for name in names]
+    whole = encode_row(table, 0, names)
+    for count in range(len(names) + 1):
+        expected = encode_row(table, 0, names[:count])
+        assert leading(whole, types[:count]) == expected
+        size = data.draw(st.integers(0, len(whole)))
+        assert leading(whole[:size], types[:count]) == expected[:size]
+        limit = data.draw(st.integers(1, len(whole) + 2))
+        begun = encode_row(table, 0, names, limit)
+        assert whole.startswith(begun)
+        assert len(begun) >= min(limit, len(whole))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -125,3 +126,65 @@ def test_a_key_that_was_widened_to_a_double_is_cut_where_it_was_written():
     ]
     assert [len(each) for each in rows] == [100, 100]
     assert rows[0] + rows[1] == [float(n) for n in range(-100, 100)]
+
+
+# Keys of many shapes: one tenant or one day is cut as well as any other.
+
+PREFIX = "a tenant with a name that is longer than any bound may be, and that all of them share: "
+
+SHAPES = {
+    "one tenant": ({"tenant": "string", "id": "int64"}, lambda n: ("acme", n)),
+    "one day": ({"day": "date", "id": "int64"}, lambda n: (datetime.date(2026, 1, 1), n)),
+    "two booleans": ({"flag": "bool", "id": "int64"}, lambda n: (n >= 500, n)),
+    "nulls first": ({"a": "int64", "b": "string", "c": "int64"}, lambda n: (None, None, n)),
+    "some nulls": ({"a": "int64", "b": "int64"}, lambda n: (None if n < 600 else 1, None if n in (0, 600) else n)),
+    "long common prefixes": ({"name": "string"}, lambda n: (f"{PREFIX}{n:05}",)),
+    "long constants before": ({"name": "string", "data": "binary"}, lambda n: (PREFIX, b"\0" * 100 + b"%05d" % n)),
+    "three constants": ({"a": "double", "b": "bool", "c": "timestamp", "d": "int32"}, lambda n: (1.5, True, 7, n)),
+    "few distinct ones": ({"a": "int64", "b": "int64"}, lambda n: (n // 400, n)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("is_key", [True, False])
+def test_keys_of_every_shape_are_cut_into_pieces_of_about_equal_size(shape, n, is_key):
+    columns, key_of = SHAPES[shape]
+    schema = define(columns, {"v": "int64"}) if is_key else define(None, {**columns, "v": "int64"})
+    place = Place([schema], config=replace(ROOMY, bound_bytes=24))
+    runs = [
+        place.run([((*key_of(n), 1), (0,), 1) for n in range(1000)], cuts=range(0, 1000, 330)),
+        place.run([((*key_of(n), 2), (1,), 1) for n in range(0, 1000, 3)]),
+    ]
+    parts = place.parts(audit=1.0)
+    wanted = Wanted(schema, schema.names)
+    cuts = list(pieces(parts, runs, wanted, n))
+    found = [[row for table in scan(parts, runs, piece, 1 << 20) for row in table.to_pylist()] for piece in cuts]
+    rows = [tuple(row[name] for name in schema.names) for each in found for row in each]
+    assert len(rows) == len(set(rows)) == 1000 + 334
+    assert len(found) == n
+    assert max(map(len, found)) <= (1000 + 334) / n + 60
+    # What lies between two cuts is read, and little else: two row groups of each part, where its bounds do not tell.
+    groups = []
+    for piece in cuts:
+        reading = place.parts()
+        list(scan(reading, runs, piece, 1 << 20))
+        groups.append(reading.tally.groups)
+    assert sum(groups) <= 136 + 2 * n * sum(len(run.parts) for run in runs)
+
+
+def test_a_piece_of_rows_written_before_a_column_was_added_has_all_of_its_rows():
+    old = define(None, {"a": "int64", "b": "int64"})
+    new = old.add("c", "int64", 5)
+    place = Place([old, new], config=ROOMY)
+    runs = [
+        place.run([((1, n), (0,), 1) for n in range(200)], 0),
+        place.run([((1, n, n % 10), (1,), 1) for n in range(200)], 1),
+    ]
+    parts = place.parts(audit=1.0)
+    wanted = Wanted(new, new.names)
+    cuts = list(pieces(parts, runs, wanted, 4))
+    found = [row for piece in cuts for table in scan(parts, runs, piece, 1 << 20) for row in table.to_pylist()]
+    assert len(cuts) == 4
+    assert sum(row["_diff"] for row in found) == 400
+    assert len({(row["b"], row["c"]) for row in found}) == len(found)

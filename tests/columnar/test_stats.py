@@ -90,7 +90,8 @@ def test_the_bounds_of_rows_are_the_same_whether_the_rows_were_sorted_before(dra
     # Arrow's offsets and bitmaps may take other bytes after a take.
     assert msgspec.structs.replace(found, row_bytes=expected.row_bytes) == expected
     chunked = pa.concat_tables([table.slice(0, 1), table.slice(1, 2), table.slice(3)])
-    assert describe(chunked, schema, sorted=False, budget=ROOM, bound_bytes=4096) == expected
+    found = describe(chunked, schema, sorted=False, budget=ROOM, bound_bytes=4096)
+    assert msgspec.structs.replace(found, row_bytes=expected.row_bytes) == expected
     rows = encoded_rows(ordered, schema)
     assert (expected.lower, expected.upper) == (rows[0], rows[-1])
 

@@ -57,22 +57,37 @@ _SOME_BITS = struct.Struct(">BQ")
 _EXACT = decimal.Context(prec=80, Emin=-200, Emax=200, traps=[decimal.Inexact, decimal.InvalidOperation])
 
 
-def encode_row(table: pa.Table, index: int, columns: Sequence[str]) -> bytes:
-    """The encoding of one row by these columns. Made for binary searches: it touches nothing but that row."""
+def encode_row(table: pa.Table, index: int, columns: Sequence[str], limit: int | None = None) -> bytes:
+    """The encoding of one row by these columns. Made for binary searches: it touches nothing but that row.
+
+    With a limit, it may end after so many bytes: no more of a long value is looked at than is needed for them.
+    """
     encoders = _ENCODERS
     pieces = []
+    left = limit
     for name in columns:
         scalar = table.column(name)[index]
+        if left is not None:
+            pieces.append(encode(scalar, left))
+            left -= len(pieces[-1])
+            if left <= 0:
+                break
+            continue
         encoder = encoders.get(type(scalar))
         pieces.append(encode(scalar) if encoder is None else encoder(scalar))
     return b"".join(pieces)
 
 
-def encode(scalar: pa.Scalar) -> bytes:
-    """The encoding of an Arrow scalar, whatever its class."""
+def encode(scalar: pa.Scalar, limit: int | None = None) -> bytes:
+    """The encoding of an Arrow scalar, whatever its class. With a limit, it may end after so many bytes."""
     encoder = _ENCODERS.get(type(scalar))
     if encoder is None:
         raise UsageError(f"type {scalar.type} has no order here: it cannot be in a row")
+    if limit is not None and encoder in (_string, _binary) and scalar.is_valid:
+        buffer = scalar.as_buffer()
+        if buffer.size > limit:
+            beginning: bytes = buffer.slice(0, limit).to_pybytes()
+            return b"\x01" + beginning.replace(b"\x00", b"\x00\xff")
     return encoder(scalar)
 
 
@@ -104,6 +119,36 @@ def truncate_upper(encoded: bytes, bytes_max: int) -> bytes | None:
         return encoded
     prefix = encoded[:bytes_max].rstrip(b"\xff")
     return prefix[:-1] + bytes((prefix[-1] + 1,)) if prefix else None
+
+
+def leading(encoded: bytes, types: Sequence[pa.DataType]) -> bytes:
+    """Of the encoding of a row, which may be cut, what belongs to its first columns, which have these types."""
+    place = 0
+    for type in types:
+        if place >= len(encoded):
+            break
+        place = _end(encoded, place, type)
+    return encoded[:place]
+
+
+def _end(encoded: bytes, place: int, type: pa.DataType) -> int:
+    """Where the encoding of a value ends that begins at a place; at or beyond the end if it is cut."""
+    if place >= len(encoded) or encoded[place] == NULL[0]:
+        return place + 1
+    place += 1
+    if pa.types.is_string(type) or pa.types.is_binary(type):
+        # A zero inside of the text is followed by 255, so two zeros are its end, wherever they are.
+        found = encoded.find(b"\x00\x00", place)
+        return len(encoded) if found < 0 else found + 2
+    if pa.types.is_struct(type):
+        for field in type:
+            place = _end(encoded, place, field.type)
+        return place
+    if pa.types.is_list(type):
+        while encoded[place : place + 1] == _SOME:
+            place = _end(encoded, place + 1, type.value_type)
+        return place + 1
+    return place + _WIDTHS.get(type.id, _INT_BYTES)
 
 
 def recode(encoded: bytes, old_type: pa.DataType, new_type: pa.DataType) -> bytes | None:
@@ -222,6 +267,14 @@ def _list(scalar: pa.Scalar) -> bytes:
         return NULL
     return _SOME + b"".join(b"\x01" + encode(element) for element in scalar.values) + b"\x00"
 
+
+_WIDTHS = {
+    pa.bool_().id: 1,
+    pa.float32().id: _DOUBLE.size,
+    pa.float64().id: _DOUBLE.size,
+    pa.decimal128(1).id: _DECIMAL_BYTES,
+}
+"""Bytes after the first one of the types that always take the same, if that is not what integers take."""
 
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     **dict.fromkeys((pa.Int8Scalar, pa.Int16Scalar, pa.Int32Scalar, pa.Int64Scalar), _integer),

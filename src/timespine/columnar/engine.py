@@ -61,9 +61,9 @@ class Work:
     runs: tuple[Run, ...]
     """What is merged."""
     lower: bytes | None = None
-    """Only rows whose first ordered column, encoded, is at or after this."""
+    """Only rows whose columns of the cut (`Wanted.cut_names`), encoded, are at or after this."""
     upper: bytes | None = None
-    """Only rows whose first ordered column, encoded, is before this."""
+    """Only rows whose columns of the cut, encoded, are before this."""
 
     @property
     def is_whole(self) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from timespine.columnar.bounds import encode_row, truncate_lower
+from timespine.columnar.bounds import encode_row
 from timespine.columnar.part_footer import (
     FOOTER_KEY,
     FORMAT_VERSION,
@@ -147,8 +148,24 @@ def _described(table: pa.Table, schema: Schema, name: str, config: Config, *, is
 
 
 def _lowers(groups: Sequence[pa.Table], schema: Schema, config: Config) -> tuple[bytes, ...]:
-    bound_bytes = min(config.bound_bytes, BOUND_BYTES_MAX)
-    return tuple(truncate_lower(encode_row(group, 0, schema.order_names), bound_bytes) for group in groups)
+    """Where row groups begin: as many bytes as tell it from the row before, and `bound_bytes` at least.
+
+    SUBTLE: with less, rows that begin alike could not be cut apart. And readers rely on it: no row of the group
+    before is after what is left, unless that is the whole row or has BOUND_BYTES_MAX (`KeyIndex.find`).
+    """
+    least = min(config.bound_bytes, BOUND_BYTES_MAX)
+    lowers = []
+    before = b""
+    for group in groups:
+        first = encode_row(group, 0, schema.order_names, BOUND_BYTES_MAX)[:BOUND_BYTES_MAX]
+        lowers.append(first[: max(least, _shared(before, first) + 1)])
+        before = encode_row(group, group.num_rows - 1, schema.order_names, BOUND_BYTES_MAX)
+    return tuple(lowers)
+
+
+def _shared(before: bytes, after: bytes) -> int:
+    """How many bytes two encodings share at their beginning."""
+    return bisect_left(range(1, len(after) + 1), True, key=lambda size: before[:size] != after[:size])
 
 
 def _write(groups: Sequence[pa.Table], schema: Schema, footer: Footer) -> tuple[pa.Buffer, pq.FileMetaData]:

@@ -202,7 +202,7 @@ class Parts:
             table = self.open(part, id, schema).read(None, columns)
         table = filtered(self.shown(table, part, schema, wanted), wanted)
         if (wanted.lower is not None or wanted.upper is not None) and table.num_rows:
-            table = clip(consolidate(table, wanted.order), wanted.schema.order_names[:1], wanted.lower, wanted.upper)
+            table = clip(consolidate(table, wanted.order), wanted.cut_names, wanted.lower, wanted.upper)
         if table.num_rows:
             raise CorruptionError(
                 f"part {part.key or '(inline)'} was skipped by its statistics and has rows all the same"

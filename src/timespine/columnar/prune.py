@@ -7,7 +7,7 @@ has another type by now is carried over or counts as unknown.
 
 from __future__ import annotations
 
-from timespine.columnar.bounds import recode
+from timespine.columnar.bounds import leading, recode
 from timespine.columnar.keyset import FEW
 from timespine.columnar.part_reader import PartReader
 from timespine.columnar.schema import DIFF, Field, Schema, time_names
@@ -32,7 +32,24 @@ class Pruner:
         key = tuple(wanted.schema.field(name).id for name in self._key_names)
         self._by_key = key == wanted.schema.order_ids[: len(key)] and self._has_same(key)
         """Whether rows are ordered by the key first, and bounds compare with those of the wanted schema."""
-        self._by_first = self._has_same(wanted.schema.order_ids[:1])
+        self._lower, self._upper, self._is_exact = self._range()
+
+    def _range(self) -> tuple[bytes | None, bytes | None, bool]:
+        """The wanted range by those columns of the cut that compare, and whether these are all of them.
+
+        SUBTLE: where columns were added, dropped or changed, only those before them compare. By these alone a row
+        before the upper end may be equal to it (test_prune.py).
+        """
+        wanted = self._wanted
+        ids = wanted.schema.cut_ids
+        if wanted.lower is None and wanted.upper is None:
+            return None, None, True
+        same = next((count for count in range(len(ids), 0, -1) if self._has_same(ids[:count])), 0)
+        if same == len(ids):
+            return wanted.lower, wanted.upper, True
+        types = [wanted.schema.by_id(id).arrow_type for id in ids[:same]]
+        lower, upper = (None if each is None else leading(each, types) for each in (wanted.lower, wanted.upper))
+        return (lower, upper, False) if same else (None, None, False)
 
     def _has_same(self, ids: tuple[int, ...]) -> bool:
         """Whether the order of the written schema begins with these columns, with the types they are wanted with."""
@@ -56,7 +73,7 @@ class Pruner:
         meta = known_meta(part.meta)
         if not self._times_may_match(part, meta):
             return False
-        if self._by_first and not self._within(meta.lower, meta.upper):
+        if not self._within(meta.lower, meta.upper):
             return False
         keys = self._wanted.keys
         if keys is not None and self._by_key and len(keys) <= FEW and not self._has_key(meta.lower, meta.upper):
@@ -67,8 +84,8 @@ class Pruner:
     def groups(self, reader: PartReader) -> list[int]:
         """The row groups of a part that may have a row that is asked for, in order."""
         inside = range(reader.groups)
-        if self._by_first and reader.key_index is not None:
-            inside = reader.key_index.find(self._wanted.lower, self._wanted.upper)
+        if reader.key_index is not None:
+            inside = reader.key_index.find(self._lower, self._upper)
         if not self._filtered:
             return list(inside)
         keys = self._wanted.keys
@@ -152,15 +169,16 @@ class Pruner:
         )
 
     def _within(self, lower: bytes | None, upper: bytes | None) -> bool:
-        """Whether a row between these bounds may have a key in the wanted range.
+        """Whether a row between these bounds may be in the wanted range.
 
-        A row begins with the bytes of its key, so every row of a key at or after `wanted.lower`
-        is at or after it too; the wanted upper is exclusive.
+        A row begins with the bytes of its columns of the cut, so if these are at or after the lower end the
+        row is, too. The upper end is exclusive, unless only some of the columns compare.
         """
-        wanted = self._wanted
-        if wanted.lower is not None and upper is not None and upper < wanted.lower:
+        if self._lower is not None and upper is not None and upper < self._lower:
             return False
-        return not (wanted.upper is not None and lower is not None and lower >= wanted.upper)
+        if self._upper is None or lower is None:
+            return True
+        return lower < self._upper or (not self._is_exact and lower.startswith(self._upper))
 
 
 def _key_names(wanted: Wanted) -> tuple[str, ...]:

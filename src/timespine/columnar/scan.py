@@ -145,14 +145,15 @@ def merged(
     is_streamed = large[0].streams if large else is_alone
     if len(opened) == 1 and not is_streamed:
         return _clipped(opened[0], wanted)  # gathered into one table, and consolidated with it
-    # SUBTLE: where a run is not in the order of the first column any more, because the one before it was
-    # dropped, nothing can be cut off before all is put in order (test_scan.py).
-    if cut:
+    # SUBTLE: where a run is not in the order of all columns of the cut, because one of them was dropped or added
+    # later, nothing can be cut off before all is put in order (test_scan.py).
+    is_cut_first = len(cut) >= len(wanted.cut_names)
+    if is_cut_first:
         opened = [_clipped(tables, wanted) for tables in opened]
     keys = {*wanted.schema.cluster_names, *wanted.schema.key_names}
     apart = sum(1 for _ in takewhile(keys.__contains__, cut)) if wanted.loose else 0
     tables: Iterator[pa.Table] = merge(opened, wanted.order, cut, chunk_bytes=memory_bytes, apart=apart)
-    return tables if cut else _clipped(tables, wanted)
+    return tables if is_cut_first else _clipped(tables, wanted)
 
 
 def is_plain(parts: Parts, run: Run, wanted: Wanted) -> bool:
@@ -226,8 +227,8 @@ def _clipped(tables: Iterator[pa.Table], wanted: Wanted) -> Iterator[pa.Table]:
     """The rows of ascending tables that lie in the wanted range."""
     if wanted.lower is None and wanted.upper is None:
         return tables
-    first = wanted.schema.order_names[:1]
-    return (clip(table, first, wanted.lower, wanted.upper) for table in tables)
+    names = wanted.cut_names
+    return (clip(table, names, wanted.lower, wanted.upper) for table in tables)
 
 
 def _stream(parts: Parts, source: Source, wanted: Wanted, chunk_bytes: int) -> Iterator[pa.Table]:

@@ -172,6 +172,14 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         return tuple(dict.fromkeys((*self.cluster, *self.key_ids, *self._ids)))
 
     @cached_property
+    def cut_ids(self) -> tuple[int, ...]:
+        """The leading columns of the order by which ranges of rows are cut: cluster and key.
+
+        Rows of one key are never cut apart. Without a key these are all columns.
+        """
+        return self.order_ids[: len({*self.cluster, *self.key_ids})]
+
+    @cached_property
     def order_names(self) -> tuple[str, ...]:
         """The columns in the order in which rows are sorted by them: cluster, key, then the others."""
         return tuple(self._ids[each].name for each in self.order_ids)

@@ -62,9 +62,9 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     where: str | None
     """Only rows for which this holds, as text."""
     lower: bytes | None
-    """Only rows whose first ordered column, encoded, is at or after this."""
+    """Only rows whose columns of the cut (`Wanted.cut_names`), encoded, are at or after this."""
     upper: bytes | None
-    """Only rows whose first ordered column, encoded, is before this."""
+    """Only rows whose columns of the cut, encoded, are before this."""
 
     @property
     def rows(self) -> int:

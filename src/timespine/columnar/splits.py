@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from timespine.columnar.bounds import recode
+from timespine.columnar.bounds import leading, recode
 from timespine.columnar.parts import Parts
 from timespine.columnar.wanted import Wanted
 from timespine.core.hollow import Run
@@ -13,9 +13,9 @@ from timespine.core.hollow import Run
 def split_keys(parts: Parts, runs: Sequence[Run], wanted: Wanted, n: int) -> list[bytes]:
     """At most n - 1 values that cut what is wanted into pieces of about equal size.
 
-    They are values of the first ordered column, encoded, ascending, taken from the
+    They are rows, encoded by the columns of the cut, ascending, taken from the
     bounds of row groups and weighted by their rows: no row is read. All of them lie
-    inside of the range that is wanted.
+    inside of the range that is wanted. What is equal in all columns of the cut is not cut.
     """
     weights = sorted(weight for run in runs for weight in _weights(parts, run, wanted))
     total = sum(rows for _, rows in weights)
@@ -32,19 +32,29 @@ def split_keys(parts: Parts, runs: Sequence[Run], wanted: Wanted, n: int) -> lis
 def _weights(parts: Parts, run: Run, wanted: Wanted) -> Iterator[tuple[bytes, int]]:
     """Where row groups of a run begin, as the wanted schema sees it, and how many rows they have.
 
-    Of a run that was not ordered by that column, or whose bounds mean nothing any more, nothing is known.
+    If columns of the cut have changed since, all that is known is where they begin in the first one; of a run that
+    was not ordered by that one, nothing.
     """
     id, schema = parts.schema(run)
-    first = wanted.schema.by_id(wanted.schema.order_ids[0])
+    columns = [wanted.schema.by_id(each) for each in wanted.schema.cut_ids]
+    first, types = columns[0], [column.arrow_type for column in columns]
     if schema.order_ids[0] != first.id:
         return
     written = schema.by_id(first.id)
+    is_same = schema.order_ids[: len(types)] == wanted.schema.cut_ids and all(
+        schema.by_id(column.id).type == column.type for column in columns
+    )
     for part in parts.matching(run.parts, run, wanted):
         if part.inline is not None:
             continue
         reader = parts.open(part, id, schema)
-        for group, bound in enumerate(reader.group_lowers):
-            lower = None if bound is None else recode(bound, written.arrow_type, first.arrow_type)
+        lowers: Sequence[bytes | None]
+        if is_same and reader.key_index is not None:
+            lowers = [leading(lower, types) for lower in reader.key_index.lowers]
+        else:
+            found = reader.group_lowers
+            lowers = [None if each is None else recode(each, written.arrow_type, first.arrow_type) for each in found]
+        for group, lower in enumerate(lowers):
             if lower is not None and _is_inside(lower, wanted):
                 yield lower, reader.group_rows(group)
 

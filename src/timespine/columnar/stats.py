@@ -161,8 +161,10 @@ def describe(
     lower = upper = None
     if table.num_rows:
         order = schema.order_names
-        first = bounds.encode_row(table, 0, order) if sorted else _extreme_row(table, order, last=False)
-        final = bounds.encode_row(table, -1, order) if sorted else _extreme_row(table, order, last=True)
+        # One byte more than is kept: then it is seen that there is more.
+        enough = bound_bytes + 1
+        first = bounds.encode_row(table, 0, order, enough) if sorted else _extreme_row(table, order, last=False)
+        final = bounds.encode_row(table, -1, order, enough) if sorted else _extreme_row(table, order, last=True)
         lower = bounds.truncate_lower(first, bound_bytes)
         upper = bounds.truncate_upper(final, bound_bytes)
     times = [_integer_range(table.column(name)) for name in schema.time_names]
@@ -188,8 +190,8 @@ def column_range(column: pa.ChunkedArray, bound_bytes: int, *, ascending: bool =
         return Range(None, None, nulls)
     low, high = (column[nulls], column[-1]) if ascending else _extremes(column)
     return Range(
-        bounds.truncate_lower(bounds.encode(low), bound_bytes),
-        bounds.truncate_upper(bounds.encode(high), bound_bytes),
+        bounds.truncate_lower(bounds.encode(low, bound_bytes + 1), bound_bytes),
+        bounds.truncate_upper(bounds.encode(high, bound_bytes + 1), bound_bytes),
         nulls,
     )
 

@@ -31,9 +31,9 @@ class Wanted:
     where: Predicate | None = None
     """Only rows for which this holds."""
     lower: bytes | None = None
-    """Only rows whose first ordered column, encoded, is at or after this."""
+    """Only rows whose columns of the cut, encoded, are at or after this."""
     upper: bytes | None = None
-    """Only rows whose first ordered column, encoded, is before this."""
+    """Only rows whose columns of the cut, encoded, are before this."""
     keys: KeySet | None = None
     """Only rows with one of these keys."""
     repeats: bool = False
@@ -51,6 +51,11 @@ class Wanted:
         read = set(self.read)
         ordered = tuple(name for name in self.schema.order_names if name in read)
         return (*ordered, *time_names(self.schema.arity)) if self.timed else ordered
+
+    @property
+    def cut_names(self) -> tuple[str, ...]:
+        """The columns by which ranges of rows are cut (`Schema.cut_ids`). They are read whatever is asked for."""
+        return self.schema.order_names[: len(self.schema.cut_ids)]
 
     @property
     def read(self) -> tuple[str, ...]:
