@@ -3,7 +3,7 @@
 Each is applied in tests only. `python tests/simulation/planted.py` searches, for
 each, the first seed whose history gives it away; `--pin` writes them down for
 `test_planted.py`. A survivor means that a property is missing. Those of streams are
-in `planted_streams.py`.
+in `planted_streams.py`, those of the client in `planted_client.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import planted_client  # noqa: F401 (for the bugs in it)
 import planted_streams  # noqa: F401 (for the bugs in it)
-from planting import BUGS, REAL, STREAMS, bug, catching, on_real_storage, patched, patched_entry, patched_everywhere
+from planting import (
+    BUGS,
+    REAL,
+    STORES,
+    STREAMS,
+    bug,
+    catching,
+    on_real_storage,
+    patched,
+    patched_entry,
+    patched_everywhere,
+)
 
 from timespine.columnar import engine as engine_module
 from timespine.columnar import prune as prune_module
@@ -50,6 +62,7 @@ from timespine.core.transitions import (
 from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
 from timespine.testing.checker import Result, run_history
+from timespine.testing.stores import course
 from timespine.testing.violation import Violation
 
 SEEDS = Path(__file__).with_name("planted_seeds.json")
@@ -63,6 +76,9 @@ unsealed_module = sys.modules["timespine.core.transitions.unsealed"]
 
 REAL_OPERATIONS = 25
 """Operations of such a history."""
+
+STORE_CALLS = 40
+"""Calls of a history of real stores."""
 
 SPREAD = 12
 """Seeds from the pinned one on that may give such a bug away: what a history meets changes with the columnar layer."""
@@ -836,6 +852,8 @@ def history(name: str, seed: int) -> Result:
     """A history of the kind that gives a bug away."""
     if name in REAL:
         return run_history(seed, REAL_OPERATIONS, real=True)
+    if name in STORES:
+        return course.run_history(seed, STORE_CALLS)
     return run_history(seed, 60, flavour="streams" if name in STREAMS else "mixed")
 
 

@@ -43,6 +43,15 @@ def in_streams(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[Non
     return plant
 
 
+STORES: set[str] = set()
+"""The bugs that histories of real stores are to meet."""
+
+
+def in_stores(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    STORES.add(plant.__name__)
+    return plant
+
+
 def bug(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
     BUGS[plant.__name__] = contextlib.contextmanager(plant)
     return plant

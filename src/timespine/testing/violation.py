@@ -43,7 +43,7 @@ class BrokenPromise(Exception):
 
 def check_name(frame: FrameType) -> str:
     """Name the function that a frame runs: its module and its qualified name, without functions inside of it."""
-    module = str(frame.f_globals["__name__"]).rpartition(".")[2]
+    module = str(frame.f_globals["__name__"]).removeprefix("timespine.testing.")
     return f"{module}.{frame.f_code.co_qualname.partition('.<locals>')[0]}"
 
 

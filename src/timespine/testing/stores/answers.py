@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from timespine.columnar.schema import DIFF, Schema
 from timespine.core.state import State
 from timespine.testing.stores.calls import Call, marked
 from timespine.testing.stores.world import Counts, StoreWorld, Written, schema_of
+from timespine.testing.violation import check_name
 
 Pair = tuple[int, str]
 """A row as calls write it: its key and its value."""
@@ -75,6 +77,12 @@ class Answers:
             if where == collection and times != {time}:
                 self.world.violate(f"{call} was told that it stands at {time}, and stands at {sorted(times)}")
 
+    def check_seqno(self, call: Call, collection: str, seqno: int) -> None:
+        """What a call wrote was committed by the state that it was told."""
+        for where, commit in self.world.by_call.get(call.id, []):
+            if where == collection and commit.seqno != seqno:
+                self.world.violate(f"{call} was told that it is in state {seqno}, and is in {commit.seqno}")
+
     def check_change(self, call: Call, collection: str, reply: Any, holds: Callable[[list[Pair]], bool]) -> None:
         """As of the time of a change, it has been made: whatever others did before it."""
         if reply.time is not None:
@@ -133,9 +141,10 @@ class Answers:
         }
         less = {pair_of(row): count - found.get(row, 0) for row, count in expected.items() if count > found.get(row, 0)}
         other = "" if more or less else f"; {found} is not {expected}"
-        self.world.violate(
-            f"{call} {what} found too many {dict(list(more.items())[:4])}, missed {dict(list(less.items())[:4])}{other}"
+        found_and_missed = (
+            f"found too many {dict(list(more.items())[:4])}, missed {dict(list(less.items())[:4])}{other}"
         )
+        self.world.violate(f"{call} {what} {found_and_missed}", check=check_name(sys._getframe(1)))
 
 
 def last_of(state: State) -> int:

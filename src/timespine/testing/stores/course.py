@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import random
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -34,6 +33,9 @@ PROCESSES = (1, 2, 2, 3)
 
 THREADS = (1, 2, 3)
 """Threads of each that call it."""
+
+BACKGROUND = ("timespine-heartbeat", "timespine-maintenance", "timespine-read", "timespine-delete")
+"""Threads of a store that its end ends."""
 
 DAY_S = 25 * 3600.0
 """After so long nothing that was left behind is waited for."""
@@ -94,10 +96,12 @@ class Course:
             ]
             while any(not each.is_done for each in threads):
                 scheduler.wait_for_any([each for each in threads if not each.is_done])
+            is_alone = not process.is_closing
             process.is_closing = True
             call = history.call(process, "close", lambda call: store.close())
             if call.error is not None:
-                history.world.violate(f"{call} raised {call.error!r}")
+                history.world.violate(f"{call} raised {call.error!r}", call.error)
+            self._check_closed(process, is_alone=is_alone)
 
         return scheduler.spawn(process, "main", main)
 
@@ -115,6 +119,20 @@ class Course:
         task = scheduler.spawn(process, "main", main)
         while not task.is_done:
             scheduler.wait_for_any([task])
+
+    def _check_closed(self, process: StoreProcess, *, is_alone: bool) -> None:
+        """After its end a store has no threads, and what it registered is gone, unless that could not be written."""
+        history = self.history
+        left = [task.name for task in process.tasks if task.name.startswith(BACKGROUND)]
+        if left:
+            history.world.violate(f"{process.name} has closed its store, and {left[0]} still runs")
+        if history.is_failing or history.is_disturbed or not is_alone:
+            return
+        for id, states in history.world.states.items():
+            state = states[-1]
+            for registered in (*state.readers, *state.writers, *state.committers):
+                if registered[1:] in process.ids:
+                    history.world.violate(f"{process.name} has closed its store, and {registered} of {id} is left")
 
     # The end.
 
@@ -147,7 +165,7 @@ class Course:
         """A call that must work, now that nothing fails."""
         call = self.history.call(process, kind, lambda call: work())
         if call.error is not None:
-            self.history.world.violate(f"after the faults stopped, {call} raised {call.error!r}")
+            self.history.world.violate(f"after the faults stopped, {call} raised {call.error!r}", call.error)
             self.history.scheduler.switch("violated")
         return call
 
@@ -192,7 +210,7 @@ def run_history(seed: int, operations: int, faults: Faults | None = None, tracin
     """Run one history of real stores and everything that is checked after it."""
     history = History(seed, faults if faults is not None else FAULTS, tracing=tracing)
     course = Course(history, operations)
-    with remembering(), quiet(), numbered(history.random), virtual(history.scheduler):
+    with remembering(), quiet(), numbered(history), virtual(history.scheduler):
         history.scheduler.run(course.run)
     if history.scheduler.deadlock and not history.world.violations:
         history.world.violate(f"no thread can go on: {'; '.join(history.scheduler.deadlock)}")
@@ -232,10 +250,18 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def numbered(chance: random.Random) -> Iterator[None]:
-    """Ids that stores make up follow from the seed."""
+def numbered(history: History) -> Iterator[None]:
+    """Ids that stores make up follow from the seed, and it is known which process made up which."""
+
+    def fresh() -> SimpleNamespace:
+        id = f"{history.random.getrandbits(128):032x}"
+        task = history.scheduler.current
+        if task is not None and isinstance(task.process, StoreProcess):
+            task.process.ids.add(id)
+        return SimpleNamespace(hex=id)
+
     real = vars(driver)["uuid"]
-    vars(driver)["uuid"] = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{chance.getrandbits(128):032x}"))
+    vars(driver)["uuid"] = SimpleNamespace(uuid4=fresh)
     try:
         yield
     finally:

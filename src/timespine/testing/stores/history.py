@@ -47,7 +47,10 @@ BLOBS = replace(QUICK, inline_part_bytes=1)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 CALL_S = 1200.0
-"""No call takes longer, in virtual seconds, faults included."""
+"""No call takes longer, in virtual seconds, pauses of all processes not counted."""
+
+SUSPENDED_S = 25 * 3600.0
+"""How long all processes do nothing now and then, as on a machine that sleeps: transactions may be given up by then."""
 
 
 class StoreProcess(Process):
@@ -61,6 +64,8 @@ class StoreProcess(Process):
         self.is_closing = False
         """Whether somebody has closed the store."""
         self.is_read_only = False
+        self.ids: set[str] = set()
+        """The ids that it has made up."""
 
 
 class History:
@@ -74,7 +79,7 @@ class History:
         self.faults = Faults(
             *(getattr(faults, each) * self.random.choice((0.0, 0.25, 1.0)) for each in Faults.__slots__)
         )
-        self.config = self.random.choice((QUICK, QUICK, SMALL, BLOBS))
+        self.config = self.random.choice((QUICK, SMALL, BLOBS))
         self._favour: dict[str, int] = {}
         self.calls: list[Call] = []
         self.running: list[Call] = []
@@ -130,6 +135,13 @@ class History:
             process.paused_until = self.scheduler.now + pause_s
             self.note(f"is paused for {pause_s} s")
         chance -= faults.pause
+        if 0 <= chance < faults.pause / 8:
+            self.world.counts["suspensions"] += 1
+            self.is_disturbed = True
+            for each in self.processes:
+                each.paused_until = self.scheduler.now + SUSPENDED_S
+            self.note("all processes are suspended for more than a day")
+        chance -= faults.pause / 8
         if 0 <= chance < faults.clock:
             self.world.counts["clock jumps"] += 1
             self.is_disturbed = True
@@ -143,13 +155,14 @@ class History:
             self.storage.release_ghosts(self.scheduler.random.randrange(len(self.storage.ghosts)))
 
     def _check_progress(self) -> None:
-        if self.running and self.scheduler.now - self.running[0].began > CALL_S + 1000 * len(self.running):
+        suspended_s = self.world.counts["suspensions"] * SUSPENDED_S
+        if self.running and self.scheduler.now - self.running[0].began > CALL_S + suspended_s:
             stuck = self.running[0]
             self.world.violate(f"{stuck} does not end: {'; '.join(self.scheduler.waiting())}")
 
     def _escaped(self, task: Task, error: BaseException) -> None:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        self.world.violate(f"thread {task} ended by {error!r} in {where.name}, {where.filename}:{where.lineno}")
+        self.world.violate(f"thread {task} ended by {error!r} in {where.name}, {where.filename}:{where.lineno}", error)
 
     def note(self, what: str) -> None:
         """Write a line into the trace."""
@@ -201,7 +214,7 @@ class History:
             where = " < ".join(
                 f"{each.name} {each.filename.rpartition('/')[2]}:{each.lineno}" for each in reversed(frames)
             )
-            world.violate(f"{call} raised {error!r} in {where}")
+            world.violate(f"{call} raised {error!r} in {where}", error)
             self.scheduler.switch("violated")
         finally:
             call.until_event = world.event

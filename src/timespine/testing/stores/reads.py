@@ -9,7 +9,7 @@ from timespine.client.listening import Event as Heard
 from timespine.client.listening import Listener
 from timespine.client.subscription import Subscription
 from timespine.columnar.schema import DIFF, TIME, Schema
-from timespine.errors import Reopen, SinceError, UsageError
+from timespine.errors import NotSealed, Reopen, SinceError, UsageError
 from timespine.testing.stores.answers import counted, last_of, written_of
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.users import KEYS, TIMELINES, Caller, Kinds
@@ -45,11 +45,13 @@ class Reading(Caller):
 
     def snapshot(self) -> None:
         """Read a collection as of now, or of a time that can be read."""
+        wants: list[bool] = []
 
         def work(call: Call) -> Any:
             orders = self.some()
             known = self.time_of(orders)
             asked = known >= 0 and self.chance.random() < 0.4
+            wants.append(asked)
             as_of = known if asked else None
             rows = orders.snapshot(as_of, multiplicity=self.chance.choice(("rows", "column")), timeout=1.0)
             with rows:
@@ -61,6 +63,8 @@ class Reading(Caller):
                 return orders.id, asked, rows.as_of, counted(read, rows.columns_of), rows.columns_of
 
         call = self.call("snapshot", work, SinceError)
+        if isinstance(call.error, SinceError) and not wants[-1]:
+            self.violate(call, f"of the newest time raised {call.error!r}")
         if call.is_done:
             id, asked, as_of, found, schema = call.result
             if isinstance(found, int):
@@ -125,7 +129,7 @@ class Reading(Caller):
                     for rows in cut.values()
                 ]
 
-        call = self.call("snapshot of several", work, SinceError, UsageError)
+        call = self.call("snapshot of several", work, SinceError, UsageError, NotSealed)
         if call.is_done:
             for id, as_of, found, schema in call.result:
                 self.answers.check_snapshot(call, id, as_of, found, schema, asked=True)

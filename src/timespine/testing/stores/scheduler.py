@@ -152,7 +152,7 @@ class Scheduler:
 
     def wait_for_any(self, tasks: list[Task]) -> None:
         """Wait until one of some threads has ended."""
-        if not any(each.is_done for each in tasks):
+        if tasks and not any(each.is_done for each in tasks):
             self.wait_for_end(tasks)
 
     def wait_for_end(self, tasks: list[Task], timeout_s: float | None = None) -> bool:

@@ -12,6 +12,7 @@ from timespine.errors import Fenced, SchemaConflict, SinceError, Unavailable, Us
 from timespine.testing.stores.answers import counted, last_of
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.users import EXTRAS, SHAPE, TIMELINES, Caller, Kinds
+from timespine.testing.violation import BrokenPromise
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class Upkeep(Caller):
             if orders.name == "events" and self.chance.random() < 0.4:
                 orders.retain(self.chance.choice((None, 0.5, 5.0)))
                 return None
-            return orders.id, orders.expire(max(self.time_of(orders), 0))
+            return orders.id, orders.expire(max(self.time_of(orders), 0) + self.chance.choice((0, 0, 9)))
 
         call = self.call("expire", work)
         if call.is_done and call.result is not None:
@@ -105,7 +106,7 @@ class Upkeep(Caller):
                 except SinceError as error:
                     lease = held._held.lease
                     if lease.reader in self.world.states[orders.id][-1].readers:
-                        raise RuntimeError(f"{as_of} is held by {lease.reader} and cannot be read") from error
+                        raise BrokenPromise(f"{as_of} is held by {lease.reader} and cannot be read") from error
                     raise
 
         call = self.call("hold", work, SinceError)
@@ -183,11 +184,20 @@ class Upkeep(Caller):
         call = self.call("create", work, UsageError)
         if call.is_done:
             self._check_names(call, lambda names: name in names.entries and names.entries[name].id == call.result)
+            before = self._names_before(call.result)
+            if not replace and (name in before.entries or name in before.graves):
+                self.violate(call, f"took the name {name}, which was taken")
             ids = [(event, {entry.id for entry in names.entries.values()}) for event, names in self.world.names]
             if not call.since_event < next(event for event, there in ids if call.result in there) <= call.until_event:
                 self.violate(call, f"gave {call.result}, which was there before")
         elif isinstance(call.error, UsageError) and not self._has_reason(call):
             self._check_names(call, lambda names: name in names.entries or name in names.graves)
+
+    def _names_before(self, id: str) -> catalog.Names:
+        """The catalog right before a collection was in it."""
+        ids = [{entry.id for entry in names.entries.values()} for _, names in self.world.names]
+        place = next(place for place, there in enumerate(ids) if id in there)
+        return self.world.names[place - 1][1] if place else catalog.Names(None, {})
 
     def drop(self) -> None:
         """Drop a collection."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from timespine.errors import (
 from timespine.testing.stores.answers import Answers, last_of
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.history import History, StoreProcess
+from timespine.testing.violation import check_name
 
 KEYS = 6
 """Keys that rows have."""
@@ -109,11 +111,12 @@ class Caller:
     def check_reason(self, call: Call) -> None:
         """An error has a reason."""
         if not self._has_reason(call):
-            self.violate(call, f"raised {call.error!r}")
+            self.world.violate(f"{call} raised {call.error!r}", call.error)
+            self.history.scheduler.switch("violated")
 
     def violate(self, call: Call, what: str) -> None:
         """Report that a promise was broken, and stop."""
-        self.world.violate(f"{call} {what}")
+        self.world.violate(f"{call} {what}", call.error, check_name(sys._getframe(1)))
         self.history.scheduler.switch("violated")
 
     def _has_reason(self, call: Call) -> bool:

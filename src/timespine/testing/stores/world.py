@@ -117,7 +117,7 @@ class StoreWorld(World):
                 else:
                     self._commit(key, data)
             except TimespineError as error:
-                self.violate(f"{key}: an entry does not replay: {error!r}")
+                self.violate(f"{key}: an entry does not replay: {error!r}", error)
             self.logs.setdefault(key, []).append(data)
         return None
 
@@ -135,7 +135,7 @@ class StoreWorld(World):
             change = decode_diff(data)
             new = apply_diff(old, change)
             for broken in violations(old, new):
-                self.violate(f"{key} at {new.seqno}: {broken}")
+                self.violate(f"{key} at {new.seqno}: {broken}", check=broken.partition(":")[0])
             self._check_references(key, change)
         self.states.setdefault(key, []).append(new)
         truth.events.append(self.event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ class Writing(Caller):
         return {
             **super().kinds(),
             self.append: 12,
+            self.append_at_once: 3,
             self.append_at: 3,
             self.append_built: 2,
             self.upsert: 5,
@@ -49,11 +51,21 @@ class Writing(Caller):
 
     # Appending.
 
-    def append(self) -> None:
+    def append_at_once(self) -> None:
+        """Append from several threads at once: what is small goes together."""
+        scheduler, name = self.history.scheduler, self.chance.choice(list(TIMELINES))
+        tasks = [
+            scheduler.spawn(self.process, f"append{number}", partial(self.append, name))
+            for number in range(2 + self.chance.randrange(3))
+        ]
+        while any(not each.is_done for each in tasks):
+            scheduler.wait_for_any([each for each in tasks if not each.is_done])
+
+    def append(self, name: str | None = None) -> None:
         """Append some rows at the next free time."""
 
         def work(call: Call) -> Any:
-            orders = self.some()
+            orders = self.store[name] if name is not None else self.some()
             rows: Any = self.rows(call, orders.id, self.chance.choice((1, 3, 3, 70)))
             if self.chance.random() < 0.2:
                 rows = pa.Table.from_pylist(rows, pa.schema([("k", pa.int64()), ("v", pa.string())]))
@@ -64,6 +76,7 @@ class Writing(Caller):
         if call.is_done:
             id, reply = call.result
             self.answers.check_time(call, id, reply.time)
+            self.answers.check_seqno(call, id, reply.seqno)
 
     def append_at(self) -> None:
         """Append some rows where the upper is expected to be, or at a time."""

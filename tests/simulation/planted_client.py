@@ -1,0 +1,638 @@
+"""Planted bugs of the client, which histories of real stores are to notice: see `planted.py`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+from planting import bug, in_stores, patched
+
+from timespine.client import (
+    basis,
+    catalog,
+    changing,
+    dropping,
+    gathering,
+    leases,
+    listening,
+    nursery,
+    reading,
+    storing,
+    subscription,
+    transaction,
+    unsealed,
+)
+from timespine.client.committer import Committer
+from timespine.client.driver import Driver, fresh_id
+from timespine.client.heart import Heart
+from timespine.client.leases import Held, Leases
+from timespine.client.line import Line
+from timespine.client.listening import Listener
+from timespine.client.maintenance import OVERDUE, Maintenance
+from timespine.client.nursery import Nursery
+from timespine.client.subscription import Subscription
+from timespine.client.transaction import Transaction
+from timespine.core.protocols import maintain
+from timespine.core.transitions import ExpireReader
+from timespine.errors import Determinate, Fenced, Indeterminate, UpperMismatch
+from timespine.model.frontier import Frontier
+
+# Leases.
+
+
+@in_stores
+@bug
+def a_lease_is_taken_after_the_plan() -> Iterator[None]:
+    real = Leases.take
+
+    def take(self, collection, since, *, own, term_ms=None, listens=False):
+        planned_on = self._committer.known(collection)
+        held = real(self, collection, since, own=own, term_ms=term_ms, listens=listens)
+        held.state = planned_on
+        return held
+
+    with patched(Leases, "take", take):
+        yield
+
+
+@in_stores
+@bug
+def a_lease_that_is_used_counts_as_idle() -> Iterator[None]:
+    def is_idle(self, lease, now):
+        return now - lease.used >= leases.LINGER_S
+
+    with patched(Leases, "_is_idle", is_idle):
+        yield
+
+
+@in_stores
+@bug
+def leases_are_given_back_though_they_are_used() -> Iterator[None]:
+    def idle(self, collection):
+        with self._lock:
+            found = list(self._leases.get(collection, ()))
+            for lease in found:
+                self._forget(lease)
+            return [ExpireReader(lease.reader) for lease in found]
+
+    with patched(Leases, "idle", idle):
+        yield
+
+
+@in_stores
+@bug
+def a_reader_shares_a_lease_that_begins_later() -> Iterator[None]:
+    def hold(self, collection, as_of):
+        state = self._committer.state(collection)
+        if self._read_only:
+            return Held(self, None, state)
+        with self._lock:
+            wanted = state.since if as_of is None else Frontier((as_of,))
+            for lease in self._leases.get(collection, ()):
+                if not lease.own and lease.reader in state.readers:
+                    lease.users += 1
+                    return Held(self, lease, state)
+        return self.take(collection, wanted, own=False)
+
+    with patched(Leases, "hold", hold):
+        yield
+
+
+@in_stores
+@bug
+def leases_are_not_kept_alive() -> Iterator[None]:
+    def beat(self, collection, leases):
+        return 0
+
+    with patched(Leases, "_beat", beat):
+        yield
+
+
+@in_stores
+@bug
+def the_heartbeat_lets_go_of_states_that_nobody_has_heard_yet() -> Iterator[None]:
+    def released(self, lease, newest):
+        with self._lock:
+            if not lease.own or newest <= lease.seqno:
+                return None
+            lease.seqno = newest
+            return newest
+
+    with patched(Leases, "_released", released):
+        yield
+
+
+@in_stores
+@bug
+def the_end_of_a_store_gives_no_lease_back() -> Iterator[None]:
+    def close(self):
+        self._leases = {}
+
+    with patched(Leases, "close", close):
+        yield
+
+
+# Committing.
+
+
+@in_stores
+@bug
+def a_group_gives_its_answers_to_the_wrong_waiters() -> Iterator[None]:
+    real = Committer._commit_group
+
+    def commit_group(self, transactions):
+        return tuple(reversed(real(self, transactions)))
+
+    with patched(Committer, "_commit_group", commit_group):
+        yield
+
+
+@in_stores
+@bug
+def a_commit_in_doubt_is_said_to_have_failed() -> Iterator[None]:
+    real = Committer._committed
+
+    def committed(self, transactions, beside=()):
+        try:
+            return real(self, transactions, beside)
+        except Indeterminate as error:
+            raise Determinate(f"nothing was committed: {error}") from error
+
+    with patched(Committer, "_committed", committed):
+        yield
+
+
+@in_stores
+@bug
+def a_commit_in_doubt_is_tried_once_more() -> Iterator[None]:
+    real = Committer._committed
+
+    def committed(self, transactions, beside=()):
+        try:
+            return real(self, transactions, beside)
+        except Indeterminate:
+            self._renew()
+            return real(self, transactions, beside)
+
+    with patched(Committer, "_committed", committed):
+        yield
+
+
+@in_stores
+@bug
+def a_fenced_commit_in_doubt_is_said_to_have_failed() -> Iterator[None]:
+    real = Committer._commit_group
+
+    def commit_group(self, transactions):
+        try:
+            return real(self, transactions)
+        except Fenced as fenced:
+            fenced.in_doubt = False
+            raise
+
+    with patched(Committer, "_commit_group", commit_group):
+        yield
+
+
+@in_stores
+@bug
+def blobs_are_put_under_a_writer_that_nobody_registered() -> Iterator[None]:
+    def writer(self, collection):
+        real(self, collection)
+        return fresh_id("w")
+
+    real = Committer.writer
+    with patched(Committer, "writer", writer):
+        yield
+
+
+@in_stores
+@bug
+def whoever_leads_next_is_not_woken() -> Iterator[None]:
+    def hand_over(self, waiting):
+        with self._mutex:
+            waiting.leads = False
+            self._is_led = False
+
+    with patched(Line, "_hand_over", hand_over):
+        yield
+
+
+@in_stores
+@bug
+def what_follows_a_commit_may_fail_it() -> Iterator[None]:
+    def bound(self, access):
+        if self._thread is None and maintain.is_rollup_due(access.config, access.known(), OVERDUE):
+            self._run(access.id, lambda session: maintain.roll_up(session, access.id))
+
+    with patched(Maintenance, "bound", bound):
+        yield
+
+
+@in_stores
+@bug
+def the_end_of_a_store_leaves_its_ids_registered() -> Iterator[None]:
+    def give_up(self):
+        self._entered.clear()
+
+    with patched(Committer, "_give_up", give_up):
+        yield
+
+
+# Writing.
+
+
+@in_stores
+@bug
+def blobs_are_deleted_though_their_commit_is_in_doubt() -> Iterator[None]:
+    def surely_not(error):
+        return True
+
+    with patched(storing, "surely_not", surely_not):
+        yield
+
+
+@in_stores
+@bug
+def small_appends_are_told_the_times_of_others() -> Iterator[None]:
+    real = gathering._timed
+
+    def timed(alike, times, time_name):
+        places = sorted(times)
+        swapped = dict(zip(places, [times[place] for place in reversed(places)], strict=True))
+        return real(alike, swapped, time_name)
+
+    with patched(gathering, "_timed", timed):
+        yield
+
+
+@in_stores
+@bug
+def small_appends_that_lost_to_others_count_as_in() -> Iterator[None]:
+    real = gathering._commit
+
+    def commit(access, table, first, last, expected, runs):
+        try:
+            return real(access, table, first, last, expected, runs)
+        except UpperMismatch:
+            return access.committer.commit()
+
+    with patched(gathering, "_commit", commit):
+        yield
+
+
+@in_stores
+@bug
+def a_small_append_drops_a_row_of_its_neighbour() -> Iterator[None]:
+    real = gathering._alike
+
+    def alike(group, places, schema):
+        found = real(group, places, schema)
+        if len(places) == 1:
+            return found
+        rows = found.rows.copy()
+        rows[-1] -= 1
+        return found._replace(table=found.table.slice(0, found.table.num_rows - 1), rows=rows)
+
+    with patched(gathering, "_alike", alike):
+        yield
+
+
+@in_stores
+@bug
+def a_change_does_not_notice_what_others_appended() -> Iterator[None]:
+    def news(self, state, time, keys=None, where=None):
+        return self._none()
+
+    with patched(basis.Present, "news", news):
+        yield
+
+
+@in_stores
+@bug
+def a_change_counts_what_was_written_ahead_twice() -> Iterator[None]:
+    def plan_unsealed(state, lower, upper):
+        return ()
+
+    with patched(basis, "plan_unsealed", plan_unsealed):
+        yield
+
+
+@in_stores
+@bug
+def a_change_does_not_say_which_writes_it_has_seen() -> Iterator[None]:
+    real = basis.Pending.command
+
+    def command(self, runs):
+        return msgspec.structs.replace(real(self, runs), written=None)
+
+    with patched(basis.Pending, "command", command):
+        yield
+
+
+@in_stores
+@bug
+def late_rows_are_moved_and_dropped_ones_are_not_counted() -> Iterator[None]:
+    real = unsealed.by_rule
+
+    def by_rule(table, name, first, late):
+        kept, rows = real(table, name, first, late)
+        return (kept.slice(0, max(kept.num_rows - 1, 0)), rows) if rows and late == "move" else (kept, rows)
+
+    with patched(unsealed, "by_rule", by_rule):
+        yield
+
+
+# Transactions.
+
+
+@in_stores
+@bug
+def a_transaction_is_committed_step_by_step() -> Iterator[None]:
+    def commit(self, *commands, reads=()):
+        answers = [real(self, each, reads=reads) for each in commands]
+        return type(answers[-1])((reply for each in answers for reply in each), answers[-1].seqnos)
+
+    real = Committer.commit
+    with patched(Committer, "commit", commit):
+        yield
+
+
+@in_stores
+@bug
+def a_transaction_does_not_check_what_it_has_read() -> Iterator[None]:
+    def expect(self, collection, upper):
+        self._access(collection)
+
+    with patched(Transaction, "expect", expect):
+        yield
+
+
+@in_stores
+@bug
+def the_reads_of_a_transaction_are_checked_before_its_commit_only() -> Iterator[None]:
+    real = transaction.group.Transaction
+
+    def whole(self, commands):
+        built = real_whole(self, commands)
+        return real(built.commands, ())
+
+    real_whole = Transaction._transaction
+    with patched(Transaction, "_transaction", whole):
+        yield
+
+
+@in_stores
+@bug
+def blobs_are_put_before_their_collection_is_announced() -> Iterator[None]:
+    def announce(self, id):
+        return None
+
+    with patched(Nursery, "_announce", announce):
+        yield
+
+
+@in_stores
+@bug
+def an_id_is_announced_a_second_time() -> Iterator[None]:
+    def announce(self, id):
+        self._announced.add(id)
+        with contextlib.suppress(Indeterminate):
+            self._catalog.announce(id, int(self._shared.clock() * 1000))
+
+    def announced(self, id, now_ms):
+        for _ in range(self._session.config.commit_attempts):
+            names = self.read()
+            if id in names.expected or any(entry.id == id for entry in names.entries.values()):
+                return
+            dropped = tuple(each for each in names.dropped if each != id)
+            forced = tuple(each for each in names.forced if each != id)
+            expected = {**names.expected, id: now_ms}
+            if self._store(msgspec.structs.replace(names, expected=expected, dropped=dropped, forced=forced)):
+                return
+
+    with patched(Nursery, "_announce", announce), patched(catalog.Catalog, "announce", announced):
+        yield
+
+
+@in_stores
+@bug
+def names_of_new_collections_do_not_say_that_their_id_is_taken() -> Iterator[None]:
+    real = nursery.Catalog.beside
+
+    def beside(self, births, awaited=()):
+        return real(self, births, ())
+
+    with patched(nursery.Catalog, "beside", beside):
+        yield
+
+
+# Names.
+
+
+@in_stores
+@bug
+def a_new_collection_takes_a_name_that_is_taken() -> Iterator[None]:
+    real = catalog.Catalog.create
+
+    def create(self, name, entry, schema, arity, merging, *, replace):
+        return real(self, name, entry, schema, arity, merging, replace=True)
+
+    with patched(catalog.Catalog, "create", create):
+        yield
+
+
+@in_stores
+@bug
+def a_drop_forgets_whose_data_is_still_there() -> Iterator[None]:
+    real = dropping.dropped
+
+    def dropped(id, name, force, names):
+        changed = real(id, name, force, names)
+        if changed is None:
+            return None
+        left = tuple(each for each in changed.dropped if each != id)
+        return msgspec.structs.replace(changed, dropped=left, forced=())
+
+    with patched(dropping, "dropped", dropped):
+        yield
+
+
+@in_stores
+@bug
+def a_dropped_collection_is_emptied_while_it_is_read() -> Iterator[None]:
+    def bury(self, access, freed=()):
+        keys = [info.key for info in access.shared.blob.list_keys(f"{access.id}/")]
+        for key in keys:
+            access.shared.blob.delete(key)
+        return True, len(keys)
+
+    with patched(Maintenance, "bury", bury):
+        yield
+
+
+@in_stores
+@bug
+def a_change_of_names_that_lost_to_another_one_counts_as_done() -> Iterator[None]:
+    def change(self, what):
+        changed = what(self.read())
+        if changed is None:
+            return False
+        self._store(changed)
+        return True
+
+    with patched(catalog.Catalog, "change", change):
+        yield
+
+
+# Reading.
+
+
+@in_stores
+@bug
+def a_read_of_the_newest_time_is_of_what_the_process_knows() -> Iterator[None]:
+    real = reading._hold_newest
+
+    def hold_newest(access, timeout, first):
+        known = reading.last_complete(access.known())
+        return real(access, timeout, first) if known is None else reading._hold_at(access, known, timeout, first)
+
+    with patched(reading, "_hold_newest", hold_newest):
+        yield
+
+
+@in_stores
+@bug
+def a_listener_does_not_hear_what_is_written_ahead() -> Iterator[None]:
+    real = Listener._read
+
+    def read(self, state, found):
+        return real(self, state, found) if found.upper is not None else None
+
+    with patched(Listener, "_read", read):
+        yield
+
+
+@in_stores
+@bug
+def a_listener_passes_over_what_it_could_not_read() -> Iterator[None]:
+    def step(self):
+        if self._is_over:
+            return False
+        if not self._coming:
+            committer = self._access.committer
+            diffs = committer.look(
+                lambda session: listening.follow(session, self._access.id, self._cursor.seqno, listening.AHEAD)
+            )
+            if diffs is None:
+                raise self._behind()
+            self._coming.extend(diffs)
+        if not self._coming:
+            return False
+        self._hear(self._coming.popleft())
+        return True
+
+    with patched(Listener, "_step", step):
+        yield
+
+
+@in_stores
+@bug
+def a_listener_hears_a_commit_twice() -> Iterator[None]:
+    real = Listener._hear
+
+    def hear(self, change):
+        before = len(self._pending)
+        real(self, change)
+        told = [event for event in list(self._pending)[before:] if event.kind == "updates"]
+        self._pending.extend(told if change.n % 3 == 0 else [])
+
+    with patched(Listener, "_hear", hear):
+        yield
+
+
+@in_stores
+@bug
+def a_feed_tells_the_last_time_again() -> Iterator[None]:
+    real = Subscription._read
+
+    def read(self, state, until):
+        through, self._through = self._through, max(self._through - 1, -1)
+        try:
+            return real(self, state, until)
+        finally:
+            self._through = through
+
+    with patched(Subscription, "_read", read):
+        yield
+
+
+@in_stores
+@bug
+def a_feed_that_lost_its_lease_goes_on() -> Iterator[None]:
+    def begun(self, as_of):
+        held = real(self, as_of)
+        held.lease.cursor = None
+        self._access.committer.commit((self._access.id, ExpireReader(held.lease.reader)))
+        return held
+
+    def look(self, state):
+        until = subscription._last_complete(state)
+        if until > self._through:
+            rows = self._read(state, until)
+            self._through = until
+            if rows.num_rows:
+                self._pending.append(subscription.Event("changes", rows, until))
+            self._pending.append(subscription.Event("progress", None, until))
+
+    real = Subscription._begin
+    with patched(Subscription, "_begin", begun), patched(Subscription, "_look", look):
+        yield
+
+
+# Looking after.
+
+
+@in_stores
+@bug
+def the_end_of_a_store_does_not_wait_for_its_background() -> Iterator[None]:
+    def stop(self):
+        self._stop.set()
+        self._wake.set()
+        self._thread = None
+
+    def join(self):
+        return None
+
+    with patched(Maintenance, "stop", stop), patched(Heart, "join", join):
+        yield
+
+
+@in_stores
+@bug
+def what_could_not_be_deleted_is_forgotten() -> Iterator[None]:
+    def delete(self, effect):
+        for key in effect.keys:
+            with contextlib.suppress(Indeterminate, Determinate):
+                self.blob.delete(key)
+
+    with patched(Driver, "_delete", delete):
+        yield
+
+
+@in_stores
+@bug
+def a_change_is_made_by_one_key_more() -> Iterator[None]:
+    real = changing.keys_of
+
+    def keys_of(rows, schema, names=None):
+        keys = real(rows, schema, names)
+        if keys.column_names == ["k"] and keys.num_rows == 1:
+            one = keys.column(0)[0].as_py()
+            return pa.table({"k": pa.array([one, one + 1], pa.int64())})
+        return keys
+
+    with patched(changing, "keys_of", keys_of):
+        yield
