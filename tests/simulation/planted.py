@@ -35,6 +35,7 @@ from planting import (
 from timespine.columnar import engine as engine_module
 from timespine.columnar import prune as prune_module
 from timespine.columnar import rows, visible
+from timespine.columnar import stretches as stretches_module
 from timespine.core import flat as flat_module
 from timespine.core import group as group_module
 from timespine.core import loom as loom_module
@@ -716,24 +717,26 @@ def uppers_that_were_relied_on_are_not_looked_at() -> Iterator[None]:
 @on_real_storage
 @bug
 def a_part_is_passed_through_although_another_one_overlaps_it() -> Iterator[None]:
-    def stretches(self):
-        for piece in sorted(self._pieces(), key=lambda piece: piece.lower):
-            yield [piece]
+    def overlapping(pieces):
+        for piece in sorted(pieces, key=lambda piece: piece.lower):
+            yield [piece], piece.lower, piece.upper
 
-    with patched(engine_module._Merge, "_stretches", stretches):
+    with patched(stretches_module, "_overlapping", overlapping):
         yield
 
 
 @on_real_storage
 @bug
 def a_part_is_passed_through_as_if_it_were_whole() -> Iterator[None]:
-    real = engine_module._Merge._passable
+    real_may, real_pass = engine_module._Merge._may_pass, engine_module._Merge._pass
 
-    def passable(self, stretch):
-        whole = [replace(piece, part=_whole(piece.part)) for piece in stretch]
-        return real(self, whole)
+    def may_pass(self, piece):
+        return real_may(self, replace(piece, part=_whole(piece.part)))
 
-    with patched(engine_module._Merge, "_passable", passable):
+    def pass_(self, piece):
+        real_pass(self, replace(piece, part=_whole(piece.part)))
+
+    with patched(engine_module._Merge, "_may_pass", may_pass), patched(engine_module._Merge, "_pass", pass_):
         yield
 
 
