@@ -313,9 +313,11 @@ class Stage:
         accepted(self.run(write.compare_and_append(session, name, data, expected, at(upper))))
 
     def compact(self, session: Session, since: int, name: str = "c") -> None:
-        """Move since, and merge everything into one batch: all parts are written anew."""
+        """Move since, and merge everything into one batch, unless it is one already."""
         self.commit(session, Retain(at(since)), name=name)
         self.commit(session, RollUpAll(), name=name)
+        if not self.head(name).trace.requests():
+            return
         applied = self.run(maintain.merge_once(session, name))
         check(applied is not None and applied.is_applied, f"the merge was not applied: {applied}")
 
