@@ -27,7 +27,7 @@ from timespine.client.storing import Loose, Runs, stored, stored_together
 from timespine.client.writing import Committed, after, commit_between, free_time, made_of, next_of
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.rows import updates
-from timespine.columnar.schema import Schema
+from timespine.columnar.schema import TIME, Schema
 from timespine.core.group import Answers
 from timespine.errors import CorruptionError, UpperMismatch, UsageError, VersionError
 from timespine.model.frontier import Frontier
@@ -72,23 +72,10 @@ def append(
             access.committer.check_writable()
             committed: Committed = access.appending.offer(Small(rows, likeness), partial(_append_all, access))
             return committed
-    if isinstance(rows, pa.RecordBatchReader) and _may_stream(access, rows, at, upper, expected_upper):
-        return load(access, rows, operation="append")
+        if isinstance(rows, pa.RecordBatchReader) and schema.arity == 1 and TIME not in rows.schema.names:
+            # All rows are for one time, so they can be stored as they come.
+            return load(access, rows, operation="append")
     return writing.append(access, rows, at, upper, expected_upper)
-
-
-def _may_stream(
-    access: Access, rows: pa.RecordBatchReader, at: Moment | None, upper: Moment | None, expected_upper: Moment | None
-) -> bool:
-    """Whether the rows of a reader can be stored as they come: all of them at one time that is free next."""
-    schema = access.schema(access.known())[1]
-    return (
-        at is None
-        and upper is None
-        and expected_upper is None
-        and schema.arity == 1
-        and set(rows.schema.names).isdisjoint(schema.time_names)
-    )
 
 
 def _likeness(rows: Any) -> tuple[Hashable | None, Sequence[str]]:
