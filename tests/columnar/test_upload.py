@@ -28,8 +28,12 @@ from building import (
     up,
 )
 
+from timespine.columnar import bounds
 from timespine.columnar.builder import Added
 from timespine.columnar.runs import delete_batch, written_by
+from timespine.columnar.schema import define
+from timespine.columnar.upload import END_BYTES, Target
+from timespine.config import Config
 from timespine.core.hollow import Order
 from timespine.errors import Determinate, DiffOverflow, Indeterminate, UsageError
 from timespine.location.memory import MemoryBlob
@@ -370,3 +374,38 @@ def test_a_builder_that_loses_nothing_is_dropped_in_silence() -> None:
         del unused, finished, aborted
         gc.collect()
     assert counters["builders dropped"] == 0
+
+
+@pytest.mark.parametrize("key", [{"k": "int64"}, None], ids=["value", "ordered"])
+def test_no_more_of_a_long_value_is_encoded_than_bounds_need(monkeypatch, key):
+    """What is encoded byte by byte in Python must not follow the length of values."""
+    schema = define(key, {"v": "binary"} if key else {"k": "int64", "v": "binary"})
+    encoded = []
+    real = bounds._bytes
+    monkeypatch.setattr(bounds, "_bytes", lambda value: (encoded.append(len(value)), real(value))[1])
+    values = [bytes(1 << 20), b"\xff" * (1 << 20), b"short"]
+    columns = {"k": [1, 2, 3], "v": values, "_time": [0] * 3, "_diff": [1] * 3}
+    table = pa.table(columns).cast(schema.update_arrow)
+    blob = MemoryBlob()
+    target = Target("orders", "w1", schema, 0, blob, Config())
+    sent = target.send_part("p1", [table], is_consolidated=True)
+    assert sent.part.rows == 3
+    assert max(encoded, default=0) <= END_BYTES
+
+
+def test_the_ends_of_long_rows_are_bounds_of_them():
+    schema = define({"k": "string"}, None)
+    target = Target("orders", "w1", schema, 0, MemoryBlob(), Config())
+    long = "a" * (2 * END_BYTES)
+
+    def ends(*keys):
+        table = pa.table({"k": list(keys), "_time": [0] * len(keys), "_diff": [1] * len(keys)})
+        sent = target.send_part(f"p{len(keys)}{keys[0][-1:]}", [table.cast(schema.update_arrow)], is_consolidated=True)
+        return sent.first, sent.last
+
+    first, last = ends(long + "b", long + "c")
+    assert first < last
+    assert not last < ends(long + "d")[0], "rows that are alike for longer than is looked at may overlap"
+    assert last < ends("b")[0]
+    assert len(first) <= END_BYTES
+    assert len(last) <= END_BYTES

@@ -14,6 +14,7 @@ from timespine.client import changing, gathering, holds, lookup, unsealed
 from timespine.client.access import Access
 from timespine.client.changes import Changes
 from timespine.client.contents import Contents, contents
+from timespine.client.dicts import to_dicts
 from timespine.client.evolving import evolve
 from timespine.client.handing import handed, is_spark_frame
 from timespine.client.inspecting import Inspection, inspect
@@ -337,7 +338,7 @@ class Collection:
         with self.snapshot(as_of, columns=columns, timeout=timeout) as rows:
             lookup.restrict(rows, keys, between)
             table = rows.to_arrow()
-        return table.to_pylist() if isinstance(keys, Mapping) and between is None else table
+        return to_dicts(table) if isinstance(keys, Mapping) and between is None else table
 
     def count(self, as_of: Moment | None = None, *, where: Any = None, timeout: float | None = WAIT_S) -> int:
         """How many rows there are as of a time."""

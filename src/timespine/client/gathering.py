@@ -21,12 +21,13 @@ from timespine.client import writing
 from timespine.client.access import Access
 from timespine.client.given import with_diffs, with_keys
 from timespine.client.line import Waiting
+from timespine.client.loading import load
 from timespine.client.moments import Moment, Progress
 from timespine.client.storing import Loose, Runs, stored, stored_together
 from timespine.client.writing import Committed, after, commit_between, free_time, made_of, next_of
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.rows import updates
-from timespine.columnar.schema import Schema
+from timespine.columnar.schema import TIME, Schema
 from timespine.core.group import Answers
 from timespine.errors import CorruptionError, UpperMismatch, UsageError, VersionError
 from timespine.model.frontier import Frontier
@@ -71,6 +72,9 @@ def append(
             access.committer.check_writable()
             committed: Committed = access.appending.offer(Small(rows, likeness), partial(_append_all, access))
             return committed
+        if isinstance(rows, pa.RecordBatchReader) and schema.arity == 1 and TIME not in rows.schema.names:
+            # All rows are for one time, so they can be stored as they come.
+            return load(access, rows, operation="append")
     return writing.append(access, rows, at, upper, expected_upper)
 
 

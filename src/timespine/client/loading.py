@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from timespine.client.access import Access
+from timespine.client.bounded import BATCH_ROWS, bounded, file_batches
 from timespine.client.given import with_keys
 from timespine.client.storing import count_appended, surely_not
 from timespine.client.writer import Writer
@@ -25,12 +27,6 @@ from timespine.columnar.schema import TIME
 from timespine.core.hollow import HollowBatch
 from timespine.core.transitions import AppendedAt, AppendNext, HeartbeatWriter
 from timespine.errors import InlineBudgetExceeded, TimespineError, UsageError, shown
-
-BATCH_ROWS = 262_144
-"""Rows that are taken over at once."""
-
-READ_BYTES = 1 << 20
-"""Bytes of one column that are read at once."""
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """What Hive and Spark call a folder for null."""
@@ -107,13 +103,11 @@ def _partitions(root: Path, files: list[Path]) -> dict[str, pa.Array]:
 def _batches(files: list[Path], partitions: dict[str, pa.Array]) -> Iterator[pa.RecordBatch]:
     for place, file in enumerate(files):
         try:
-            # SUBTLE: Arrow's default would keep the bytes of the whole file while it is read (test_loading.py).
-            with pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES) as opened:
-                for batch in opened.iter_batches(BATCH_ROWS):
-                    for name, values in partitions.items():
-                        if name not in batch.schema.names:
-                            batch = batch.append_column(name, pa.repeat(values[place], batch.num_rows))
-                    yield batch
+            for batch in file_batches(file):
+                for name, values in partitions.items():
+                    if name not in batch.schema.names:
+                        batch = batch.append_column(name, pa.repeat(values[place], batch.num_rows))
+                yield batch
         except (pa.ArrowException, OSError) as error:
             raise UsageError(f"{file.name} cannot be read as Parquet: {type(error).__name__}") from error
 
@@ -151,9 +145,11 @@ def _delta(root: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     return reader.schema, batches()
 
 
-def load(access: Access, batches: Iterator[pa.RecordBatch], progress: Progress | None = None) -> Committed:
-    """Append all rows at the next free time, as one commit."""
-    state = access.known()
+def load(
+    access: Access, batches: Iterable[pa.RecordBatch], progress: Progress | None = None, operation: str = "load"
+) -> Committed:
+    """Append all rows at the next free time, as one commit, within the memory of a few parts."""
+    state = access.state()
     _, schema = access.schema(state)
     if schema.arity != 1:
         raise UsageError("a bulk load needs totally ordered times")
@@ -162,7 +158,7 @@ def load(access: Access, batches: Iterator[pa.RecordBatch], progress: Progress |
     rows = 0
     beaten_ms = access.now_ms()
     with writer.builder((at,)) as builder:
-        for batch in batches:
+        for batch in chain.from_iterable(map(bounded, batches)):
             builder.add(updates(with_keys(batch, schema), schema, (at,)))
             rows += batch.num_rows
             if access.now_ms() - beaten_ms >= access.config.writer_lease_ms // 4:
@@ -171,14 +167,14 @@ def load(access: Access, batches: Iterator[pa.RecordBatch], progress: Progress |
             if progress is not None:
                 progress(rows)
         built = builder.finish(after(at))
-    return _committed(access, writer, built, at)
+    return _committed(access, writer, built, at, operation)
 
 
-def _committed(access: Access, writer: Writer, built: HollowBatch, at: int) -> Committed:
+def _committed(access: Access, writer: Writer, built: HollowBatch, at: int, operation: str) -> Committed:
     """Commit what was built; it is deleted again if that is refused."""
 
     def commit(batch: HollowBatch) -> Committed:
-        command = AppendNext(batch, at, None, "load", access.config.inline_total_bytes)
+        command = AppendNext(batch, at, None, operation, access.config.inline_total_bytes)
         answers = access.committer.commit((access.id, command))
         reply: AppendedAt = answers[0]
         count_appended(access, batch.runs, batch.len)

@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.access import Access
+from timespine.client.dicts import to_dicts
 from timespine.client.handing import handed
 from timespine.client.leases import Held
 from timespine.client.moments import to_user
@@ -159,9 +160,8 @@ class Rows:
         return frame
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """All rows as dictionaries: for small results."""
-        rows: list[dict[str, Any]] = self.to_arrow().to_pylist()
-        return rows
+        """All rows as dictionaries: for small results. A UsageError if Python has no value for a date or timestamp."""
+        return to_dicts(self.to_arrow())
 
     def batches(self, memory_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
         """The rows piece by piece, in bounded memory, in the order of rows.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from timespine.columnar.bounds import encode_row
+from timespine.columnar.bounds import encode_row, truncate_upper
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.part import encode_part
 from timespine.columnar.runs import Counters, count, hollow_part
@@ -32,6 +32,12 @@ from timespine.core.protocols.session import pause_ms
 from timespine.errors import Unavailable, UsageError
 from timespine.location.blob import Blob
 
+END_BYTES = 4096
+"""Bytes of the first and the last row of a part by which parts are put in order. Longer rows are cut, soundly."""
+
+AFTER_ALL = b"\xff"
+"""A bound after every row: encodings begin with a zero or a one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sent:
@@ -40,9 +46,9 @@ class Sent:
     part: Part | None
     """The reference to it; None if no row was left after consolidation."""
     first: bytes = b""
-    """The first row and its time, encoded whole: bytes compare as updates do."""
+    """At or before the first row and its time, encoded: bytes compare as updates do."""
     last: bytes = b""
-    """The last row and its time."""
+    """At or after the last row and its time."""
     counts: dict[str, float] = field(default_factory=dict)
     """What to count, in the thread that owns the counters."""
 
@@ -118,10 +124,16 @@ class Target:
         return Sent(hollow_part(self.key(name), children, len(data)), counts=counts)
 
     def _ends(self, table: pa.Table) -> tuple[bytes, bytes, tuple[bytes, ...]]:
-        """The first and the last update, and the bounds of the row, encoded whole."""
-        rows = [encode_row(table, index, self.schema.order_names) for index in (0, table.num_rows - 1)]
-        times = [encode_row(table, index, self.schema.time_names) for index in (0, table.num_rows - 1)]
-        return rows[0] + times[0], rows[1] + times[1], tuple(rows)
+        """Bounds of the first and the last update, and the first and the last row, as far as they are encoded.
+
+        Of a long row only the beginning is: encoding all of a value of megabytes takes longer than storing it.
+        """
+        places = (0, table.num_rows - 1)
+        first, last = (encode_row(table, index, self.schema.order_names, END_BYTES + 1) for index in places)
+        times = [encode_row(table, index, self.schema.time_names) for index in places]
+        least = first + times[0] if len(first) <= END_BYTES else first[:END_BYTES]
+        greatest = last + times[1] if len(last) <= END_BYTES else truncate_upper(last, END_BYTES) or AFTER_ALL
+        return least, greatest, (first, last)
 
     def put(self, key: str, data: bytes) -> int:
         """Make bytes durable; how often it had to be tried again. Keys are write-once, so trying again is safe."""
