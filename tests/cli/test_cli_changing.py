@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from running import document, failure, rows, run, seqnos
+from running import document, failure, recorded, rows, run, seqnos
 
 import timespine as ts
 from timespine.cli import app
@@ -17,9 +17,12 @@ def ids(store, *args):
 
 def test_delete_by_key_by_condition_and_all(store):
     assert ids(store) == [1, 3]
-    assert document("delete", store, "orders", "id=1") == {"updates": 1, "time": 3, "upper": 4}
+    deleted = document("delete", store, "orders", "id=1")
+    assert deleted == {"updates": 1, "time": 3, "upper": 4, "seqno": recorded(store, "orders")[-1]}
     assert ids(store) == [3]
-    assert document("delete", store, "orders", "id=1") == {"updates": 0, "time": None, "upper": 4}
+    nothing = document("delete", store, "orders", "id=1")
+    assert nothing.pop("seqno") > deleted["seqno"], "the state that was read"
+    assert nothing == {"updates": 0, "time": None, "upper": 4}
     assert run("delete", store, "orders", "id=1").stdout == "nothing changed; complete below [4]\n"
     assert document("delete", store, "orders", "--where", "total IS NULL")["updates"] == 1
     run("append", store, "orders", "-", "--format", "json", input='{"id": 7}\n{"id": 8}\n')
@@ -157,7 +160,8 @@ def test_unsealed_prints_what_is_not_sealed_yet(store):
 
 
 def test_advance_seals_one_collection_or_all_of_the_wall_clock(store):
-    assert document("advance", store, "orders", "--at", 9) == {"upper": 9}
+    advanced = document("advance", store, "orders", "--at", 9)
+    assert advanced == {"upper": 9, "seqno": recorded(store, "orders")[-1]}
     assert run("advance", store, "orders", "--at", 5).stdout == "orders is complete below 9\n"
     run("create", store, "clocked", "--key", "id:int64")
     reached = document("advance", store, "--at", "2024-01-31T12:00:00Z")["upper"]

@@ -4,7 +4,6 @@ import datetime
 import decimal
 import math
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from places import BLOBS, QUICK, Place, Script, counted, in_threads
 
 from timespine import col
+from timespine.client import changing
 from timespine.config import Config
 from timespine.errors import ClosedError, Contention, Determinate, DiffOverflow, Indeterminate, UsageError
 from timespine.location.unreliable import Fault
@@ -655,7 +655,8 @@ def test_every_change_that_lost_is_right_for_what_is_there_when_it_is_committed(
     assert orders._access.committer.counters["changes read"] == 1
 
 
-def test_a_change_that_always_loses_ends_with_a_retryable_error_that_says_what_was_tried(place):
+def test_a_change_that_always_loses_ends_with_a_retryable_error_that_says_what_was_tried(place, monkeypatch):
+    monkeypatch.setattr(changing, "PLACES_MAX", 3)
     other = place.open()
 
     class Busy(Script):
@@ -669,7 +670,7 @@ def test_a_change_that_always_loses_ends_with_a_retryable_error_that_says_what_w
             return Fault.NONE
 
     script = Busy()
-    orders = create(place.open(script=script, config=replace(BLOBS, commit_attempts=3)))
+    orders = create(place.open(script=script, config=BLOBS))
     orders.append([row(1)])
     orders.snapshot().close()
     blobs = len(place.blobs())

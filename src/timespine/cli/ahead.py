@@ -180,15 +180,16 @@ def advance(
         raise UsageError("say which time: --at 10")
     with opened(store, writes_rows=True) as open_store:
         if name is not None and upper is not None:
-            reached: Any = plain(open_store.collection(name).advance(upper).upper)
+            sealed = open_store.collection(name).advance(upper)
+            result: dict[str, Any] = {"upper": plain(sealed.upper), "seqno": sealed.seqno}
         elif upper is None or isinstance(upper, int | datetime.datetime):
-            reached = open_store.advance(upper)
+            result = {"upper": open_store.advance(upper)}
         else:
             raise UsageError(
                 "all collections are advanced to one time of the wall clock: name one collection, or one time"
             )
     what = name if name is not None else "every collection of the wall clock"
-    write_done(where, {"upper": reached}, lambda: f"{what} is complete below {reached}\n")
+    write_done(where, result, lambda: f"{what} is complete below {result['upper']}\n")
 
 
 def unsealed(

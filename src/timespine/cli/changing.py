@@ -194,6 +194,6 @@ def _change(store: str, name: str, out: Destination, change: Callable[[Collectio
     """Change a collection, and say what came of it."""
     with opened(store, writes_rows=True) as open_store:
         done = change(open_store.collection(name))
-    result = {"updates": done.rows, "time": done.time, "upper": plain(done.upper)}
+    result = {"updates": done.rows, "time": done.time, "upper": plain(done.upper), "seqno": done.seqno}
     what = f"{counted(done.rows, 'update')} at {done.time}" if done.rows else "nothing changed"
     write_done(out, result, lambda: f"{what}; complete below {done.upper}\n")

@@ -40,6 +40,10 @@ COPIES_MAX = 1 << 24
 READS_MAX = 4
 """How often a change reads the rows that it looks at, at most: again only if the schema changed, or history went."""
 
+PLACES_MAX = 1024
+"""How often a change is placed, at most. Each time costs what was committed since the last, a few milliseconds, so that
+beside processes that append without a pause, and are first nine times of ten, one is enough all but surely."""
+
 LOSSES_MAX = 3
 """How often a change is worked out again beside the other threads of its process. Then they wait until it is in."""
 
@@ -95,7 +99,7 @@ def place(pending: Pending, runs: Runs, together: Together) -> Answers:
         return Transaction(tuple((access.id, each) for each in (pending.command(runs), *together)))
 
     try:
-        for losses in range(access.config.commit_attempts):
+        for losses in range(PLACES_MAX):
             pending.follow()  # beside the others, what may be much; in its turn, what came since
             try:
                 if losses == 0:
@@ -111,7 +115,7 @@ def place(pending: Pending, runs: Runs, together: Together) -> Answers:
         if surely_not(error):
             pending.unstage()
         raise
-    raise contention(access.name, access.config.commit_attempts)
+    raise contention(access.name, PLACES_MAX)
 
 
 def contention(names: str, attempts: int) -> Contention:

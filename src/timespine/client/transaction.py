@@ -27,7 +27,7 @@ from typing import Any
 from timespine.client import changing
 from timespine.client.access import Access
 from timespine.client.basis import Compute
-from timespine.client.changing import LOSSES_MAX, READS_MAX, contention
+from timespine.client.changing import LOSSES_MAX, PLACES_MAX, READS_MAX, contention
 from timespine.client.collection import Collection, expiring
 from timespine.client.committer import Committer
 from timespine.client.merge_into import Merge
@@ -291,9 +291,8 @@ class Transaction:
 
     def _placed_and_committed(self, runs: list[Runs]) -> list[Any]:
         """Commit what is durable. Losing to others only means another place, and a look at what they committed."""
-        attempts = self._committer.config.commit_attempts
         try:
-            for losses in range(attempts):
+            for losses in range(PLACES_MAX):
                 for step in self._steps:  # beside the others, what may be much; in its turn, what came since
                     step.follow(_time_of(step, self._times))
                 try:
@@ -306,7 +305,7 @@ class Transaction:
                 for step in self._steps:
                     step.unstage()
             raise
-        raise contention(self._names, attempts)
+        raise contention(self._names, PLACES_MAX)
 
     @property
     def _names(self) -> str:
