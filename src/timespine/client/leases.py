@@ -12,8 +12,8 @@ takes no new readers, so that a busy process does not hold it either.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from timespine.client.committer import Committer
@@ -22,6 +22,7 @@ from timespine.core.group import Refused, Transaction
 from timespine.core.state import State
 from timespine.core.transitions import Command, DowngradeReader, ExpireReader, RegisterReader
 from timespine.errors import LeaseExpired
+from timespine.locks import Lock
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
@@ -102,7 +103,7 @@ class Held:
 
     def abandon(self) -> None:
         """Nobody will ever close this: the next heartbeat gives the lease back. Writes nothing, and never waits."""
-        if not self._closed and self.is_leased:
+        if not self._closed and self.is_leased and self._leases.is_own:
             self._closed = True
             self._leases.count_out(self.lease)
 
@@ -110,7 +111,7 @@ class Held:
         """Count this read out. Twice is fine."""
         if not self._closed:
             self._closed = True
-            if self.is_leased:
+            if self.is_leased and self._leases.is_own:
                 self._leases.release(self.lease)
 
 
@@ -123,8 +124,15 @@ class Leases:
         self._committer = committer
         self._read_only = read_only
         self._monotonic = monotonic
-        self._lock = threading.RLock()
+        self._lock = Lock("the leases of this store")
+        self._abandoned: deque[tuple[Lease, float]] = deque()
+        """Leases that dropped reads counted on, and when. SUBTLE: a finalizer runs anywhere, so it takes no lock."""
         self._leases: dict[str, list[Lease]] = {}
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process took them: a forked child did not, and leaves them alone."""
+        return self._committer.is_own
 
     def hold(self, collection: str, as_of: Time | None) -> Held:
         """Count a read in: from `as_of` on, or from the collection's since if None. May be later if that is gone."""
@@ -187,14 +195,20 @@ class Leases:
             lease.users += 1
 
     def count_out(self, lease: Lease) -> None:
-        """One read less does; whoever looks after leases gives it back in time."""
-        with self._lock:
+        """One read less does; the next heartbeat counts it, and gives the lease back in time."""
+        self._abandoned.append((lease, self._monotonic()))
+
+    def _count_abandoned(self) -> None:
+        """Count reads out that were dropped. Holds the lock."""
+        while self._abandoned:
+            lease, dropped = self._abandoned.popleft()
             lease.users -= 1
-            lease.used = self._monotonic()
+            lease.used = max(lease.used, dropped)
 
     def release(self, lease: Lease) -> None:
         """Count a read out; an own lease is given back at once."""
         with self._lock:
+            self._count_abandoned()
             lease.users -= 1
             lease.used = self._monotonic()
             if not lease.own or lease.users or lease not in self._leases.get(lease.collection, ()):
@@ -218,6 +232,7 @@ class Leases:
     def idle(self, collection: str) -> list[Command]:
         """The commands that give back every lease that nobody uses: to be committed along with an expire."""
         with self._lock:
+            self._count_abandoned()
             unused = [lease for lease in self._leases.get(collection, ()) if lease.users == 0]
             for lease in unused:
                 self._forget(lease)
@@ -228,6 +243,7 @@ class Leases:
         now = self._monotonic()
         commits = 0
         with self._lock:
+            self._count_abandoned()
             collections = list(self._leases)
         for collection in collections:
             with self._lock:
@@ -290,13 +306,16 @@ class Leases:
     @contextlib.contextmanager
     def pinned(self, lease: Lease, seqno: int) -> Iterator[bool]:
         """What a state refers to stays while it is read under an own lease. False if it was let go before."""
-        with self._lock:
-            lease.pin = seqno
-            covered = lease.seqno <= seqno
+        covered = self._pin(lease, seqno)
         try:
             yield covered
         finally:
             lease.pin = None
+
+    def _pin(self, lease: Lease, seqno: int) -> bool:
+        with self._lock:
+            lease.pin = seqno
+            return lease.seqno <= seqno
 
     def _give_back(self, collection: str, leases: list[Lease]) -> int:
         commands = [ExpireReader(lease.reader) for lease in leases if not lease.lost]

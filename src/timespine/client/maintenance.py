@@ -20,11 +20,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from timespine.client.access import Access
+from timespine.client.committer import TURN_S
 from timespine.client.report import Report, said
 from timespine.client.rewriting import worth_rewriting
 from timespine.client.settled import Settled
@@ -36,6 +37,7 @@ from timespine.core.state import State, Status
 from timespine.core.transitions import AdvanceUpper, Command, Exert, Finalize, Refresh, Retain
 from timespine.core.transitions.merges import is_at_work
 from timespine.errors import ClosedError, Fenced, TimespineError, Unavailable, UsageError
+from timespine.locks import Flag, Lock
 from timespine.model.frontier import CLOSED, Frontier
 
 GATHER = 8
@@ -112,10 +114,10 @@ class Maintenance:
         self._looked = monotonic()  # whoever exits soon looks after what it has opened, and no more
         self._upkeep: dict[str, _Upkeep] = {}
         self._settled = Settled()
-        self._wake = threading.Event()
-        self._stop = threading.Event()
+        self._wake = Flag()
+        self._stop = Flag()
         self._thread: threading.Thread | None = None
-        self._at_work = threading.Lock()
+        self._at_work = Lock("the maintenance of this store", TURN_S)
         self.report = Report()
         """What was done since the store was opened."""
         self.reason = ""
@@ -133,13 +135,17 @@ class Maintenance:
         self._settled.take_back(collections)
         self._wake.set()
 
-    def stop(self) -> None:
-        """Stop after the step that is under way."""
+    def stop(self, limit_s: float) -> bool:
+        """Stop after the step that is under way; whether it ended within the limit."""
         self._stop.set()
         self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(limit_s)
+            if thread.is_alive():
+                return False
         self._thread = None
+        return True
 
     def bound(self, access: Access) -> None:
         """Where nobody works in the background: roll up what is long overdue, so that opening it stays cheap.
@@ -223,11 +229,9 @@ class Maintenance:
         upkeep.access = access
         return upkeep
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """No step is under way meanwhile."""
-        with self._at_work:
-            yield
+    def paused(self) -> Lock:
+        """For a `with`: no step is under way meanwhile."""
+        return self._at_work
 
     # On demand.
 

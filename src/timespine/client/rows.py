@@ -86,7 +86,7 @@ class Rows:
         self.tally = Tally()
         """What the last read did: parts and row groups read and skipped, bytes fetched."""
         if held is not None and owned:
-            weakref.finalize(self, held.close)
+            weakref.finalize(self, held.abandon).atexit = False
 
     @property
     def seqno(self) -> int | None:
@@ -268,7 +268,7 @@ class Rows:
         piece._wanted = replace(self._wanted, lower=lower, upper=upper)
         if self._held is not None:
             piece._held = self._held.again()
-            weakref.finalize(piece, piece._held.close)
+            weakref.finalize(piece, piece._held.abandon).atexit = False
         return piece
 
     def only(self, keys: KeySet) -> None:

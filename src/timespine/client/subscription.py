@@ -110,9 +110,7 @@ class Subscription(Iterator[Event]):
         if not self._closed:
             self._closed = True
             self._held.close()
-            told = self._access.shared.committed
-            with told:
-                told.notify_all()
+            self._access.shared.committed.ring()
 
     def __enter__(self) -> Subscription:
         return self

@@ -19,6 +19,7 @@ what the caller relies on is not tried again: `expect`, and what `snapshot` has 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -207,7 +208,7 @@ class Transaction:
         changed = [step.access for step in self._steps if step.is_read]
         with contextlib.ExitStack() as stack:
             for access in sorted(changed, key=lambda access: access.id):  # in one order: nobody waits in a circle
-                stack.enter_context(access.changing)
+                stack.enter_context(access.changing.held_by(sys._getframe()))
             attempts = READS_MAX if changed else self._committer.config.commit_attempts
             for _ in range(attempts):
                 try:

@@ -31,26 +31,27 @@ class WriteLine:
 
     def __init__(self, path: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._turn = os.open(path + ".lock", flags, 0o666)
+        self.turn = os.open(path + ".lock", flags, 0o666)
+        """The descriptor whose lock is the turn."""
         try:
             self._next = os.open(path + ".next", flags, 0o666)
         except OSError:
-            os.close(self._turn)
+            os.close(self.turn)
             raise
 
     def enter(self, deadline: float) -> bool:
         """Wait for the turn until `deadline` (of time.monotonic); whether it came."""
         try:
-            return poll(self._next, deadline, BEHIND_S, BEHIND_S) and poll(self._turn, deadline, NEXT_S, SLOW_S)
+            return poll(self._next, deadline, BEHIND_S, BEHIND_S) and poll(self.turn, deadline, NEXT_S, SLOW_S)
         finally:
             fcntl.flock(self._next, fcntl.LOCK_UN)
 
     def leave(self) -> None:
         """End the turn; without effect if it never came."""
-        fcntl.flock(self._turn, fcntl.LOCK_UN)
+        fcntl.flock(self.turn, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        os.close(self._turn)
+        os.close(self.turn)
         os.close(self._next)
 
 
