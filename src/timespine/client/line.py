@@ -163,8 +163,9 @@ class Line(Generic[T]):
         waiting.begin()
         self._remove(waiting)
         waiting.frame = None  # which has it among its variables: nothing may hold its rows from now on
-        with contextlib.suppress(IndexError):  # nobody waits
-            self._queue[0].wake()
+        if self._queue:
+            with contextlib.suppress(IndexError):  # it left just now
+                self._queue[0].wake()
 
     def _remove(self, waiting: Waiting[T]) -> None:
         with contextlib.suppress(ValueError):  # it has left
