@@ -397,7 +397,7 @@ class Committer:
             frozen = self.session.frozen
             if frozen is not None and frozen.group.transactions == transactions:
                 raise
-            raise Determinate(f"nothing was committed: {error}") from error
+            raise Determinate(f"this was not committed, because an earlier commit is in doubt: {error}") from error
 
     def _settle(self) -> None:
         """Learn what became of a group whose outcome was unknown; whoever waited for it was told so. Holds the turn."""

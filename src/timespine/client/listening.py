@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.client.access import POLL_MAX_S, Access, Shared
+from timespine.client.one_process import OneProcess
 from timespine.client.rows import REPLANS, Shape, UpdatesOfState, check_schema
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.runs import count
@@ -68,7 +69,7 @@ class Event:
     """The number of the commit."""
 
 
-class Listener(Iterator[Event]):
+class Listener(OneProcess, Iterator[Event]):
     """An iterator of events that waits for the next one. Close it, or leave its `with`, to stop listening."""
 
     error: BaseException | None = None

@@ -53,7 +53,7 @@ SWEEP_S = 3600.0
 """How often leaked blobs are looked for, per collection: it lists every blob."""
 
 SPARE_BYTES = 64 << 20
-"""What a merge leaves free on the disk, at least."""
+"""What a merge leaves free on the disk, at least; a small one leaves as much as it writes."""
 
 CLAIM_POLL_S = 0.05
 """How often somebody who waits for a merge that others are at work on looks whether it is done."""
@@ -474,7 +474,8 @@ class Maintenance:
             free = self._free_bytes()
         except OSError:
             return True  # nobody knows: the merge finds out
-        return free is None or free >= _size(request) + SPARE_BYTES
+        size = _size(request)
+        return free is None or free >= size + min(size, SPARE_BYTES)
 
 
 def _is_claimed(state: State, request: MergeRequest, access: Access, *, at_once: bool) -> bool:

@@ -16,6 +16,7 @@ from timespine.client.access import Access
 from timespine.client.handing import handed
 from timespine.client.leases import Held
 from timespine.client.moments import to_user
+from timespine.client.one_process import OneProcess
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.part_reader import MissingBlob
@@ -31,7 +32,7 @@ from timespine.columnar.wanted import Wanted, empty_table
 from timespine.core.hollow import Part, Run
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
-from timespine.errors import CorruptionError, LeaseExpired, Reopen, UsageError, shown
+from timespine.errors import CorruptionError, DiffOverflow, LeaseExpired, Reopen, UsageError, shown
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
@@ -60,7 +61,7 @@ class Shape:
     """Each row as often as it counts ("rows"), or once with its count in `_diff` ("column")."""
 
 
-class Rows:
+class Rows(OneProcess):
     """What was asked for, not read yet. It holds history until it is closed or garbage collected.
 
     Reading twice gives the same rows twice.
@@ -404,6 +405,12 @@ class _missing:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: object) -> None:
+        if isinstance(value, DiffOverflow):
+            raise DiffOverflow(
+                f"a row of {self._rows._access.name} counts more than 64 bits can as of this time: look for it with "
+                "updates(), which gives every diff by itself, and append the opposite of some of them; other keys can "
+                "be read with `where`"
+            ) from value
         if isinstance(value, MissingBlob):
             held = self._rows._held
             if held is not None:

@@ -37,6 +37,7 @@ from timespine.client.maintenance import Maintenance
 from timespine.client.metrics import of_store
 from timespine.client.moments import Moment, Progress, to_time
 from timespine.client.nursery import Nursery, entry_of, shape_of
+from timespine.client.one_process import OneProcess
 from timespine.client.reading import WAIT_S
 from timespine.client.report import Report, said
 from timespine.client.retention import Policy, Retention, change_policy, policy_of_store, retention_of
@@ -70,7 +71,7 @@ CLOSE_S = 600.0
 """How long closing waits for a merge or a call that is under way, unless the caller says otherwise."""
 
 
-class Store:
+class Store(OneProcess):
     """An open store. May be used by many threads, and by the process that opened it: a forked child opens its own."""
 
     def __init__(
@@ -238,7 +239,6 @@ class Store:
         """Give a collection another name. Handles that are open go on."""
         self._committer.check_writable()
         check_name(new)
-
         id = self._catalog.find(old).id
         self._catalog.change(partial(renamed, id, old, new))
         self.handles.rename(id, new)

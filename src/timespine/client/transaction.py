@@ -34,6 +34,7 @@ from timespine.client.committer import Committer
 from timespine.client.merge_into import Merge
 from timespine.client.moments import Moment, Progress
 from timespine.client.nursery import Nursery
+from timespine.client.one_process import OneProcess
 from timespine.client.rows import Snapshot
 from timespine.client.steps import Appending, AppendingFree, Changing, Step, Telling, Writing, is_free
 from timespine.client.storing import Runs, stored_together, surely_not
@@ -45,7 +46,7 @@ from timespine.errors import TimespineError, UpperMismatch, UsageError, shown
 from timespine.model.frontier import Frontier
 
 
-class Transaction:
+class Transaction(OneProcess):
     """What is to happen together. Leave its `with` to commit it; raise to give it up."""
 
     def __init__(
