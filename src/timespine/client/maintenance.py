@@ -139,10 +139,9 @@ class Maintenance:
         """Stop after the step that is under way; whether it ended within the limit."""
         self._stop.set()
         self._wake.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(limit_s)
-            if thread.is_alive():
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(limit_s)
+            if self._thread.is_alive():
                 return False
         self._thread = None
         return True
@@ -232,8 +231,6 @@ class Maintenance:
     def paused(self) -> Lock:
         """For a `with`: no step is under way meanwhile."""
         return self._at_work
-
-    # On demand.
 
     def maintain(self, accesses: list[Access], *, sweep: bool = False) -> Report:
         """Do all there is to do now. If some collection cannot be looked after, the others are all the same."""
@@ -474,8 +471,7 @@ class Maintenance:
             free = self._free_bytes()
         except OSError:
             return True  # nobody knows: the merge finds out
-        size = _size(request)
-        return free is None or free >= size + min(size, SPARE_BYTES)
+        return free is None or free >= _size(request) + min(_size(request), SPARE_BYTES)
 
 
 def _is_claimed(state: State, request: MergeRequest, access: Access, *, at_once: bool) -> bool:

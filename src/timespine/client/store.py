@@ -23,6 +23,7 @@ from timespine.client.catalog import (
     retained_by_all,
     taken_over,
 )
+from timespine.client.closing import end_background
 from timespine.client.collection import Collection
 from timespine.client.committer import STORE_CLOSED, Committer
 from timespine.client.cut import Cut, cut
@@ -31,7 +32,6 @@ from timespine.client.dropping import Dropping
 from timespine.client.handles import Handles
 from timespine.client.heart import Heart
 from timespine.client.leases import Leases
-from timespine.client.listening import end_listeners
 from timespine.client.loading import load, source_of
 from timespine.client.maintenance import Maintenance
 from timespine.client.metrics import of_store
@@ -52,7 +52,7 @@ from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
 from timespine.core.layers import Merging
 from timespine.core.transitions import AdvanceUpper
-from timespine.errors import ClosedError, Determinate, TimespineError, Unavailable, UsageError, shown
+from timespine.errors import ClosedError, TimespineError, Unavailable, UsageError, shown
 from timespine.location.blob import Blob
 from timespine.location.consensus import WRITES_MAX, Consensus
 from timespine.locks import Lock
@@ -380,32 +380,14 @@ class Store(OneProcess):
             return
         with self._closing.within(timeout):
             if not self._closed:
-                self._end(timeout)
+                left = end_background(self._shared, self.maintenance, self.heart, self._upkeep, timeout)
+                self._pool.shutdown(limit_s=left)
+                try:
+                    self._driver.close()
+                except Exception:
+                    self._closed = True  # each port was told
+                    raise
                 self._closed = True
-
-    def _end(self, timeout: float) -> None:
-        """Close step by step. What was interrupted is done again by the next close."""
-        deadline = time.monotonic() + timeout
-        end_listeners(self._shared)
-        self.maintenance.finish()
-        self.heart.stop()
-        ends = {
-            "its maintenance": self.maintenance.stop(max(deadline - time.monotonic(), 0)),
-            "its heartbeat": self.heart.join(max(deadline - time.monotonic(), 0)),
-        }
-        busy = " and ".join(what for what, is_over in ends.items() if not is_over)
-        if busy:
-            raise Determinate(f"the store is not closed: {busy} is still at work after {timeout:.0f} s; close it again")
-        for end in (self._leases.close, self._committer.close, self._upkeep.close):
-            with contextlib.suppress(Exception):  # storage is away: what stays behind expires by itself
-                end()
-        self._shared.committed.ring()  # whoever waits for a time to be complete is told now, not later
-        self._pool.shutdown(limit_s=max(deadline - time.monotonic(), 1))
-        try:
-            self._driver.close()
-        except Exception:
-            self._closed = True  # each port was told
-            raise
 
     def __enter__(self) -> Store:
         return self
