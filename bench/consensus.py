@@ -35,7 +35,7 @@ class OneLock(WriteLine):
     """Whoever finds the turn free takes it."""
 
     def enter(self, deadline: float) -> bool:
-        return turns.poll(self._turn, deadline, turns.BEHIND_S, turns.BEHIND_S)
+        return turns.poll(self.turn, deadline, turns.BEHIND_S, turns.BEHIND_S)
 
 
 class NoLine(WriteLine):

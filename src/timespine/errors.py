@@ -3,6 +3,7 @@
     TimespineError
     |- UsageError (also a ValueError)   fix the call
     |  |- DiffOverflow                    the count of a row does not fit 64 bits
+    |  |- WrongProcess                    a handle belongs to the process that opened it: open the store in this one
     |  `- UnknownCollection (a KeyError)  there is no collection of that name
     |- AskElsewhere                     ask again, for something else
     |  |- UpperMismatch                   another writer was first: here is the true upper
@@ -18,7 +19,8 @@
     |  `- Fenced                          somebody took over, or this writer is not registered any more
     |- Unavailable                      retry
     |  |- Determinate                     it did not happen
-    |  |  `- Contention                     other writers were first every time that it was tried
+    |  |  |- Contention                     other writers were first every time that it was tried
+    |  |  `- NoSpace                        the disk is full: free space, or expire history and maintain
     |  `- Indeterminate                   it may have happened
     |- CorruptionError                  stop: stored bytes are not what was written
     `- VersionError                     stop: written by a newer version, upgrade to read it
@@ -66,6 +68,10 @@ class UsageError(TimespineError, ValueError):
 
 class DiffOverflow(UsageError):
     """The diffs of one row add up to more than 64 bits can count. Nothing was written."""
+
+
+class WrongProcess(UsageError):
+    """A handle was used, or was to be sent to, another process than the one that opened it. Nothing was changed."""
 
 
 class UnknownCollection(UsageError, KeyError):
@@ -195,6 +201,10 @@ class Determinate(Unavailable):
 
 class Contention(Determinate):
     """Other writers were first every time that this was tried, up to a limit. Nothing was written."""
+
+
+class NoSpace(Determinate):
+    """The disk, or what the user may use of it, is full. Nothing was written; reading goes on."""
 
 
 class Indeterminate(Unavailable):

@@ -157,7 +157,7 @@ def test_whoever_appends_while_the_store_is_closed_has_either_succeeded_for_good
         until(lambda at_least=place_in_line: in_line(store) >= at_least)
     closing = threading.Thread(target=store.close)
     closing.start()
-    until(lambda: store._closed)  # it is being closed, while one commits and fifteen stand in line
+    until(lambda: store._closing.is_held)  # it is being closed, while one commits and fifteen stand in line
     gate.free.set()
     for thread in (*writers, closing):
         thread.join(60)

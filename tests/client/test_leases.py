@@ -175,7 +175,7 @@ def test_an_idle_hour_of_a_process_with_a_feed_costs(place, published):
     class Idle(type(shared.committed)):
         """Waiting takes no time but that of the clock; meanwhile the other threads of the process do what they do."""
 
-        def wait(self, timeout=None):
+        def wait(self, heard, timeout):
             place.clock.advance(timeout)
             if place.clock.now >= schedule["beat"]:
                 schedule["beat"] += 2

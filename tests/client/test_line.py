@@ -112,7 +112,7 @@ class Interruptible:
     def __init__(self):
         self.told = threading.Event()
 
-    def acquire(self):
+    def acquire(self, timeout):
         assert self.told.wait(60)
         raise KeyboardInterrupt
 
@@ -125,8 +125,8 @@ def test_what_waits_and_is_interrupted_is_not_done_and_holds_up_nobody(monkeypat
     lock = Interruptible()
 
     class Other(lines.Waiting):
-        def __init__(self, item):
-            super().__init__(item)
+        def __init__(self, item, frame):
+            super().__init__(item, frame)
             self.woken = lock if item == "b" else self.woken
 
     monkeypatch.setattr(lines, "Waiting", Other)

@@ -673,7 +673,7 @@ def test_a_listener_ends_after_its_timeout(store, orders):
     shared.monotonic = lambda: clock[0]
 
     class Quick(type(shared.committed)):
-        def wait(self, timeout=None):
+        def wait(self, heard, timeout):
             clock[0] += timeout
             return False
 

@@ -343,7 +343,7 @@ def test_compact_says_why_it_cannot(place):
 
 
 def test_a_merge_that_does_not_fit_the_disk_is_skipped_remembered_and_done_later(place):
-    free = [SPARE_BYTES]
+    free = [1]
     store = place.open(config=OFTEN, free_bytes=lambda: free[0])
     orders = create(store)
     fill(orders, 20)

@@ -10,11 +10,12 @@ from expect import until
 from places import BLOBS, Script, in_threads
 
 import timespine as ts
-from timespine.client.access import Pool
+from timespine.client.committer import STORE_CLOSED
 from timespine.client.opening import CONSENSUS
 from timespine.errors import NotSealed, TimespineError, Unavailable, UsageError
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.pool import Pool
 
 KEY = {"n": "int64"}
 
@@ -226,7 +227,7 @@ def test_what_was_begun_before_a_store_was_closed_says_that_it_is_closed(tmp_pat
 
 
 def test_a_pool_that_is_shut_down_says_that_the_store_is_closed():
-    pool = Pool(1)
+    pool = Pool(1, "read", STORE_CLOSED)
     assert pool.submit(max, 1, 2).result() == 2
     pool.shutdown()
     with pytest.raises(UsageError, match="this store is closed: open it again"):

@@ -407,7 +407,7 @@ def test_a_feed_ends_after_its_timeout(store, orders):
     shared.monotonic = lambda: clock[0]
 
     class Quick(type(shared.committed)):
-        def wait(self, timeout=None):
+        def wait(self, heard, timeout):
             clock[0] += timeout
             return False
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from faults import failing
 
-from timespine.errors import CorruptionError, Determinate, Indeterminate, UsageError
+from timespine.errors import CorruptionError, Determinate, Indeterminate, NoSpace, UsageError
 from timespine.location import sqlite_file
 from timespine.location.consensus import Consensus, Entry, Write
 from timespine.location.sqlite import SqliteConsensus
@@ -142,7 +142,7 @@ class TestSqliteUnderFaults(ConsensusUnderFaults):
         ("SELECT", sqlite3.SQLITE_IOERR_READ, False, Determinate),
         ("SELECT", sqlite3.SQLITE_CORRUPT, False, CorruptionError),
         ("COMMIT", sqlite3.SQLITE_BUSY, False, Determinate),
-        ("COMMIT", sqlite3.SQLITE_FULL, False, Indeterminate),
+        ("COMMIT", sqlite3.SQLITE_FULL, False, NoSpace),
         ("COMMIT", sqlite3.SQLITE_IOERR_FSYNC, False, Indeterminate),
         ("COMMIT", sqlite3.SQLITE_IOERR_FSYNC, True, Indeterminate),
     ],
@@ -163,19 +163,18 @@ def test_a_full_disk_is_determinate_and_rolled_back(log: SqliteConsensus) -> Non
     writer = log._file._writer
     assert writer is not None
     writer.execute("PRAGMA max_page_count = 8")
-    with pytest.raises(Determinate, match="SQLITE_FULL"):
+    with pytest.raises(NoSpace, match="was not written: No space left on device"):
         log.compare_and_set([Write("a", 0, b"x"), Write("b", None, b"y" * 100_000)])
     assert (log.head("a"), log.list_keys()) == (Entry(0, b"0"), ["a"])
     fill(log, "b", 1)
 
 
 def test_an_interrupted_write_is_rolled_back(log: SqliteConsensus) -> None:
-    def write_and_be_interrupted() -> None:
-        with log._file.writing() as connection:
-            connection.execute("INSERT INTO entries VALUES ('a', 0, x'', 0)")
-            raise KeyboardInterrupt
+    def write_and_be_interrupted(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO entries VALUES ('a', 0, x'', 0)")
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_and_be_interrupted()
+        log._file.write(write_and_be_interrupted)
     assert log.head("a") is None
     fill(log, "a", 1)

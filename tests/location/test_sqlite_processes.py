@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from children import line_of, start, tell
 
-from timespine.errors import Determinate, UsageError
+from timespine.errors import Determinate, WrongProcess
 from timespine.location.consensus import Entry
 from timespine.location.sqlite import SqliteConsensus
 from timespine.testing.conformance_consensus import fill
@@ -95,10 +97,11 @@ def test_a_forked_child_loses_no_commit_when_its_parent_closes(path: Path, log: 
     (to_parent, from_child), (to_child, from_parent) = os.pipe(), os.pipe()
 
     def commit_twice() -> None:
-        fill(log, "a", 1)
+        own = SqliteConsensus(path)
+        fill(own, "a", 1)
         os.write(from_child, b"1")
         os.read(to_child, 1)  # until the parent has closed, and with it, it thinks, the last connection
-        fill(log, "a", 1)
+        fill(own, "a", 1)
 
     pid = in_child(commit_twice)
     os.read(to_parent, 1)
@@ -111,25 +114,45 @@ def test_a_forked_child_loses_no_commit_when_its_parent_closes(path: Path, log: 
         assert again.head("a") == Entry(2, b"2")
 
 
-def test_parent_and_child_both_go_on_after_a_fork(log: SqliteConsensus) -> None:
+def test_what_was_opened_before_a_fork_is_refused_in_the_child_and_goes_on_in_the_parent(log: SqliteConsensus) -> None:
     fill(log, "a", 1)
-    pid = in_child(lambda: fill(log, "child", 20))
+
+    def be_refused() -> None:
+        with pytest.raises(WrongProcess, match="open it again in this process"):
+            log.head("a")
+        with pytest.raises(WrongProcess, match="open it again in this process"):
+            log.truncate("a", 0)
+        log.close()  # does nothing
+
+    pid = in_child(be_refused)
     fill(log, "parent", 20)
     assert succeeded(pid)
-    assert [entry and entry.seqno for entry in map(log.head, ("a", "child", "parent"))] == [0, 19, 19]
+    assert [entry and entry.seqno for entry in map(log.head, ("a", "parent"))] == [0, 19]
 
 
-def test_a_fork_in_the_middle_of_a_call_leaves_the_child_refused(hasty: SqliteConsensus) -> None:
+def test_a_fork_in_the_middle_of_a_call_leaves_the_child_refused(path: Path, hasty: SqliteConsensus) -> None:
     fill(hasty, "a", 1)
 
     def be_refused() -> None:
-        with pytest.raises(UsageError, match="fork"):
+        with pytest.raises(WrongProcess, match="fork"):
             hasty.head("a")
-        with pytest.raises(UsageError, match="fork"):
+        with pytest.raises(WrongProcess, match="fork"):
             hasty.truncate("a", 0)
+        with pytest.raises(WrongProcess, match="spawn"):  # SQLite believes here that it holds the parent's locks
+            SqliteConsensus(path)
         hasty.close()
 
-    with hasty._file.writing():
-        pid = in_child(be_refused)
+    inside, forked = threading.Event(), threading.Event()
+
+    def stay_inside(connection: sqlite3.Connection) -> None:
+        inside.set()
+        assert forked.wait(60)
+
+    thread = threading.Thread(target=hasty._file.write, args=(stay_inside,))
+    thread.start()
+    assert inside.wait(60)
+    pid = in_child(be_refused)
+    forked.set()
+    thread.join(60)
     assert succeeded(pid)
     fill(hasty, "a", 1)

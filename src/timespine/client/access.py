@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from timespine.client.catalog import Entry
-from timespine.client.committer import STORE_CLOSED, Committer
+from timespine.client.committer import Committer
 from timespine.client.leases import Leases
 from timespine.client.line import Line
 from timespine.client.moments import Moment, Progress, to_frontier, to_time
@@ -22,61 +20,24 @@ from timespine.columnar.parts import Parts
 from timespine.columnar.schema import Schema
 from timespine.config import Config
 from timespine.core.state import State, Status
-from timespine.errors import ClosedError, CorruptionError, UsageError
+from timespine.errors import ClosedError, CorruptionError
 from timespine.location.blob import Blob
+from timespine.locks import Bell, Lock
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 POLL_MIN_S = 0.002
 POLL_MAX_S = 0.25
 """How long a waiting reader sleeps between two looks at a log: the longer nothing comes, the longer."""
+
+CHANGE_S = 3600.0
+"""How long a thread waits for the changes of other threads: one of them may run on Spark."""
 
 
 @lru_cache(maxsize=4096)
 def decoded_schema(data: bytes) -> Schema:
     """A schema from the state, decoded once per process."""
     return Schema.decode(data)
-
-
-class Told:
-    """Tells those who wait that this process committed something, and others how often it did.
-
-    A condition that counts. Taken with `with`, as one is.
-    """
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self.count = 0
-
-    def __enter__(self) -> bool:
-        return self._condition.__enter__()
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self._condition.__exit__(kind, value, tb)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait to be told; False if that took too long."""
-        return self._condition.wait(timeout)
-
-    def notify_all(self) -> None:
-        """Tell all who wait."""
-        self.count += 1
-        self._condition.notify_all()
-
-
-class Pool(ThreadPoolExecutor):
-    """Threads that read ahead and encode. When the store is closed, whoever still reads is told so."""
-
-    def submit(self, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        try:
-            return super().submit(work, *args, **kwargs)
-        except RuntimeError as error:
-            if "shutdown" not in str(error):
-                raise
-            raise UsageError(STORE_CLOSED) from error
 
 
 @dataclass(slots=True)
@@ -91,8 +52,8 @@ class Shared:
     """Where parts are read ahead and encoded."""
     config: Config
     clock: Callable[[], float] = time.time
-    committed: Told = field(default_factory=Told)
-    """Told whenever this process committed something."""
+    committed: Bell = field(default_factory=Bell)
+    """Rings whenever this process committed something."""
     monotonic: Callable[[], float] = time.monotonic
     """What waiting is measured by."""
     sleep: Callable[[float], None] = time.sleep
@@ -107,7 +68,9 @@ class Shared:
     """The folder of the store; empty if it is in none."""
     listeners: weakref.WeakKeyDictionary[Any, None] = field(default_factory=weakref.WeakKeyDictionary)
     """Those that listen, in the order in which they began, to be told when the store is closed. Changed under
-    `committed`."""
+    `listening`."""
+    listening: Lock = field(default_factory=lambda: Lock("the listeners of this store"))
+    """Held while listeners come and go."""
     counters: dict[str, float] = field(default_factory=dict)
     """What was put, encoded, retried, left to the sweep."""
     by_collection: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -127,7 +90,7 @@ class Access:
     shared: Shared
     name: str
     entry: Entry
-    changing: threading.Lock = field(default_factory=lambda: threading.Lock())
+    changing: Lock = field(default_factory=lambda: Lock("a change of this collection", CHANGE_S))
     """Held while rows are read to be changed: threads of one process need not race for the upper."""
     appending: Line[Any] = field(default_factory=Line)
     """Where small appends wait for each other."""
@@ -216,7 +179,6 @@ class Access:
             left = deadline - shared.monotonic()
             if left <= 0:
                 return None
-            with shared.committed:
-                if shared.committed.count == heard:
-                    shared.committed.wait(min(pause, left))
+            if shared.committed.count == heard:
+                shared.committed.wait(heard, min(pause, left))
             pause = min(pause * 1.5, POLL_MAX_S)

@@ -21,6 +21,7 @@ from timespine.client.inspecting import Inspection, inspect
 from timespine.client.listening import Event, Listener
 from timespine.client.merge_into import Merge
 from timespine.client.moments import Moment, Progress, to_ms, to_user
+from timespine.client.one_process import OneProcess
 from timespine.client.reading import WAIT_S, hold_for, last_complete, planned, seconds_of, shape_of, wanted_of
 from timespine.client.retention import Policy, Retention, policy_of
 from timespine.client.rows import Rows, Shape, Snapshot, Updates
@@ -37,7 +38,7 @@ from timespine.errors import UsageError, shown
 from timespine.model.frontier import Frontier
 
 
-class Collection:
+class Collection(OneProcess):
     """A named, schema-checked, durable history. Handles are cheap and may be used by many threads."""
 
     def __init__(self, access: Access, maintain: Any) -> None:

@@ -7,8 +7,8 @@ group: eight callers share one durable write.
 from __future__ import annotations
 
 import copy
+import os
 import re
-import threading
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, TypeVar
@@ -43,7 +43,9 @@ from timespine.errors import (
     TimespineError,
     UsageError,
     VersionError,
+    WrongProcess,
 )
+from timespine.locks import Lock
 
 T = TypeVar("T")
 
@@ -57,6 +59,14 @@ NAMED = (ClosedError, Fenced, LeaseExpired, UsageError)
 
 STORE_CLOSED = "this store is closed: open it again"
 
+OTHER_PROCESS = "this store was opened before the process was forked: open it again in this process"
+
+TURN_S = 600.0
+"""How long a thread waits for a commit of another one. Storage gives up long before that, but a merge may not."""
+
+CLOSE_S = 60.0
+"""How long closing waits for a commit that is under way."""
+
 
 class Committer:
     """Commits for all threads of a process. Renews itself when it was expired while it slept."""
@@ -67,8 +77,9 @@ class Committer:
         self.driver = driver
         self._read_only = read_only
         self.config = config
-        self._turn = threading.RLock()
+        self._turn = Lock("the committer of this process", TURN_S, is_reentrant=True)
         # Reentrant, because what is placed in its turn may have to put rows, which may have to register a writer.
+        self._pid = os.getpid()
         self._line: Line[Transaction] = Line()
         self._entered: dict[tuple[str, str], str] = {}
         # By writer and collection, the committer that was registered with it. SUBTLE: by writer, so that whoever
@@ -92,6 +103,7 @@ class Committer:
 
     def writer(self, collection: str) -> str:
         """The registered writer under whose prefix this process puts blobs."""
+        self.check_process()
         session = self.session
         is_entered = (session.writer, collection) in self._entered
         if is_entered and collection not in self._announcing and not self._closed:
@@ -244,9 +256,20 @@ class Committer:
         return known if known is not None else self.state(collection)
 
     def check_open(self) -> None:
-        """A UsageError if the store was closed."""
+        """A UsageError if the store was closed, or was opened by the parent of this process."""
+        self.check_process()
         if self._closed:
             raise UsageError(STORE_CLOSED)
+
+    def check_process(self) -> None:
+        """WrongProcess in a forked child. SUBTLE: before any lock, whose owner may not exist here (test_fork.py)."""
+        if not self.is_own:
+            raise WrongProcess(OTHER_PROCESS)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process opened it: a forked child did not."""
+        return self._pid == os.getpid()
 
     def check_writable(self, instead: str = "") -> None:
         """A UsageError if the store was closed, or was opened for reading only; it says what to do instead."""
@@ -256,7 +279,7 @@ class Committer:
 
     def close(self) -> None:
         """Give up the ids of this process everywhere: what it left behind need not wait to expire. Twice is fine."""
-        with self._turn:
+        with self._turn.within(CLOSE_S):
             if self._closed:
                 return
             try:
@@ -374,7 +397,7 @@ class Committer:
             frozen = self.session.frozen
             if frozen is not None and frozen.group.transactions == transactions:
                 raise
-            raise Determinate(f"nothing was committed: {error}") from error
+            raise Determinate(f"this was not committed, because an earlier commit is in doubt: {error}") from error
 
     def _settle(self) -> None:
         """Learn what became of a group whose outcome was unknown; whoever waited for it was told so. Holds the turn."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from timespine.client.collection import Collection
 from timespine.client.moments import Moment, to_user
+from timespine.client.one_process import OneProcess
 from timespine.client.reading import WAIT_S, last_complete, seconds_of
 from timespine.client.rows import Snapshot
 from timespine.errors import NotSealed, SinceError, UsageError
@@ -18,7 +19,7 @@ ATTEMPTS = 16
 """How often the newest common time is looked for again because somebody let it go meanwhile."""
 
 
-class Cut(Mapping[str, Snapshot]):
+class Cut(OneProcess, Mapping[str, Snapshot]):
     """Snapshots by name, all as of the same time. It holds history until it is closed or garbage collected."""
 
     def __init__(self, as_of: int | Time, snapshots: dict[str, Snapshot]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -31,6 +30,7 @@ from timespine.core.effects import (
 )
 from timespine.location.blob import Blob
 from timespine.location.consensus import Consensus, Write
+from timespine.pool import Pool
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Driver:
         self._engine = engine
         self._clock = clock
         self._sleep = sleep
-        self._deleters = ThreadPoolExecutor(DELETES_AT_ONCE, thread_name_prefix="timespine-delete")
+        self._deleters = Pool(DELETES_AT_ONCE, "timespine-delete", "this driver is closed: open the store again")
         self._perform: dict[type[Effect], Callable[..., Any]] = {
             Scan: lambda effect: self.consensus.scan(effect.key, effect.from_seqno, effect.limit),
             CompareAndSet: lambda effect: self.consensus.compare_and_set([Write(*write) for write in effect.writes]),

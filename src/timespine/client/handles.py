@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 
 from timespine.client.access import Access, Shared
 from timespine.client.catalog import Entry, first_name
+from timespine.locks import Lock
 
 
 class Handles:
@@ -15,7 +15,7 @@ class Handles:
     def __init__(self) -> None:
         self._by_id: dict[str, Access] = {}
         self._by_name: dict[str, Access] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock("the handles of this store")
 
     def __contains__(self, id: str) -> bool:
         return id in self._by_id

@@ -8,6 +8,7 @@ import threading
 from timespine.client.access import Shared
 from timespine.columnar.engine import Engine
 from timespine.core.transitions import ClaimMerge, HeartbeatWriter
+from timespine.locks import Flag
 
 HEARTBEAT_S = 2.0
 """How often the leases of the process are looked after. It writes only when one is due."""
@@ -22,7 +23,7 @@ class Heart:
     def __init__(self, shared: Shared, engine: Engine) -> None:
         self._shared = shared
         self._engine = engine
-        self._stop = threading.Event()
+        self._stop = Flag()
         self._thread = threading.Thread(target=self._run, name="timespine-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -33,9 +34,10 @@ class Heart:
         """Let the next beat be the last."""
         self._stop.set()
 
-    def join(self) -> None:
-        """Wait for the last beat."""
-        self._thread.join()
+    def join(self, limit_s: float) -> bool:
+        """Wait for the last beat; whether it came within the limit."""
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):

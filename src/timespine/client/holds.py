@@ -6,6 +6,7 @@ from timespine.client.access import Access
 from timespine.client.driver import fresh_id
 from timespine.client.leases import Held
 from timespine.client.moments import Moment, to_user
+from timespine.client.one_process import OneProcess
 from timespine.core.transitions import CompareAndDowngrade, RegisterHold, ReleaseHold
 from timespine.errors import SinceError, UsageError, shown
 from timespine.model.frontier import Frontier
@@ -15,7 +16,7 @@ TERM_MIN_MS = 10_000
 """The shortest term of a hold: leases are looked after every two seconds, and four beats must fit in."""
 
 
-class Hold:
+class Hold(OneProcess):
     """History from a time on stays readable while this is open."""
 
     def __init__(self, access: Access, held: Held) -> None:
@@ -42,7 +43,7 @@ class Hold:
         self.close()
 
 
-class CriticalHold:
+class CriticalHold(OneProcess):
     """A hold that never expires. It belongs to whoever knows its token, in any process."""
 
     def __init__(self, access: Access, name: str, token: str, since: Frontier) -> None:

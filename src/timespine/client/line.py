@@ -1,46 +1,66 @@
-"""Standing in line: what waits while somebody is at work is done together, by one of those who wait.
+"""The leader queue: what waits while a thread is at work is done together, by one of the threads that wait.
 
-There is no thread for it. Whoever finds nobody at work leads: it takes all that
-waits, does it as one, and hands out the answers; then the first of those who came
-meanwhile leads. So a lone caller pays nothing for it, and many share the work. Who
-was answered goes its way at once: it does not wait for whoever leads next.
+There is no thread for it. The first in the queue leads: it takes all that waits,
+does it as one, and hands out the answers; then the next one is the first, and
+leads. So a lone caller pays nothing for it, and many share the work. A thread that
+was answered goes its way at once: it does not wait for the next leader.
+
+Leading is not a mark that is handed over, which an interrupt could lose. It
+follows from the queue: the first whose call is still running leads
+(`timespine.locks`). A thread that waits longer than a tick asks whether the
+leader's call still runs. If it was interrupted, also inside its cleanup, then the
+next one leads: it tells all that the leader had begun with that they may have
+happened, and goes on with the rest.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from timespine.errors import Indeterminate
+from timespine.errors import Determinate, Indeterminate, UsageError
+from timespine.locks import TICK_MAX_S, TICK_S, Place
 
 T = TypeVar("T")
 
 GROUP_MAX = 256
 """How many are done together: an entry of the log has a bound, and so has the wait of the last in line."""
 
+WAIT_S = 600.0
+"""How long a thread waits for a leader that is at work. Storage gives up long before that."""
 
-class Waiting(Generic[T]):
+INTERRUPTED = "the thread at work on this was interrupted: it may have happened"
+
+
+class Waiting(Place, Generic[T]):
     """Something that waits for its answer."""
 
-    __slots__ = ("error", "item", "leads", "reply", "woken")
+    __slots__ = ("begun", "error", "is_answered", "item", "reply")
 
-    def __init__(self, item: T) -> None:
+    def __init__(self, item: T, frame: FrameType) -> None:
+        super().__init__(frame)
         self.item = item
         self.reply: Any = None
         self.error: BaseException | None = None
-        self.leads = False
-        """Whether it is its turn to do what waits."""
-        self.woken = threading.Lock()
-        """Free when it is answered, or has to lead."""
-        self.woken.acquire()
+        self.is_answered = False
+        """Whether its thread may go."""
+        self.begun = threading.Lock()
+        """Taken by the leader that does it, or by its own thread, which then withdraws it: the first one wins."""
 
     @property
     def is_done(self) -> bool:
         """Whether there is an answer."""
         return self.reply is not None or self.error is not None
+
+    def begin(self) -> bool:
+        """Take it, to do it or to withdraw it; whether nobody had."""
+        return self.begun.acquire(blocking=False)
 
     def answer(self) -> Any:
         """The reply; or the error is raised."""
@@ -58,72 +78,95 @@ class Line(Generic[T]):
     """Where the threads of a process wait for one kind of work."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._waiting: deque[Waiting[T]] = deque()
-        self._is_led = False
+        self._queue: deque[Waiting[T]] = deque()
         self._is_crowded = False
-        """Whether the last one who led was not alone."""
+        """Whether the last leader was not alone."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        """How many wait that no leader has begun with."""
+        return sum(not each.begun.locked() for each in self._standing(len(self._queue)))
 
     def offer(self, item: T, answer: Answer[T]) -> Any:
         """The reply to something, once it was done with whatever else waits; or its error."""
-        waiting = Waiting(item)
+        waiting = Waiting(item, sys._getframe())
         try:
-            self._join(waiting)
-            if not waiting.leads:
-                waiting.woken.acquire()
-            if waiting.leads:
+            self._queue.append(waiting)
+            if self._leads(waiting):
                 self._lead(waiting, answer)
-        except BaseException:
+        finally:
             self._leave(waiting)
-            raise
         return waiting.answer()
 
-    def _join(self, waiting: Waiting[T]) -> None:
-        with self._mutex:
-            self._waiting.append(waiting)
-            if not self._is_led:
-                self._is_led = waiting.leads = True
+    def _leads(self, waiting: Waiting[T]) -> bool:
+        """Wait until it is the first or is answered; whether it leads."""
+        deadline = time.monotonic() + WAIT_S
+        tick = TICK_S
+        while not waiting.is_answered:
+            first = self._queue[0]
+            if first is waiting:
+                return True
+            if first.is_gone():
+                self._leave(first)
+            elif first.thread == waiting.thread:
+                waiting.begin()
+                raise UsageError("this thread commits already: do not call a store from a signal handler")
+            elif time.monotonic() > deadline:
+                raise self._late(waiting)
+            elif not waiting.sleep(tick):
+                tick = min(tick * 1.5, TICK_MAX_S)
+        return False
 
-    def _leave(self, waiting: Waiting[T]) -> None:
-        """Interrupted: what nobody has begun with is not done, and somebody else leads.
-
-        SUBTLE: it may have to lead without knowing, and all behind it would wait for ever (test_line.py).
-        """
-        with self._mutex:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-        self._hand_over(waiting)
+    def _late(self, waiting: Waiting[T]) -> Exception:
+        """What to tell a thread that waited too long."""
+        if waiting.begin():
+            return Determinate(f"nothing was done: another thread has been at work for {WAIT_S:.0f} s; try again later")
+        return Indeterminate(f"another thread has been at work on this for {WAIT_S:.0f} s: it may have happened")
 
     def _lead(self, waiting: Waiting[T], answer: Answer[T]) -> None:
-        """Do what waits; the first in line is whoever leads."""
-        if self._is_crowded and len(self._waiting) < GROUP_MAX:
+        """Do what waits; the first of it is the leader's own."""
+        self._recover()
+        if waiting.is_done:
+            return
+        if self._is_crowded and len(self._queue) < GROUP_MAX:
             time.sleep(0)  # those who were just answered may have more: let them stand in line first
-        with self._mutex:
-            group = [self._waiting.popleft() for _ in range(min(len(self._waiting), GROUP_MAX))]
-            self._is_crowded = len(group) > 1 or len(self._waiting) > 0
+        group = [each for each in self._standing(GROUP_MAX) if each.begin()]
+        self._is_crowded = len(group) > 1 or len(self._queue) > len(group)
         try:
             answer(group)
         finally:
-            for each in group:
-                if not each.is_done:
-                    each.error = Indeterminate("whoever was at work on this was interrupted: it may have happened")
-            for each in group:
-                if each is not waiting:
-                    each.woken.release()
-            self._hand_over(waiting)
+            self._tell(group)
 
-    def _hand_over(self, waiting: Waiting[T]) -> None:
-        """Let the first in line lead, if this one did."""
-        with self._mutex:
-            if not waiting.leads:
-                return
-            waiting.leads = False
-            if self._waiting:
-                self._is_crowded = True
-                self._waiting[0].leads = True
-                self._waiting[0].woken.release()
-            else:
-                self._is_led = False
+    def _recover(self) -> None:
+        """Answer what an earlier leader had begun with: there is one leader at a time, so it was interrupted."""
+        self._tell([each for each in self._standing(GROUP_MAX) if each.begun.locked()])
+
+    def _tell(self, group: list[Waiting[T]]) -> None:
+        """Let all go that have an answer, and tell the others that they may have happened. The first one leads."""
+        for each in group:
+            if not each.is_done:
+                each.error = Indeterminate(INTERRUPTED)
+        for each in group[1:] if group and group[0] is self._queue[0] else group:
+            self._remove(each)
+            each.is_answered = True
+            each.wake()
+
+    def _standing(self, limit: int) -> list[Waiting[T]]:
+        """The first in the queue, as it is at one moment."""
+        while True:
+            try:
+                return [each for each, _ in zip(self._queue, range(limit), strict=False)]
+            except RuntimeError:
+                continue  # another thread joined or left meanwhile
+
+    def _leave(self, waiting: Waiting[T]) -> None:
+        """Leave the queue: what no leader has begun with is not done, and the next one leads."""
+        waiting.begin()
+        self._remove(waiting)
+        waiting.frame = None  # which has it among its variables: nothing may hold its rows from now on
+        if self._queue:
+            with contextlib.suppress(IndexError):  # it left just now
+                self._queue[0].wake()
+
+    def _remove(self, waiting: Waiting[T]) -> None:
+        with contextlib.suppress(ValueError):  # it has left
+            self._queue.remove(waiting)

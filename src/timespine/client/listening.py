@@ -26,7 +26,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.access import POLL_MAX_S, Access
+from timespine.client.access import POLL_MAX_S, Access, Shared
+from timespine.client.one_process import OneProcess
 from timespine.client.rows import REPLANS, Shape, UpdatesOfState, check_schema
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.runs import count
@@ -68,7 +69,7 @@ class Event:
     """The number of the commit."""
 
 
-class Listener(Iterator[Event]):
+class Listener(OneProcess, Iterator[Event]):
     """An iterator of events that waits for the next one. Close it, or leave its `with`, to stop listening."""
 
     error: BaseException | None = None
@@ -100,7 +101,7 @@ class Listener(Iterator[Event]):
         self._thread: threading.Thread | None = None
         # A listener that is dropped and never closed must not hold states for ever.
         weakref.finalize(self, self._held.abandon).atexit = False
-        with access.shared.committed:
+        with access.shared.listening:
             access.shared.listeners[self] = None
         if callback is not None:
             self._thread = threading.Thread(
@@ -144,10 +145,9 @@ class Listener(Iterator[Event]):
         """Stop listening. Whoever waits for the next event is told at once; a callback under way is not waited for."""
         if not self._closed:
             self._closed = True
-            told = self._access.shared.committed
-            with told:
+            with self._access.shared.listening:
                 self._access.shared.listeners.pop(self, None)
-                told.notify_all()
+            self._access.shared.committed.ring()
             self._held.close()
 
     def __enter__(self) -> Listener:
@@ -326,5 +326,13 @@ class Listener(Iterator[Event]):
             except Unavailable:
                 # Nothing was told, and the next try begins where this one did.
                 LOG.warning("a listener of %s waits: storage is unavailable", self._access.name)
-                with told:
-                    told.wait(POLL_MAX_S)
+                told.wait(told.count, POLL_MAX_S)
+
+
+def end_listeners(shared: Shared) -> None:
+    """Tell all listeners of a store that there is nothing more to hear."""
+    with shared.listening:
+        listeners = list(shared.listeners)
+    for listener in listeners:
+        with contextlib.suppress(Exception):  # storage is away: its lease expires by itself
+            listener.close()

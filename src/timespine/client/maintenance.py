@@ -20,11 +20,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from timespine.client.access import Access
+from timespine.client.committer import TURN_S
 from timespine.client.report import Report, said
 from timespine.client.rewriting import worth_rewriting
 from timespine.client.settled import Settled
@@ -36,6 +37,7 @@ from timespine.core.state import State, Status
 from timespine.core.transitions import AdvanceUpper, Command, Exert, Finalize, Refresh, Retain
 from timespine.core.transitions.merges import is_at_work
 from timespine.errors import ClosedError, Fenced, TimespineError, Unavailable, UsageError
+from timespine.locks import Flag, Lock
 from timespine.model.frontier import CLOSED, Frontier
 
 GATHER = 8
@@ -51,7 +53,7 @@ SWEEP_S = 3600.0
 """How often leaked blobs are looked for, per collection: it lists every blob."""
 
 SPARE_BYTES = 64 << 20
-"""What a merge leaves free on the disk, at least."""
+"""What a merge leaves free on the disk, at least; a small one leaves as much as it writes."""
 
 CLAIM_POLL_S = 0.05
 """How often somebody who waits for a merge that others are at work on looks whether it is done."""
@@ -112,10 +114,10 @@ class Maintenance:
         self._looked = monotonic()  # whoever exits soon looks after what it has opened, and no more
         self._upkeep: dict[str, _Upkeep] = {}
         self._settled = Settled()
-        self._wake = threading.Event()
-        self._stop = threading.Event()
+        self._wake = Flag()
+        self._stop = Flag()
         self._thread: threading.Thread | None = None
-        self._at_work = threading.Lock()
+        self._at_work = Lock("the maintenance of this store", TURN_S)
         self.report = Report()
         """What was done since the store was opened."""
         self.reason = ""
@@ -133,13 +135,16 @@ class Maintenance:
         self._settled.take_back(collections)
         self._wake.set()
 
-    def stop(self) -> None:
-        """Stop after the step that is under way."""
+    def stop(self, limit_s: float) -> bool:
+        """Stop after the step that is under way; whether it ended within the limit."""
         self._stop.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(limit_s)
+            if self._thread.is_alive():
+                return False
         self._thread = None
+        return True
 
     def bound(self, access: Access) -> None:
         """Where nobody works in the background: roll up what is long overdue, so that opening it stays cheap.
@@ -223,13 +228,9 @@ class Maintenance:
         upkeep.access = access
         return upkeep
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """No step is under way meanwhile."""
-        with self._at_work:
-            yield
-
-    # On demand.
+    def paused(self) -> Lock:
+        """For a `with`: no step is under way meanwhile."""
+        return self._at_work
 
     def maintain(self, accesses: list[Access], *, sweep: bool = False) -> Report:
         """Do all there is to do now. If some collection cannot be looked after, the others are all the same."""
@@ -470,7 +471,7 @@ class Maintenance:
             free = self._free_bytes()
         except OSError:
             return True  # nobody knows: the merge finds out
-        return free is None or free >= _size(request) + SPARE_BYTES
+        return free is None or free >= _size(request) + min(_size(request), SPARE_BYTES)
 
 
 def _is_claimed(state: State, request: MergeRequest, access: Access, *, at_once: bool) -> bool:

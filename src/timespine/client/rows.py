@@ -17,6 +17,7 @@ from timespine.client.dicts import to_dicts
 from timespine.client.handing import handed
 from timespine.client.leases import Held
 from timespine.client.moments import to_user
+from timespine.client.one_process import OneProcess
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.part_reader import MissingBlob
@@ -32,7 +33,7 @@ from timespine.columnar.wanted import Wanted, empty_table
 from timespine.core.hollow import Part, Run
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
-from timespine.errors import CorruptionError, LeaseExpired, Reopen, UsageError, shown
+from timespine.errors import CorruptionError, DiffOverflow, LeaseExpired, Reopen, UsageError, shown
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
@@ -61,7 +62,7 @@ class Shape:
     """Each row as often as it counts ("rows"), or once with its count in `_diff` ("column")."""
 
 
-class Rows:
+class Rows(OneProcess):
     """What was asked for, not read yet. It holds history until it is closed or garbage collected.
 
     Reading twice gives the same rows twice.
@@ -87,7 +88,7 @@ class Rows:
         self.tally = Tally()
         """What the last read did: parts and row groups read and skipped, bytes fetched."""
         if held is not None and owned:
-            weakref.finalize(self, held.close)
+            weakref.finalize(self, held.abandon).atexit = False
 
     @property
     def seqno(self) -> int | None:
@@ -268,7 +269,7 @@ class Rows:
         piece._wanted = replace(self._wanted, lower=lower, upper=upper)
         if self._held is not None:
             piece._held = self._held.again()
-            weakref.finalize(piece, piece._held.close)
+            weakref.finalize(piece, piece._held.abandon).atexit = False
         return piece
 
     def only(self, keys: KeySet) -> None:
@@ -404,6 +405,12 @@ class _missing:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: object) -> None:
+        if isinstance(value, DiffOverflow):
+            raise DiffOverflow(
+                f"a row of {self._rows._access.name} counts more than 64 bits can as of this time: look for it with "
+                "updates(), which gives every diff by itself, and append the opposite of some of them; other keys can "
+                "be read with `where`"
+            ) from value
         if isinstance(value, MissingBlob):
             held = self._rows._held
             if held is not None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 from timespine.client.driver import fresh_id
 from timespine.config import Config
 from timespine.core.protocols.session import Session
 from timespine.core.state import State
+from timespine.locks import Lock
 
 
 class SharedSession(Session):
@@ -15,7 +14,7 @@ class SharedSession(Session):
 
     def __init__(self, config: Config) -> None:
         super().__init__(fresh_id("k"), fresh_id("w"), config)
-        self._learning = threading.Lock()
+        self._learning = Lock("what this process knows")
 
     def count(self, what: str, by: int = 1) -> None:
         """Count an event."""

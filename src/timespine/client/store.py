@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
 
-from timespine.client.access import Access, Pool, Shared, decoded_schema
+from timespine.client.access import Access, Shared, decoded_schema
 from timespine.client.alike import check_alike, check_merging, rule_of
 from timespine.client.catalog import (
     Catalog,
@@ -24,8 +23,9 @@ from timespine.client.catalog import (
     retained_by_all,
     taken_over,
 )
+from timespine.client.closing import end_background
 from timespine.client.collection import Collection
-from timespine.client.committer import Committer
+from timespine.client.committer import STORE_CLOSED, Committer
 from timespine.client.cut import Cut, cut
 from timespine.client.driver import Driver, fresh_id
 from timespine.client.dropping import Dropping
@@ -37,6 +37,7 @@ from timespine.client.maintenance import Maintenance
 from timespine.client.metrics import of_store
 from timespine.client.moments import Moment, Progress, to_time
 from timespine.client.nursery import Nursery, entry_of, shape_of
+from timespine.client.one_process import OneProcess
 from timespine.client.reading import WAIT_S
 from timespine.client.report import Report, said
 from timespine.client.retention import Policy, Retention, change_policy, policy_of_store, retention_of
@@ -54,8 +55,10 @@ from timespine.core.transitions import AdvanceUpper
 from timespine.errors import ClosedError, TimespineError, Unavailable, UsageError, shown
 from timespine.location.blob import Blob
 from timespine.location.consensus import WRITES_MAX, Consensus
+from timespine.locks import Lock
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
+from timespine.pool import Pool
 
 LOAD_OPTIONS = ("timeline", "retain", "if_exists", "merging")
 """What `load` takes besides what it names itself: options of `create`."""
@@ -64,8 +67,12 @@ READ_THREADS = 4
 """Threads that read ahead and encode, at least: decoding and encoding run outside of the interpreter's lock."""
 
 
-class Store:
-    """An open store. May be used by many threads; not across a fork."""
+CLOSE_S = 600.0
+"""How long closing waits for a merge or a call that is under way, unless the caller says otherwise."""
+
+
+class Store(OneProcess):
+    """An open store. May be used by many threads, and by the process that opened it: a forked child opens its own."""
 
     def __init__(
         self,
@@ -87,7 +94,7 @@ class Store:
         self.location = location
         """Where it is, for people."""
         self._closed = False
-        self._pool = Pool(max(READ_THREADS, config.outstanding_parts), thread_name_prefix="timespine-read")
+        self._pool = Pool(max(READ_THREADS, config.outstanding_parts), "timespine-read", STORE_CLOSED)
         self._cache = PartCache(config.cache_bytes)
         self.engine = Engine(
             blob,
@@ -114,7 +121,7 @@ class Store:
         self._dropping = Dropping(self._catalog, self._committer)
         self.handles = Handles()
         """The collections that are open here."""
-        self._lock = threading.Lock()
+        self._closing = Lock("the end of this store")
         self.maintenance = Maintenance(
             self._upkeep.run, self.handles.all, free_bytes, others=self._others, monotonic=monotonic, sleep=sleep
         )
@@ -232,7 +239,6 @@ class Store:
         """Give a collection another name. Handles that are open go on."""
         self._committer.check_writable()
         check_name(new)
-
         id = self._catalog.find(old).id
         self._catalog.change(partial(renamed, id, old, new))
         self.handles.rename(id, new)
@@ -364,24 +370,24 @@ class Store:
 
     # The end.
 
-    def close(self) -> None:
-        """Stop the background, give back leases, close the ports. Twice is fine."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._end_listeners()
-        self.maintenance.finish()
-        self.heart.stop()
-        self.maintenance.stop()
-        self.heart.join()
-        for end in (self._leases.close, self._committer.close, self._upkeep.close):
-            with contextlib.suppress(Exception):  # storage is away: what stays behind expires by itself
-                end()
-        with self._shared.committed:
-            self._shared.committed.notify_all()  # whoever waits for a time to be complete is told now, not later
-        self._pool.shutdown(wait=True)
-        self._driver.close()
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Stop the background, give back leases, close the ports. Twice is fine.
+
+        Determinate if something is still at work after `timeout` seconds, and what: close it again to go on waiting.
+        In a forked child nothing happens: the store belongs to the parent.
+        """
+        if not self._committer.is_own:
+            return
+        with self._closing.within(timeout):
+            if not self._closed:
+                left = end_background(self._shared, self.maintenance, self.heart, self._upkeep, timeout)
+                self._pool.shutdown(limit_s=left)
+                try:
+                    self._driver.close()
+                except Exception:
+                    self._closed = True  # each port was told
+                    raise
+                self._closed = True
 
     def __enter__(self) -> Store:
         return self
@@ -471,19 +477,10 @@ class Store:
         return output
 
     def _told(self, collections: set[str]) -> None:
-        with self._shared.committed:
-            self._shared.committed.notify_all()
+        self._shared.committed.ring()
         self.maintenance.wake(collections)
         for access in filter(None, map(self.handles.get, collections)):
             self.maintenance.bound(access)
-
-    def _end_listeners(self) -> None:
-        """Tell everybody who listens that there is nothing more to hear."""
-        with self._shared.committed:
-            listeners = list(self._shared.listeners)
-        for listener in listeners:
-            with contextlib.suppress(Exception):  # storage is away: its lease expires by itself
-                listener.close()
 
     def _bury(self) -> int:
         """Let the data of dropped collections go, as far as nobody reads it any more; blobs that went."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from timespine.client.access import Access
 from timespine.client.leases import Held
+from timespine.client.one_process import OneProcess
 from timespine.client.rows import Rows, Shape, Updates, check_schema
 from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted
@@ -41,7 +42,7 @@ class Event:
     """Everything at or before this time has been told."""
 
 
-class Subscription(Iterator[Event]):
+class Subscription(OneProcess, Iterator[Event]):
     """An iterator of events that waits for the next one. Close it, or leave its `with`, to release history."""
 
     def __init__(
@@ -110,9 +111,7 @@ class Subscription(Iterator[Event]):
         if not self._closed:
             self._closed = True
             self._held.close()
-            told = self._access.shared.committed
-            with told:
-                told.notify_all()
+            self._access.shared.committed.ring()
 
     def __enter__(self) -> Subscription:
         return self

@@ -19,6 +19,7 @@ what the caller relies on is not tried again: `expect`, and what `snapshot` has 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -33,6 +34,7 @@ from timespine.client.committer import Committer
 from timespine.client.merge_into import Merge
 from timespine.client.moments import Moment, Progress
 from timespine.client.nursery import Nursery
+from timespine.client.one_process import OneProcess
 from timespine.client.rows import Snapshot
 from timespine.client.steps import Appending, AppendingFree, Changing, Step, Telling, Writing, is_free
 from timespine.client.storing import Runs, stored_together, surely_not
@@ -44,7 +46,7 @@ from timespine.errors import TimespineError, UpperMismatch, UsageError, shown
 from timespine.model.frontier import Frontier
 
 
-class Transaction:
+class Transaction(OneProcess):
     """What is to happen together. Leave its `with` to commit it; raise to give it up."""
 
     def __init__(
@@ -207,7 +209,7 @@ class Transaction:
         changed = [step.access for step in self._steps if step.is_read]
         with contextlib.ExitStack() as stack:
             for access in sorted(changed, key=lambda access: access.id):  # in one order: nobody waits in a circle
-                stack.enter_context(access.changing)
+                stack.enter_context(access.changing.held_by(sys._getframe()))
             attempts = READS_MAX if changed else self._committer.config.commit_attempts
             for _ in range(attempts):
                 try:

@@ -20,6 +20,7 @@ from typing import TypeVar
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
 from timespine.client.moments import Progress, to_ms
+from timespine.client.one_process import OneProcess
 from timespine.client.storing import count_appended, surely_not
 from timespine.columnar.builder import BatchBuilder, flush_to_blob, is_inline_of
 from timespine.columnar.runs import delete_batch, written_by
@@ -36,7 +37,7 @@ TRANSMIT_TTL = "1 hour"
 """How long a transmitted batch can be committed, unless its builder says otherwise."""
 
 
-class Writer:
+class Writer(OneProcess):
     """The handle for those who build batches themselves."""
 
     def __init__(self, access: Access) -> None:

@@ -14,7 +14,7 @@ from timespine.client.given import names_of, with_diffs, with_keys
 from timespine.client.inspecting import plain
 from timespine.client.moments import Moment, Progress, to_user
 from timespine.client.storing import anywhere, stored
-from timespine.columnar.consolidate import consolidate
+from timespine.columnar.consolidate import check_weights, consolidate
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.rows import updates
 from timespine.columnar.schema import Schema
@@ -128,6 +128,7 @@ def made_of(access: Access, rows: Any, at: Time | None) -> Made:
         id, schema = access.schema(state)
         table = _table(rows, schema, at)
     lower, latest = (Frontier((at,)), at) if at is not None else extent(table, schema)
+    check_weights(table, schema)
     return Made(id, schema, consolidate(table, (*schema.order_names, *schema.time_names)), lower, latest)
 
 

@@ -8,6 +8,7 @@ goes first. Two threads that miss the same key load it once.
 from __future__ import annotations
 
 import enum
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from timespine.errors import UsageError, shown
+from timespine.locks import TICK_MAX_S, Flag, Lock, Place
 
 
 class Hint(enum.Enum):
@@ -30,9 +32,9 @@ class Hint(enum.Enum):
 class _Load:
     """A load under way: whoever comes later waits for it instead of doing the same."""
 
-    thread: int = field(default_factory=threading.get_ident)
-    """Who loads."""
-    done: threading.Event = field(default_factory=lambda: threading.Event())
+    place: Place
+    """The call that loads."""
+    done: Flag = field(default_factory=Flag)
     """Set when there is a result, or when there will be none."""
     result: tuple[Any, int] | None = None
     """The value and its bytes; None if the load failed."""
@@ -54,7 +56,7 @@ class PartCache:
         """Values that had to go for others."""
         self.bytes = 0
         """What is kept now."""
-        self._lock = threading.Lock()
+        self._lock = Lock("the cache")
         self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._loads: dict[Hashable, _Load] = {}
 
@@ -88,11 +90,15 @@ class PartCache:
                 under_way = self._loads.get(key)
                 if under_way is None:
                     self.misses += 1
-                    mine = self._loads[key] = _Load()
+                    mine = self._loads[key] = _Load(Place(sys._getframe()))
                     break
-            if under_way.thread == threading.get_ident():
-                raise UsageError(f"loading {shown(key)} needs {shown(key)}: this would wait for itself")
-            under_way.done.wait()
+            while not under_way.done.is_set():
+                if under_way.place.is_gone():  # it was interrupted before it could say so
+                    self._forget(key, under_way)
+                elif under_way.place.thread == threading.get_ident():
+                    raise UsageError(f"loading {shown(key)} needs {shown(key)}: this would wait for itself")
+                else:
+                    under_way.done.wait(TICK_MAX_S)
             if under_way.result is not None:
                 value, nbytes = under_way.result
                 with self._lock:
@@ -106,9 +112,15 @@ class PartCache:
                 self.put(key, value, nbytes)
             return value
         finally:
-            with self._lock:
+            self._forget(key, mine)
+
+    def _forget(self, key: Hashable, load: _Load) -> None:
+        """A load is over: the next one that misses begins another."""
+        with self._lock:
+            if self._loads.get(key) is load:
                 del self._loads[key]
-            mine.done.set()
+        load.done.set()
+        load.place.frame = None  # which has the load among its variables
 
     def get_or_load_all(
         self,
@@ -130,7 +142,7 @@ class PartCache:
                     found[key] = value
                 elif key not in self._loads:
                     self.misses += 1
-                    mine[key] = self._loads[key] = _Load()
+                    mine[key] = self._loads[key] = _Load(Place(sys._getframe()))
         if mine:
             try:
                 for key, result in zip(mine, load(list(mine)), strict=True):
@@ -139,11 +151,8 @@ class PartCache:
                     if hint is Hint.MAY_ADD:
                         self.put(key, *result)
             finally:
-                with self._lock:
-                    for key in mine:
-                        del self._loads[key]
-                for each in mine.values():
-                    each.done.set()
+                for key, each in mine.items():
+                    self._forget(key, each)
         for key in keys:
             if key not in found:
                 found[key] = self.get_or_load(key, lambda key=key: load([key])[0], hint)  # type: ignore[misc]

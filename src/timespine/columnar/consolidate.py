@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from timespine.columnar.gather import narrow, read_back, take
 from timespine.columnar.order import WORD_BITS, Index, Packed, pack, single
-from timespine.columnar.schema import DIFF, TIME, time_names
+from timespine.columnar.schema import DIFF, TIME, Schema, time_names
 from timespine.columnar.text import Words, blocks
 from timespine.columnar.ties import Flags, group_blocks, settle
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
@@ -220,6 +220,25 @@ def _check_sums(diffs: NDArray[np.int64], starts: Index) -> None:
     limit = 1 << (_HALF_BITS - 1)
     if ((upper < -limit) | (upper >= limit)).any():
         raise DiffOverflow("the diffs of a row add up to more than 64 bits can count")
+
+
+def check_weights(table: pa.Table, schema: Schema) -> None:
+    """A DiffOverflow if the diffs of one row add up to more than 64 bits can count, whatever their signs and times.
+
+    Then no sum of some of them, as of any time, can overflow.
+    """
+    diffs = table.column(DIFF).to_numpy()
+    if len(diffs) == 0 or max(-int(diffs.min()), int(diffs.max())) <= INT64_MAX // len(diffs):
+        return
+    weights = pa.array(np.where(diffs == np.iinfo(np.int64).min, INT64_MAX, np.abs(diffs)))
+    rows = table.select(list(schema.order_names)).append_column(DIFF, weights)
+    try:
+        consolidate(rows, schema.order_names)
+    except DiffOverflow:
+        raise DiffOverflow(
+            "the diffs of a row of this batch add up to more than 64 bits can count, whatever their signs: nothing was "
+            "written; append fewer at once"
+        ) from None
 
 
 def advance(table: pa.Table, since: Frontier) -> pa.Table:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from timespine.columnar.cache import Hint
 from timespine.columnar.parts import Parts, meta_of
@@ -30,19 +32,26 @@ def counted(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> int:
     if wanted.lower is not None or wanted.upper is not None:
         return sum(_sum(table) for table in scan(parts, runs, wanted, parts.config.merge_bytes))
     narrow = replace(wanted, columns=(), bare=True)
-    total = 0
+    total = weight = 0
     for run in runs:
         id, schema = parts.schema(run)
         for part in run.parts:
             if is_whole(part, wanted):
                 total += part.diff_sum or 0
+                weight += _weight(part) or 0
                 continue
             for leaf in parts.matching((part,), run, narrow):
                 if is_whole(leaf, wanted):
                     total += leaf.diff_sum or 0
+                    weight += _weight(leaf) or 0
                     continue
                 for table in parts.tables(leaf, id, schema, narrow, parts.config.merge_bytes // 4):
-                    total += _sum(filtered(table, narrow))
+                    chosen = filtered(table, narrow)
+                    total += _sum(chosen)
+                    weight += chosen.num_rows * _largest(chosen.column(DIFF).to_numpy())
+    if weight > INT64_MAX:
+        # The count of one row may not fit. Then a snapshot says so, and so must this: it reads what a snapshot reads.
+        return sum(_sum(table) for table in scan(parts, runs, wanted, parts.config.merge_bytes))
     return total
 
 
@@ -80,8 +89,12 @@ def _sum(table: pa.Table) -> int:
     diffs = table.column(DIFF).to_numpy()
     if len(diffs) == 0:
         return 0
-    largest = max(-int(diffs.min()), int(diffs.max()))
-    return int(diffs.sum() if largest <= INT64_MAX // len(diffs) else diffs.astype(object).sum())
+    return int(diffs.sum() if _largest(diffs) <= INT64_MAX // len(diffs) else diffs.astype(object).sum())
+
+
+def _largest(diffs: NDArray[np.int64]) -> int:
+    """The largest diff, whatever its sign."""
+    return max(-int(diffs.min()), int(diffs.max())) if len(diffs) else 0
 
 
 def is_whole(part: Part, wanted: Wanted) -> bool:
@@ -93,8 +106,14 @@ def is_whole(part: Part, wanted: Wanted) -> bool:
 
 def _may_wrap(part: Part) -> bool:
     """Whether the sum that is known of a part may be another one modulo 2^64."""
+    weight = _weight(part)
+    return weight is None or weight > INT64_MAX
+
+
+def _weight(part: Part) -> int | None:
+    """No row of a part counts more than this, whatever its sign; None if that is not known."""
     meta = meta_of(part)
-    return meta is None or part.rows * max(-meta.min_diff, meta.max_diff) > INT64_MAX
+    return None if meta is None else part.rows * max(-meta.min_diff, meta.max_diff)
 
 
 def is_within(part: Part, window: Window) -> bool:

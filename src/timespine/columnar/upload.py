@@ -29,7 +29,7 @@ from timespine.config import Config
 from timespine.core.codec import encode_run
 from timespine.core.hollow import Part
 from timespine.core.protocols.session import pause_ms
-from timespine.errors import Unavailable, UsageError
+from timespine.errors import NoSpace, Unavailable, UsageError
 from timespine.location.blob import Blob
 
 END_BYTES = 4096
@@ -140,6 +140,8 @@ class Target:
         for attempt in range(self.config.storage_attempts - 1):
             try:
                 self.blob.put(key, data)
+            except NoSpace:
+                raise  # it takes more than a moment until there is space
             except Unavailable:
                 self.sleep(pause_ms(self.config, attempt) / 1000)
             else:

@@ -7,8 +7,19 @@ durable as every folder above it: whoever makes one syncs the folder it is in.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+
+from timespine.errors import NoSpace
+
+SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the system says when there is no room for more."""
+
+
+def no_space(what: str, reason: str) -> NoSpace:
+    """The error for a full disk: what was not done, and what to do."""
+    return NoSpace(f"{what}: {reason}; free some space on the disk, then expire history and run maintenance")
 
 
 def sync(fd: int) -> None:

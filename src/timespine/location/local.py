@@ -41,7 +41,7 @@ from timespine.location.arguments import (
     check_size,
 )
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
-from timespine.location.durable import make_folders, sync
+from timespine.location.durable import SPACE, make_folders, no_space, sync
 
 TEMPORARY = ".tmp"
 """The folder of unfinished puts. No segment begins with a dot, so it is nobody's collection."""
@@ -55,9 +55,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
-_SURELY_NOT_LINKED = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EMLINK, errno.EACCES, errno.EROFS, errno.ENOMEM, errno.ENAMETOOLONG}
-)
+_SURELY_NOT_LINKED = frozenset({errno.EMLINK, errno.EACCES, errno.EROFS, errno.ENOMEM, errno.ENAMETOOLONG})
 _SURELY_NOT_REMOVED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOMEM})
 
 
@@ -238,12 +236,16 @@ def _failures(kind: type[Unavailable], what: str, *, missing_too: bool = False) 
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not missing_too:
             raise
+        if error.errno in SPACE and kind is Determinate:
+            raise no_space(what, str(error.strerror)) from error
         raise kind(f"{what}: {error.strerror or error}") from error
 
 
 def _link_failure(key: BlobKey, error: OSError) -> UsageError | Unavailable:
     if error.errno in _NO_LINKS:
         return UsageError(f"blob {key} was not put: {error.strerror}; the root must be one file system with hard links")
+    if error.errno in SPACE:
+        return no_space(f"blob {key} was not put", str(error.strerror))
     if error.errno in _SURELY_NOT_LINKED:
         return Determinate(f"blob {key} was not put: {error.strerror}")
     return Indeterminate(f"blob {key} may not have been put: {error.strerror}")

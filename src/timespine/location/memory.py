@@ -6,7 +6,6 @@ Threads may share it; processes cannot.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from timespine.ids import parse_blob_key, parse_blob_prefix
@@ -26,13 +25,14 @@ from timespine.location.arguments import (
 )
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
 from timespine.location.consensus import Entry, Write, differing
+from timespine.locks import Lock
 
 
 class MemoryBlob:
     """The Blob port as a dictionary."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock("the blobs in memory")
         self._values: dict[str, bytes] = {}
         self._closed = False
 
@@ -83,10 +83,10 @@ class _Log:
 
     __slots__ = ("entries", "first")
 
-    def __init__(self, data: bytes) -> None:
-        self.first = 0
+    def __init__(self, first: int, entries: list[bytes]) -> None:
+        self.first = first
         """The sequence number of entries[0]."""
-        self.entries = [data]
+        self.entries = entries
         """What was written, oldest first."""
 
     @property
@@ -98,8 +98,10 @@ class MemoryConsensus:
     """The Consensus port as a dictionary of lists."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock("the logs in memory")
         self._logs: dict[str, _Log] = {}
+        self._undone: list[tuple[str, int]] = []
+        """While entries are written, the keys and how many entries each had: what is interrupted is taken back."""
         self._closed = False
 
     def head(self, key: str) -> Entry | None:
@@ -126,11 +128,13 @@ class MemoryConsensus:
             lost = differing(writes, heads)
             if lost is not None:
                 return lost
+            self._undone = [(each.key, len(logs[each.key].entries) if each.key in logs else 0) for each in writes]
             for write in writes:
                 if write.key in logs:
                     logs[write.key].entries.append(write.data)
                 else:
-                    logs[write.key] = _Log(write.data)
+                    logs[write.key] = _Log(0, [write.data])
+            self._undone = []  # from here on they are in, all at once
             return None
 
     def truncate(self, key: str, below: int) -> int:
@@ -140,8 +144,7 @@ class MemoryConsensus:
             if log is None:
                 return 0
             dropped = max(0, min(below, log.head) - log.first)
-            del log.entries[:dropped]
-            log.first += dropped
+            self._logs[key] = _Log(log.first + dropped, log.entries[dropped:])
             return dropped
 
     def list_keys(self, prefix: str = "") -> list[str]:
@@ -155,4 +158,10 @@ class MemoryConsensus:
 
     def _live(self) -> dict[str, _Log]:
         check_open(self._closed, "consensus")
+        for key, length in self._undone:
+            if key in self._logs:
+                del self._logs[key].entries[length:]
+                if length == 0:
+                    del self._logs[key]
+        self._undone = []
         return self._logs

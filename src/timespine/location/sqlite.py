@@ -78,20 +78,26 @@ class SqliteConsensus:
 
     def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
         writes = check_writes(writes)
-        with self._file.writing() as connection:
-            heads = {write.key: _newest_seqno(connection, write.key) for write in writes}
+
+        def write(connection: sqlite3.Connection) -> Mapping[str, int | None] | None:
+            heads = {each.key: _newest_seqno(connection, each.key) for each in writes}
             lost = differing(writes, heads)
             if lost is None:
                 connection.executemany(_INSERT, map(_row, writes))
-        return lost
+            return lost
+
+        return self._file.write(write)
 
     def truncate(self, key: str, below: int) -> int:
         check_truncate(key, below)
-        with self._file.writing() as connection:
+
+        def write(connection: sqlite3.Connection) -> int:
             newest = _newest_seqno(connection, key)
             if newest is None:
                 return 0
             return connection.execute(_TRUNCATE, (key, min(below, newest))).rowcount
+
+        return self._file.write(write)
 
     def list_keys(self, prefix: str = "") -> list[str]:
         if not check_text(prefix, "prefix").isascii():

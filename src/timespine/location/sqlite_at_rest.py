@@ -51,7 +51,7 @@ class SqliteFileAtRest(SqliteFile):
         if not os.path.exists(self.path):
             raise UsageError(f"{self.path} is not there, and nothing is made where only reading is allowed")
 
-    def writing(self) -> NoReturn:
+    def write(self, work: object) -> NoReturn:
         """Refused."""
         raise UsageError(f"{self.path} is open for reading only")
 

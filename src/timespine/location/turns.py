@@ -13,6 +13,7 @@ frees the locks of a process that dies.
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import time
 
@@ -30,36 +31,43 @@ class WriteLine:
     """Where the writers of all processes stand in line for their turn."""
 
     def __init__(self, path: str) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._turn = os.open(path + ".lock", flags, 0o666)
+        self.turn = _opened(path + ".lock")
+        """The file whose lock is the turn."""
         try:
-            self._next = os.open(path + ".next", flags, 0o666)
+            self._next = _opened(path + ".next")
         except OSError:
-            os.close(self._turn)
+            self.turn.close()
             raise
 
     def enter(self, deadline: float) -> bool:
         """Wait for the turn until `deadline` (of time.monotonic); whether it came."""
         try:
-            return poll(self._next, deadline, BEHIND_S, BEHIND_S) and poll(self._turn, deadline, NEXT_S, SLOW_S)
+            return poll(self._next, deadline, BEHIND_S, BEHIND_S) and poll(self.turn, deadline, NEXT_S, SLOW_S)
         finally:
             fcntl.flock(self._next, fcntl.LOCK_UN)
 
     def leave(self) -> None:
         """End the turn; without effect if it never came."""
-        fcntl.flock(self._turn, fcntl.LOCK_UN)
+        fcntl.flock(self.turn, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        os.close(self._turn)
-        os.close(self._next)
+        """Close both files. Twice is fine, so that what was interrupted can be closed again."""
+        self.turn.close()
+        self._next.close()
 
 
-def poll(fd: int, deadline: float, pause_s: float, slow_s: float) -> bool:
+def _opened(path: str) -> io.FileIO:
+    """A file for its lock, made if there is none. SUBTLE: a number alone could be closed twice, the second time as
+    the file of another thread (test_interrupts.py)."""
+    return io.FileIO(path, "r+", opener=lambda path, _: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+
+
+def poll(file: io.FileIO, deadline: float, pause_s: float, slow_s: float) -> bool:
     """Ask for the lock until the deadline: every `pause_s`, and after some 20 ms every `slow_s`."""
     asked = 0
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             if time.monotonic() >= deadline:

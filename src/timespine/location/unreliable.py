@@ -8,7 +8,6 @@ does to an operation that only reads is the same minus the effect.
 from __future__ import annotations
 
 import enum
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -17,6 +16,7 @@ from timespine.errors import Determinate, Indeterminate, Unavailable, UsageError
 from timespine.location.arguments import check_writes
 from timespine.location.blob import BLOB_BYTES_MAX, Blob, BlobInfo
 from timespine.location.consensus import Consensus, Entry, Write
+from timespine.locks import Lock
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class _Faults:
     def __init__(self, decide: Decide, pause: Callable[[], None]) -> None:
         self._decide = decide
         self._pause = pause
-        self._lock = threading.Lock()
+        self._lock = Lock("the faults")
         self._ghosts: list[Callable[[], object]] = []
         self.counts: Counter[Fault] = Counter()
         """How many calls met each fault."""

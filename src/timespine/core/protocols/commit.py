@@ -145,6 +145,7 @@ def resolve(session: Session) -> Protocol[bool | None]:
     frozen = session.frozen
     if frozen is None:
         return None
+    reason = ""
     for attempt in range(session.config.storage_attempts):
         try:
             mismatch = yield CompareAndSet(frozen.writes)
@@ -154,7 +155,8 @@ def resolve(session: Session) -> Protocol[bool | None]:
             else:
                 newest = yield from _newest(session, frozen.judged.changed)
                 happened = yield from _is_in(session, frozen, newest)
-        except Unavailable:
+        except Unavailable as error:
+            reason = str(error)
             # SUBTLE: also "did not happen" is no answer here: an earlier try may have
             # (test_commit.py).
             session.count("retries")
@@ -162,13 +164,13 @@ def resolve(session: Session) -> Protocol[bool | None]:
             continue
         session.frozen = None
         return happened
-    raise _in_doubt(frozen)
+    raise _in_doubt(frozen, reason)
 
 
-def _in_doubt(frozen: Frozen) -> Indeterminate:
+def _in_doubt(frozen: Frozen, reason: str) -> Indeterminate:
     return Indeterminate(
-        f"group {frozen.group.number} of {frozen.group.committer} may or may not be committed: "
-        "storage does not answer; it will be resolved before the next commit"
+        f"group {frozen.group.number} of {frozen.group.committer or 'a registration'} may or may not be committed: "
+        f"storage does not say ({reason}); it will be resolved before the next commit"
     )
 
 
@@ -202,7 +204,7 @@ def _looked_up(session: Session, sent: Frozen, states: dict[str, State]) -> Prot
         newest = yield from _refreshed(session, states, states)
         is_in = yield from _is_in(session, sent, newest)
     except Unavailable as error:
-        raise _in_doubt(sent) from error
+        raise _in_doubt(sent, str(error)) from error
     session.frozen = None
     session.count("found committed" if is_in else "lost")
     return newest, is_in

@@ -9,7 +9,7 @@ from timespine.config import DEFAULT, Config
 from timespine.core.effects import Effect, Protocol, Sleep
 from timespine.core.group import Group, Judged
 from timespine.core.state import State
-from timespine.errors import Determinate, Unavailable
+from timespine.errors import Determinate, NoSpace, Unavailable
 
 T = TypeVar("T")
 
@@ -72,6 +72,8 @@ def _tried(session: Session, effect: Effect, failure: type[Unavailable]) -> Prot
     for attempt in range(session.config.storage_attempts - 1):
         try:
             return (yield effect)
+        except NoSpace:
+            raise  # it takes more than a moment until there is space
         except failure:
             session.count("retries")
             yield Sleep(pause_ms(session.config, attempt))

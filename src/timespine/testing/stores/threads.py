@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
+import timespine.pool
 from timespine.testing.stores.scheduler import Scheduler, Task
 
-PACKAGES = ("timespine.client.", "timespine.columnar.")
+PACKAGES = ("timespine.client.", "timespine.columnar.", "timespine.locks", "timespine.pool")
 """Whose modules wait in the scheduler."""
 
 
@@ -375,6 +376,7 @@ def virtual(scheduler: Scheduler) -> Iterator[None]:
                 for attribute, real, ours in (("threading", threading, THREADING), ("time", time, TIME)):
                     if getattr(module, attribute, None) is real:
                         put(module, attribute, ours)
+        put(timespine.pool, "queue", SimpleNamespace(SimpleQueue=SimpleQueue, Empty=queue.Empty))
         put(concurrent.futures.thread, "threading", THREADING)
         put(concurrent.futures.thread, "queue", SimpleNamespace(SimpleQueue=SimpleQueue, Empty=queue.Empty))
         put(concurrent.futures._base, "threading", THREADING)

@@ -1,0 +1,142 @@
+"""Handles in another process: a forked child and a pickle are refused at once; a store opened there works."""
+
+import contextlib
+import copy
+import gc
+import os
+import pickle
+import signal
+import threading
+import warnings
+
+import pytest
+
+import timespine as ts
+from timespine.errors import WrongProcess
+
+KEY = {"n": "int64"}
+
+
+def in_child(action, seconds=60):
+    """Run something in a forked child, which is killed after a while; what it returned or raised, as text."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer versions warn of forks beside threads
+        pid = os.fork()
+    if pid == 0:
+        signal.alarm(seconds)
+        try:
+            said = repr(action())
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said.encode()[:4000])
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    assert os.waitpid(pid, 0)[1] == 0, "the child hung"
+    return said
+
+
+@contextlib.contextmanager
+def busy(store, numbers):
+    """Threads that append, read and upsert all the time, so that a fork finds locks taken."""
+    done, failures = threading.Event(), []
+
+    def work(call):
+        n = 0
+        while not done.is_set():
+            n += 1
+            try:
+                call(n)
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+    calls = (lambda n: numbers.append([{"n": n}]), lambda n: numbers.count(), lambda n: numbers.upsert([{"n": -n}]))
+    threads = [threading.Thread(target=work, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(60)
+    assert failures == []
+
+
+def test_a_child_that_uses_a_handle_of_its_parent_is_refused_at_once_though_threads_are_at_work(tmp_path):
+    with ts.open(tmp_path) as store:
+        numbers = store.create("numbers", key=KEY, timeline="counter")
+        numbers.append([{"n": 0}])
+        snapshot, feed, listener = numbers.snapshot(), numbers.subscribe(), numbers.listen()
+        writer = numbers.writer()
+        uses = {
+            "append": lambda: numbers.append([{"n": 1}]),
+            "count": numbers.count,
+            "upsert": lambda: numbers.upsert([{"n": 1}]),
+            "create": lambda: store.create("others", key=KEY),
+            "names": store.names,
+            "a transaction": lambda: store.transaction().append("numbers", [{"n": 1}]),
+            "a snapshot": snapshot.to_arrow,
+            "a feed": feed.poll,
+            "a listener": listener.poll,
+            "a writer": lambda: writer.builder(lower=1),
+            "maintain": store.maintain,
+        }
+        with busy(store, numbers):
+            for what, use in uses.items():
+                assert in_child(use).startswith("WrongProcess"), what
+        assert {each["n"] for each in numbers.snapshot().to_pylist()} >= {0}
+
+
+def test_a_store_that_a_child_opens_works_beside_its_parent(tmp_path):
+    with ts.open(tmp_path) as store:
+        numbers = store.create("numbers", key=KEY, timeline="counter")
+
+        def append():
+            with ts.open(tmp_path) as own:
+                return own["numbers"].append([{"n": 1_000_000}]).rows
+
+        with busy(store, numbers):
+            assert [in_child(append) for _ in range(3)] == ["1", "1", "1"]
+        assert numbers.count(where="n = 1000000") == 3
+
+
+def test_what_a_child_drops_or_closes_changes_nothing_for_its_parent(tmp_path):
+    with ts.open(tmp_path) as store:
+        numbers = store.create("numbers", key=KEY, timeline="counter")
+        numbers.append([{"n": 1}])
+        held = [numbers.snapshot(), numbers.subscribe()]
+        before = store._committer.session.committer
+
+        def drop():
+            for each in held:
+                each.close()
+            held.clear()
+            store.close()
+            gc.collect()
+            return "dropped"
+
+        assert in_child(drop) == "'dropped'"
+        state = numbers._access.state()
+        assert before in state.committers, "the committer of the parent is still registered"
+        assert len(state.readers) == 2, "and so are its leases"
+        numbers.append([{"n": 2}])
+        assert numbers.count() == 2
+
+
+def test_a_handle_that_is_pickled_says_what_to_do_instead(tmp_path):
+    with ts.open(tmp_path, maintenance=False) as store:
+        numbers = store.create("numbers", key=KEY, timeline="counter")
+        numbers.append([{"n": 1}])
+        handles = [
+            *(store, numbers, numbers.snapshot(), numbers.updates(), numbers.subscribe(), numbers.listen()),
+            *(numbers.writer(), numbers.hold(), numbers.hold(critical="c"), store.transaction()),
+            store.snapshot(["numbers"]),
+        ]
+        for handle in handles:
+            for pickled in (pickle.dumps, copy.copy):
+                with pytest.raises(WrongProcess, match=r"open the store in the other process.*to_spark.*transmit"):
+                    pickled(handle)
