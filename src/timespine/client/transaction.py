@@ -40,7 +40,7 @@ from timespine.client.unsealed import REFUSE
 from timespine.client.writing import once
 from timespine.core import group
 from timespine.core.transitions import AdvanceUpper, Command, Seal
-from timespine.errors import TimespineError, UpperMismatch, UsageError, shown
+from timespine.errors import SchemaChanged, TimespineError, UpperMismatch, UsageError, shown
 from timespine.model.frontier import Frontier
 
 
@@ -215,6 +215,10 @@ class Transaction:
                     return
                 except UpperMismatch:
                     self._check_reads()
+                except SchemaChanged as changed:
+                    # Rows that were worked out from those that are there are worked out again.
+                    if not any(step.is_read and step.access.id == changed.collection for step in self._begun):
+                        raise
                 except UsageError:
                     if not any(step.is_stale for step in self._begun):
                         raise

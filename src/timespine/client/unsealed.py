@@ -208,7 +208,8 @@ def write_of(access: Access, made: Made, runs: Runs) -> Write:
     """The command that makes runs of these updates part of the collection, once their times are sealed."""
     assert made.latest is not None
     parts = tuple(part for run in runs for part in run.parts)
-    return Write(made.lower, made.latest, parts, made.id, access.config.inline_total_bytes)
+    # The schema is that of the runs: they may have been made again under a newer one.
+    return Write(made.lower, made.latest, parts, runs[0].schema, access.config.inline_total_bytes)
 
 
 def seal(access: Access, upper: Progress) -> Sealed:
