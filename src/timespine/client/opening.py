@@ -12,6 +12,7 @@ from timespine.client.loading import as_path
 from timespine.client.store import Store
 from timespine.config import DEFAULT, Config
 from timespine.errors import UsageError, shown
+from timespine.location import sqlite
 from timespine.location.local import LocalBlob
 from timespine.location.sqlite import SqliteConsensus
 
@@ -20,6 +21,14 @@ BLOBS = "blobs"
 
 CONSENSUS = "consensus.db"
 """The file of the logs, in that of the store."""
+
+
+def accept_loss(location: str | os.PathLike[str]) -> tuple[int | None, int]:
+    """Go on with what is there of a store whose log lost what was committed: nothing opens it otherwise.
+
+    How many entries were committed (None: that is lost too), and how many are there.
+    """
+    return sqlite.accept_loss(as_path(location) / CONSENSUS)
 
 
 def open(  # as users know it

@@ -16,6 +16,8 @@ import fcntl
 import os
 import time
 
+from timespine.location.durable import PRIVATE_FILE, open_regular
+
 BEHIND_S = 3e-4
 """Between two looks at the place of the next in line; the same for all, so that nobody is favoured."""
 
@@ -29,11 +31,10 @@ SLOW_S = 1e-3
 class WriteLine:
     """Where the writers of all processes stand in line for their turn."""
 
-    def __init__(self, path: str) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._turn = os.open(path + ".lock", flags, 0o666)
+    def __init__(self, path: str, mode: int = PRIVATE_FILE) -> None:
+        self._turn = open_regular(path + ".lock", os.O_RDWR | os.O_CREAT, mode)
         try:
-            self._next = os.open(path + ".next", flags, 0o666)
+            self._next = open_regular(path + ".next", os.O_RDWR | os.O_CREAT, mode)
         except OSError:
             os.close(self._turn)
             raise
