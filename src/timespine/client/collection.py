@@ -22,7 +22,7 @@ from timespine.client.merge_into import Merge
 from timespine.client.moments import Moment, Progress, to_ms, to_user
 from timespine.client.reading import WAIT_S, hold_for, last_complete, planned, seconds_of, shape_of, wanted_of
 from timespine.client.retention import Policy, Retention, policy_of
-from timespine.client.rows import Rows, Shape, Snapshot, Updates
+from timespine.client.rows import Rows, Shape, Snapshot, Updates, as_dictionaries
 from timespine.client.subscription import Subscription
 from timespine.client.unsealed import REFUSE, Sealed, Written
 from timespine.client.writer import Writer
@@ -337,7 +337,7 @@ class Collection:
         with self.snapshot(as_of, columns=columns, timeout=timeout) as rows:
             lookup.restrict(rows, keys, between)
             table = rows.to_arrow()
-        return table.to_pylist() if isinstance(keys, Mapping) and between is None else table
+        return as_dictionaries(table) if isinstance(keys, Mapping) and between is None else table
 
     def count(self, as_of: Moment | None = None, *, where: Any = None, timeout: float | None = WAIT_S) -> int:
         """How many rows there are as of a time."""

@@ -47,6 +47,8 @@ class Kind(enum.StrEnum):
     """Storage did not give the bytes: look at the disk."""
     NEWER = "newer"
     """Written by a newer version: upgrade."""
+    FOREIGN = "foreign"
+    """A link that is no part of the store, and is never followed: look at it, and remove it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ def examine(store: Store, *names: str, progress: Progress | None = None) -> Repo
         return report
     if not names:
         report.findings.extend(_lost_catalog(store))
+        report.findings.extend(_links(store))
     for access in accesses:
         _Examination(access, report, progress or _quiet).run(is_there=lambda name: name in store)
         report.collections += 1
@@ -111,6 +114,15 @@ def _lost_catalog(store: Store) -> Iterator[Finding]:
     if some is not None and store._catalog.read().seqno is None:  # another process may have created it meanwhile
         message = f"there is no catalog, and there are blobs, such as {some.key}: the log lost it"
         yield Finding("", Kind.DAMAGED, "catalog", some.key, message)
+
+
+def _links(store: Store) -> Iterator[Finding]:
+    """Links among the blobs, where these are in a folder."""
+    links: Callable[[], list[str]] | None = getattr(store._shared.blob, "links", None)
+    for path in links() if links is not None else ():
+        yield Finding(
+            "", Kind.FOREIGN, "link", "", f"{path} is a link: nothing inside of a store may be one; remove it"
+        )
 
 
 class _Examination:

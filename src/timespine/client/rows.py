@@ -160,8 +160,7 @@ class Rows:
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """All rows as dictionaries: for small results."""
-        rows: list[dict[str, Any]] = self.to_arrow().to_pylist()
-        return rows
+        return as_dictionaries(self.to_arrow())
 
     def batches(self, memory_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
         """The rows piece by piece, in bounded memory, in the order of rows.
@@ -409,3 +408,15 @@ class _missing:
             if held is not None:
                 held.check()
             raise CorruptionError(f"blob {value.key} is missing though a live lease holds it") from value
+
+
+def as_dictionaries(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows as dictionaries; a UsageError if Python has no object for a value, such as a date after the year 9999."""
+    try:
+        rows: list[dict[str, Any]] = table.to_pylist()
+    except (OverflowError, ValueError) as error:
+        raise UsageError(
+            "some dates or times are before the year 1 or after 9999, for which Python has no objects: "
+            "read the rows with to_arrow() or to_polars()"
+        ) from error
+    return rows

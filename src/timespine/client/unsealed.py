@@ -276,7 +276,11 @@ def milliseconds(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         if column.type.tz is None:
             raise UsageError(f"column {shown(name)} has no zone, so its times could be anywhere: give it one")
         # Whole milliseconds, downwards.
-        return pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
+        try:
+            floored = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz))
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"column {shown(name)} has times that are no milliseconds of 64 bits") from error
+        return floored.cast(pa.int64())
     if pa.types.is_date(column.type):
         return column.cast(pa.timestamp("ms")).cast(pa.int64())
     raise UsageError(f"column {shown(name)} holds {column.type}: times are integers, dates, or timestamps with a zone")

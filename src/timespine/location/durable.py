@@ -49,13 +49,20 @@ def sync_path(path: str) -> None:
         os.close(fd)
 
 
+def set_mode(fd: int, mode: int) -> None:
+    """Give a new file or folder its permissions, whatever the umask is. A bit that comes from above it stays."""
+    found = stat.S_IMODE(os.fstat(fd).st_mode)
+    if found & 0o777 != mode:
+        os.fchmod(fd, (found & ~0o777) | mode)
+
+
 def open_regular(path: str, flags: int, mode: int = 0) -> int:
     """Open a file of a store; a CorruptionError if a link stands in its place. A new one gets exactly this mode."""
     try:
         if flags & os.O_CREAT:
             with contextlib.suppress(FileExistsError):
                 fd = os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-                os.fchmod(fd, mode)  # whatever the umask is
+                set_mode(fd, mode)
                 return fd
         return os.open(path, (flags & ~os.O_CREAT) | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -79,7 +86,11 @@ def make_folders(path: str, mode: int = PRIVATE_FOLDER) -> None:
             make_folders(parent, mode)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, mode)
-            os.chmod(path, mode)  # whatever the umask is
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                set_mode(fd, mode)
+            finally:
+                os.close(fd)
         sync_path(parent)
     else:
         with contextlib.suppress(PermissionError):  # it was there; above it we may lack the right to look

@@ -32,7 +32,7 @@ from typing import NamedTuple
 from timespine.errors import CorruptionError, VersionError
 from timespine.ids import SEGMENT_MAX
 from timespine.location.consensus import Consensus
-from timespine.location.durable import open_regular, sync
+from timespine.location.durable import open_regular, set_mode, sync
 
 VERSION = 1
 """The version of a slot that this code writes, and the newest that it reads."""
@@ -145,7 +145,7 @@ def create(path: str, mark: Mark, mode: int) -> None:
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         try:
-            os.fchmod(fd, mode)  # whatever the umask is
+            set_mode(fd, mode)
             os.write(fd, encode(mark) + bytes(SLOT))
             sync(fd)
         finally:
