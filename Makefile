@@ -46,6 +46,7 @@ check: lint            ## the quick version: lint, types, unit tests, 1,000 hist
 	$(RUN) $(PYTEST) tests
 	$(RUN) -m timespine.testing.simulate --histories 500 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour streams --histories 500 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour schemas --histories 200 --jobs $(JOBS)
 
 lint: $(VENV)/.dev            ## ruff and mypy --strict
 	$(VENV)/bin/ruff check .
@@ -64,7 +65,7 @@ spark: $(VENV)/.dev            ## reads, writes, streams and merges on Spark, an
 	$(RUN) $(PYTEST) --dist loadfile tests/spark
 
 determinism: $(VENV)/.dev            ## 100 seeds replay identically, whatever the hash seed
-	@for flavour in mixed streams; do \
+	@for flavour in mixed schemas streams; do \
 	a=$$(PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories 50 --jobs $(JOBS) --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
 	b=$$(PYTHONHASHSEED=2 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories 50 --jobs 1 --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
 	echo "50 seeds of $$flavour under two hash seeds: $$a $$b"; test -n "$$a" -a "$$a" = "$$b" || exit 1; \
@@ -76,6 +77,7 @@ planted: $(VENV)/.dev            ## every planted bug is caught by its pinned se
 sim: $(VENV)/.dev            ## many simulated histories, half of them of streams: make sim HISTORIES=20000 SEED=0
 	$(RUN) -m timespine.testing.simulate --histories $$(($(HISTORIES) / 2)) --ops 60 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour streams --histories $$(($(HISTORIES) / 2)) --ops 40 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour schemas --histories $$(($(HISTORIES) / 20)) --ops 40 --seed $(SEED) --jobs $(JOBS)
 
 sim-real: $(VENV)/.dev            ## simulated histories with real Parquet bytes, on real files and SQLite
 	$(RUN) -m timespine.testing.simulate --real --histories $$(($(REAL_HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)

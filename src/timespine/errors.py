@@ -3,6 +3,7 @@
     TimespineError
     |- UsageError (also a ValueError)   fix the call
     |  |- DiffOverflow                    the count of a row does not fit 64 bits
+    |  |- SchemaChanged                   a column was dropped that the new rows have values for
     |  |- WrongProcess                    a handle belongs to the process that opened it: open the store in this one
     |  `- UnknownCollection (a KeyError)  there is no collection of that name
     |- AskElsewhere                     ask again, for something else
@@ -68,6 +69,27 @@ class UsageError(TimespineError, ValueError):
 
 class DiffOverflow(UsageError):
     """The diffs of one row add up to more than 64 bits can count. Nothing was written."""
+
+
+class SchemaChanged(UsageError):
+    """New rows were made under a schema that is not the newest one, and would lose values. Nothing was written."""
+
+    def __init__(
+        self, collection: str, written: int, newest: int, dropped: tuple[str, ...] = (), name: str = ""
+    ) -> None:
+        lost = f"column {', '.join(dropped)} was dropped" if dropped else "the schema was changed"
+        super().__init__(
+            f"{lost} in {name or collection} after these rows were made (with schema {written}, now {newest}): "
+            "nothing was written; look at the columns, and give the rows again"
+        )
+        self.collection = collection
+        """The id of the collection."""
+        self.written = written
+        """The schema that the rows were made under."""
+        self.newest = newest
+        """The newest schema of the collection."""
+        self.dropped = dropped
+        """The columns whose values would be lost, by the names that they had; empty if that is not known."""
 
 
 class WrongProcess(UsageError):

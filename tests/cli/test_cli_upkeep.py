@@ -220,3 +220,22 @@ def test_demo_tells_its_story_and_keeps_the_store_if_told(tmp_path):
     run("demo", tmp_path / "kept")
     assert [row["id"] for row in rows("snapshot", tmp_path / "kept", "orders")] == [1, 3]
     failure("demo", tmp_path / "kept", code=2)
+
+
+def test_a_store_whose_log_lost_commits_is_refused_until_the_loss_is_accepted(tmp_path):
+    root = tmp_path / "store"
+    with ts.open(root, maintenance=False) as store:
+        made = store.create("items", key={"id": "int64"}, timeline="counter")
+        made.append([{"id": 1}])
+    older = (root / "consensus.db").read_bytes()
+    with ts.open(root, maintenance=False) as store:
+        store["items"].append([{"id": 2}])
+    (root / "consensus.db").write_bytes(older)
+    with pytest.raises(ts.errors.CorruptionError, match="lost"):
+        ts.open(root)
+    for verb in ("doctor", "list"):
+        assert "--accept-loss" in failure(verb, root, code=6)
+    result = run("doctor", root, "--accept-loss")
+    assert "accepted: " in result.stderr
+    assert "all as it was written" in result.stdout
+    assert [row["id"] for row in rows("snapshot", root, "items")] == [1]

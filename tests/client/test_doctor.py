@@ -259,3 +259,27 @@ def test_the_doctor_changes_nothing(folder):
     examined(folder)
     assert states() == before
     assert {path: path.stat().st_mtime_ns for path in (folder / "blobs").rglob("*") if path.is_file()} == files
+
+
+def test_a_log_that_went_back_is_told_by_rollups_that_are_ahead_of_it(place):
+    store = place.open(config=BLOBS)
+    made = store.create("orders", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
+    made.append(rows(0, 10))
+    log = place.consensus._logs[made.id].entries
+    before = len(log)
+    made.append(rows(10, 10))
+    made._access.committer.run(made.id, lambda session: maintain.roll_up(session, made.id))
+    assert examine(place.open(config=BLOBS, read_only=True)).is_sound
+    del log[before:]
+    (found,) = examine(place.open(config=BLOBS, read_only=True)).findings
+    assert (found.collection, found.kind, found.what) == ("orders", Kind.DAMAGED, "log")
+    assert "lost entries" in found.message
+
+
+def test_blobs_without_a_catalog_tell_that_it_was_lost(place):
+    assert examine(place.open(read_only=True)).is_sound
+    store = place.open(config=BLOBS)
+    store.create("orders", key={"id": "int64"}, timeline="counter").append([{"id": 1}])
+    place.consensus._logs.clear()
+    (found,) = examine(place.open(read_only=True)).findings
+    assert (found.kind, found.what) == (Kind.DAMAGED, "catalog")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,6 @@ class TestLocalBlob(BlobConformance):
 
     def reopen(self, tmp_path: Path) -> LocalBlob:
         return LocalBlob(tmp_path / "made" / "root")
-
-
-def test_a_blob_is_a_file_with_the_permissions_of_the_umask(root: Path, blob: LocalBlob) -> None:
-    before = os.umask(0o027)
-    try:
-        blob.put("a/b/c", b"value")
-    finally:
-        os.umask(before)
-    assert (root / "a/b/c").read_bytes() == b"value"
-    assert stat.S_IMODE((root / "a/b/c").stat().st_mode) == 0o640
-    assert stat.S_IMODE((root / "a/b").stat().st_mode) == 0o750
-    assert os.listdir(root / TEMPORARY) == []
 
 
 def test_put_syncs_the_file_then_links_then_syncs_every_folder(
@@ -79,11 +67,12 @@ def test_a_symbolic_link_is_never_followed(tmp_path: Path, root: Path, blob: Loc
         lambda: blob.get_range("a/b/c", 0, 1),
         lambda: blob.put("a/b/c", b"secret"),
         lambda: blob.delete("a/b/c"),
-        lambda: list(blob.list_keys()),
     ]
     for call in calls:
         with pytest.raises(CorruptionError):
             call()
+    assert list(blob.list_keys()) == [], "a link is nothing of ours"
+    assert blob.links() == [linked]
     assert (target / "a" / "b" / "c").read_bytes() == b"secret"
     assert os.listdir(target / "a" / "b") == ["c"]
 
@@ -210,3 +199,24 @@ def test_for_reading_only_blobs_are_read_and_changes_refused(
         with pytest.raises(UsageError, match="for reading only"):
             change()
     assert not (root / TEMPORARY).exists()
+
+
+@pytest.mark.parametrize(("mode", "file"), [(0o700, 0o600), (0o770, 0o660), (0o755, 0o644)])
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
+def test_what_is_made_has_the_permissions_of_the_root_whatever_the_umask_is(
+    tmp_path: Path, mode: int, file: int, umask: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        with contextlib.closing(LocalBlob(tmp_path / "x" / "root", mode=mode)) as blob:
+            blob.put("a/b/c", b"value")
+    finally:
+        os.umask(before)
+    root = tmp_path / "x" / "root"
+    assert {path.stat().st_mode & 0o777 for path in (root, root / "a", root / "a" / "b", root / TEMPORARY)} == {mode}
+    assert (root / "a" / "b" / "c").stat().st_mode & 0o777 == file
+
+
+def test_a_new_root_is_for_its_owner_alone(tmp_path: Path) -> None:
+    LocalBlob(tmp_path / "root").close()
+    assert (tmp_path / "root").stat().st_mode & 0o777 == 0o700

@@ -72,8 +72,9 @@ def test_a_new_file_is_durable_in_its_folder(path: Path, monkeypatch: pytest.Mon
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
     SqliteConsensus(path).close()
-    assert synced == [path.stat().st_ino, path.parent.stat().st_ino]
-    assert sorted(os.listdir(path.parent)) == [path.name]
+    mark = path.with_name(f"{path.name}.mark")
+    assert synced == [mark.stat().st_ino, path.stat().st_ino, path.parent.stat().st_ino]
+    assert sorted(os.listdir(path.parent)) == [path.name, mark.name]
 
 
 def test_creating_that_fails_is_determinate(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

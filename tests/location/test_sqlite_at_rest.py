@@ -100,7 +100,7 @@ def test_a_log_that_a_crash_left_behind_is_read_too(written: Path, tmp_path: Pat
     copied.mkdir()
     with contextlib.closing(SqliteConsensus(written)) as log:
         fill(log, "b", 1)
-        for name in ("", "-wal", "-shm"):
+        for name in ("", "-wal", "-shm", ".mark"):
             shutil.copy(f"{written}{name}", copied)
     with reading(copied / written.name) as log:
         assert log.head("b") == Entry(0, b"0")

@@ -22,10 +22,12 @@ import planted_streams  # noqa: F401 (for the bugs in it)
 from planting import (
     BUGS,
     REAL,
+    SCHEMAS,
     STORES,
     STREAMS,
     bug,
     catching,
+    in_schemas,
     on_real_storage,
     patched,
     patched_entry,
@@ -73,6 +75,7 @@ append_module = sys.modules["timespine.core.transitions.append"]
 merges_module = sys.modules["timespine.core.transitions.merges"]
 push_module = sys.modules["timespine.core.transitions.push"]
 readers_module = sys.modules["timespine.core.transitions.readers"]
+writers_module = sys.modules["timespine.core.transitions.writers"]
 unsealed_module = sys.modules["timespine.core.transitions.unsealed"]
 
 REAL_OPERATIONS = 25
@@ -140,6 +143,31 @@ def transactions_commit_one_collection_at_a_time() -> Iterator[None]:
         return reply
 
     with patched(write, "append_to_many", append_to_many):
+        yield
+
+
+@in_schemas
+@bug
+def the_schema_of_new_rows_is_not_judged() -> Iterator[None]:
+    def refuse_stale_schemas(state, schemas, judged_by):
+        return None
+
+    with (
+        patched(append_module, "refuse_stale_schemas", refuse_stale_schemas),
+        patched(unsealed_module, "refuse_stale_schemas", refuse_stale_schemas),
+    ):
+        yield
+
+
+@in_schemas
+@bug
+def rows_that_were_judged_by_an_older_schema_are_taken() -> Iterator[None]:
+    real = writers_module.refuse_stale_schemas
+
+    def refuse_stale_schemas(state, schemas, judged_by):
+        return None if judged_by is not None else real(state, schemas, judged_by)
+
+    with patched(append_module, "refuse_stale_schemas", refuse_stale_schemas):
         yield
 
 
@@ -857,7 +885,8 @@ def history(name: str, seed: int) -> Result:
         return run_history(seed, REAL_OPERATIONS, real=True)
     if name in STORES:
         return course.run_history(seed, STORE_CALLS)
-    return run_history(seed, 60, flavour="streams" if name in STREAMS else "mixed")
+    flavours = {"schemas": SCHEMAS, "streams": STREAMS}
+    return run_history(seed, 60, flavour=next((each for each, names in flavours.items() if name in names), "mixed"))
 
 
 def is_caught(name: str, seed: int) -> bool:

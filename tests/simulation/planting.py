@@ -33,6 +33,10 @@ PROMISES = Path(__file__).parents[2] / "PROMISES.md"
 Key = TypeVar("Key")
 
 
+SCHEMAS: set[str] = set()
+"""The bugs that histories with changes of schemas are to meet."""
+
+
 def on_real_storage(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
     REAL.add(plant.__name__)
     return plant
@@ -49,6 +53,11 @@ STORES: set[str] = set()
 
 def in_stores(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
     STORES.add(plant.__name__)
+    return plant
+
+
+def in_schemas(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    SCHEMAS.add(plant.__name__)
     return plant
 
 

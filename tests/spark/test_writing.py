@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 import timespine as ts
 from timespine.core.transitions import AdvanceUpper
-from timespine.errors import UpperMismatch, UsageError
+from timespine.errors import SchemaChanged, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
 from timespine.spark import building, writing
 from timespine.spark.steps import ChangingByTasks
@@ -197,6 +197,47 @@ def test_a_change_by_tasks_in_a_transaction_follows_what_others_committed(
     assert items.count() == len(names(items)), "each key once"
     assert len(jobs) == 1
     assert items._access.committer.counters["changes patched"] == 1
+
+
+@pytest.mark.parametrize("small_rows", [1])
+@pytest.mark.parametrize("how", ["append", "write"])
+def test_a_column_dropped_while_executors_write_refuses_their_rows(items, spark, small_rows, monkeypatch, how):
+    _race(monkeypatch, lambda: items.evolve(drop=["name"]))
+    with pytest.raises(SchemaChanged, match="column name was dropped in items"):
+        _put(items, frame(spark, 0, 100), how)
+    assert items.count() == 0
+    assert list(items.unsealed().to_pylist()) == []
+
+
+@pytest.mark.parametrize("small_rows", [1])
+@pytest.mark.parametrize("how", ["append", "write", "upsert"])
+def test_a_column_added_while_executors_write_has_its_default_in_their_rows(items, spark, small_rows, monkeypatch, how):
+    _race(monkeypatch, lambda: items.evolve(add={"more": ("int64", 3)}, rename={"name": "title"}))
+    _put(items, frame(spark, 0, 100), how)
+    assert {(row["title"], row["more"]) for row in items.snapshot().to_pylist()} == {("a", 3)}
+    assert items.count() == 100
+
+
+def _put(items, rows, how):
+    if how == "write":
+        items.write(rows.withColumn("_time", F.lit(1).cast("bigint")))
+        items.seal(2)
+    else:
+        getattr(items, how)(rows)
+
+
+def _race(monkeypatch, happens):
+    """Let something happen once, when the tasks have written their rows and the driver has not committed them."""
+    original, raced = writing.built, []
+
+    def racing(*arguments):
+        sent = original(*arguments)
+        if not raced:
+            raced.append(happens())
+        return sent
+
+    for module in ("ahead", "changing", "writing"):
+        monkeypatch.setattr(f"timespine.spark.{module}.built", racing)
 
 
 class _Open:

@@ -17,10 +17,14 @@ from timespine.cli.options import Name, Output, StorePath, To, opened
 from timespine.cli.output import done, write_document, write_done, write_table
 from timespine.cli.progress import progress, waiting
 from timespine.cli.text import counted, fields, one_line, size
+from timespine.client import opening
 from timespine.client.doctor import Report, examine
 from timespine.client.report import Report as Upkept
 from timespine.client.store import Store
 
+AcceptLoss = Annotated[
+    bool, typer.Option("--accept-loss", help="Go on with what is there of a log that lost what was committed.")
+]
 Names = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME]...", help="Collections; all, if none is named.", show_default=False),
@@ -179,16 +183,23 @@ def metrics(store: StorePath, output: Output = None, to: To = None) -> None:
         write_document(where, ordered, lambda: fields([(name, f"{value:,g}") for name, value in ordered.items()]))
 
 
-def doctor(store: StorePath, names: Names = None, output: Output = None, to: To = None) -> None:
+def doctor(
+    store: StorePath, names: Names = None, accept_loss: AcceptLoss = False, output: Output = None, to: To = None
+) -> None:
     """Compare everything that can be reached with what was written: every byte of every file. Changes nothing.
 
-    Exit code 6 if something is missing or damaged.
+    Exit code 6 if something is missing or damaged. A log that lost what was committed is an error, and nothing opens
+    the store. With --accept-loss the store goes on with what is there: restore it from a copy instead, if there is one.
 
     \b
     Example:
       timespine doctor ./data
     """
     where = destination(output, to)
+    if accept_loss:
+        before, found = opening.accept_loss(store)
+        counted_before = "an unknown number" if before is None else before
+        typer.echo(f"accepted: {found} entries are there, of {counted_before} that were committed", err=True)
     with opened(store, read_only=True) as open_store, progress("verifying", unit="bytes") as told:
         report = examine(open_store, *names or (), progress=told)
     if where.format in (Format.csv, Format.parquet):

@@ -31,7 +31,7 @@ from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.types import is_nested
 from timespine.columnar.where import as_predicate
 from timespine.core.group import Answers, Transaction
-from timespine.errors import Contention, TimespineError, UpperMismatch, UsageError
+from timespine.errors import Contention, SchemaChanged, TimespineError, UpperMismatch, UsageError
 from timespine.model.time import INT64_MAX, INT64_MIN
 
 COPIES_MAX = 1 << 24
@@ -63,7 +63,7 @@ def begun_again(access: Access, begin: Callable[[], Committed]) -> Committed:
     for _ in range(READS_MAX):
         try:
             return begin()
-        except Stale:
+        except (Stale, SchemaChanged):
             access.committer.session.count("changes started again")
     raise Contention(
         f"nothing was changed: {access.name} got another schema, or lost history, each of the {READS_MAX} times that "

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from timespine.client.driver import Driver
+from timespine.client.judging import Judge, judged
 from timespine.client.line import Line, Waiting
 from timespine.client.session import SharedSession
 from timespine.config import Config
@@ -128,7 +129,7 @@ class Committer:
         """Commit (collection, command) pairs, all or nothing; their replies. A refusal is raised."""
         transaction = Transaction(commands, reads)
         try:
-            return _accepted(self.offer(transaction))
+            return _accepted(judged(transaction, self.offer, self.state))
         except NAMED as error:
             raise self._named(error, transaction) from error
 
@@ -181,11 +182,14 @@ class Committer:
         Entries of other logs may appear `beside` it: they are made anew until they fit.
         """
         self.check_writable()
+        judge = Judge(self.state)
         with self._turn:
             for _ in range(self.config.commit_attempts):
-                transaction = place()
+                transaction = self._judged_by(judge, place())
                 try:
                     (reply,) = self._committed((transaction,), beside())
+                    if judge.looks_again(reply):
+                        continue
                     self._born(transaction, reply)
                     break
                 except Moved:
@@ -204,6 +208,13 @@ class Committer:
             raise self._named(error, transaction) from error
         self._tell({name for name, _ in transaction.commands})
         return accepted
+
+    def _judged_by(self, judge: Judge, transaction: Transaction) -> Transaction:
+        """A transaction whose rows were judged by the newest schemas; what was dropped is said by names."""
+        try:
+            return judge.apply(transaction)
+        except NAMED as error:
+            raise self._named(error, transaction) from error
 
     def _born(self, transaction: Transaction, reply: Answers | Refused) -> None:
         """What is there by now is not to be announced any more. Holds the turn.

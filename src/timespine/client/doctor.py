@@ -9,6 +9,7 @@ all others were looked at: what garbage collection took meanwhile is no damage.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,10 @@ from timespine.core.protocols.fetch import load
 from timespine.core.protocols.session import Session
 from timespine.core.state import Rollup, State
 from timespine.errors import CorruptionError, TimespineError, Unavailable, VersionError
+from timespine.ids import parse_blob_key
+
+ROLLUP = "s"
+"""What the names of rollups begin with."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes looked at so far, and the bytes that there are as far as is known."""
@@ -42,6 +47,8 @@ class Kind(enum.StrEnum):
     """Storage did not give the bytes: look at the disk."""
     NEWER = "newer"
     """Written by a newer version: upgrade."""
+    FOREIGN = "foreign"
+    """A link that is no part of the store, and is never followed: look at it, and remove it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +97,32 @@ def examine(store: Store, *names: str, progress: Progress | None = None) -> Repo
     except (CorruptionError, VersionError) as error:
         report.findings.append(Finding("", _kind(error), "catalog", "", str(error)))
         return report
+    if not names:
+        report.findings.extend(_lost_catalog(store))
+        report.findings.extend(_links(store))
     for access in accesses:
         _Examination(access, report, progress or _quiet).run(is_there=lambda name: name in store)
         report.collections += 1
     return report
+
+
+def _lost_catalog(store: Store) -> Iterator[Finding]:
+    """There is no catalog, and there are blobs: every blob is of a collection that a catalog announced before."""
+    if store._catalog.read().seqno is not None:
+        return
+    some = next(iter(store._shared.blob.list_keys()), None)
+    if some is not None and store._catalog.read().seqno is None:  # another process may have created it meanwhile
+        message = f"there is no catalog, and there are blobs, such as {some.key}: the log lost it"
+        yield Finding("", Kind.DAMAGED, "catalog", some.key, message)
+
+
+def _links(store: Store) -> Iterator[Finding]:
+    """Links among the blobs, where these are in a folder."""
+    links: Callable[[], list[str]] | None = getattr(store._shared.blob, "links", None)
+    for path in links() if links is not None else ():
+        yield Finding(
+            "", Kind.FOREIGN, "link", "", f"{path} is a link: nothing inside of a store may be one; remove it"
+        )
 
 
 class _Examination:
@@ -116,6 +145,7 @@ class _Examination:
             return
         self._total += sum(part.size for part in state.parts()) + sum(each.size for each in state.rollups.values())
         self._list_sizes()
+        self._rollups_ahead(state, is_there)
         for schema, part in _references(state):
             self._part(state, schema, part)
         for seqno, rollup in state.rollups.items():
@@ -140,6 +170,23 @@ class _Examination:
             self._sizes = {info.key: info.size for info in self._blob.list_keys(f"{self._access.id}/")}
         except (CorruptionError, Unavailable) as error:
             self._found("folder", "", error)
+
+    def _rollups_ahead(self, state: State, is_there: Callable[[str], bool]) -> None:
+        """Find rollups of states that the log does not reach: it had them once, since a rollup is of a stored state."""
+        known = {rollup.key for rollup in state.rollups.values()}
+        others = [key for key in self._sizes if parse_blob_key(key).name.startswith(ROLLUP) and key not in known]
+        ahead: dict[str, int] = {}
+        for key in others:
+            with contextlib.suppress(TimespineError):  # nothing refers to it, so damage to it is none
+                data = self._blob.get(key)
+                rolled = decode_state(data) if data is not None else state
+                if rolled.seqno > state.seqno:
+                    ahead[key] = rolled.seqno
+        newest = self._state(is_there) if ahead else None  # others may have committed meanwhile
+        for key, seqno in ahead.items():
+            if newest is not None and newest.seqno < seqno:
+                lost = f"the log ends at {newest.seqno}, and was at {seqno} when rollup {key} was made: it lost entries"
+                self._found("log", key, CorruptionError(lost))
 
     def _part(self, state: State, schema: int | None, part: Part) -> None:
         """One part, and what is inside of it. Each blob once, however often it is referred to."""

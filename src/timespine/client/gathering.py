@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from timespine.client import writing
 from timespine.client.access import Access
-from timespine.client.given import with_diffs, with_keys
+from timespine.client.given import names_of, with_diffs, with_keys
 from timespine.client.line import Waiting
 from timespine.client.loading import load
 from timespine.client.moments import Moment, Progress
@@ -29,7 +29,7 @@ from timespine.columnar.consolidate import consolidate
 from timespine.columnar.rows import updates
 from timespine.columnar.schema import TIME, Schema
 from timespine.core.group import Answers
-from timespine.errors import CorruptionError, UpperMismatch, UsageError, VersionError
+from timespine.errors import CorruptionError, SchemaChanged, UpperMismatch, UsageError, VersionError
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX
 
@@ -106,6 +106,8 @@ def _append_all(access: Access, group: list[Waiting[Small]]) -> None:
     if len(group) > 1:
         try:
             left = _append_together(access, group)
+        except SchemaChanged as changed:
+            left = _without_lost(group, changed)
         except (UsageError, CorruptionError, VersionError):
             pass  # together they cannot be committed: each is told why, or is committed, by itself
         except Exception as error:
@@ -117,6 +119,18 @@ def _append_all(access: Access, group: list[Waiting[Small]]) -> None:
             each.reply = writing.append(access, each.item.rows, None, None, None)
         except Exception as error:
             each.error = error
+
+
+def _without_lost(group: list[Waiting[Small]], changed: SchemaChanged) -> list[Waiting[Small]]:
+    """Give the error to those whose values would be lost; the rest, to be appended each by itself.
+
+    SUBTLE: by itself, an append would be made under the newest schema, where another column may have the name
+    of the one that was dropped (test_schema_changes.py).
+    """
+    for each in group:
+        if not names_of(each.item.rows).isdisjoint(changed.dropped):
+            each.error = changed
+    return [each for each in group if not each.is_done]
 
 
 def _append_together(access: Access, group: list[Waiting[Small]]) -> list[Waiting[Small]]:

@@ -52,6 +52,9 @@ EXPIRE_S = 60.0
 SWEEP_S = 3600.0
 """How often leaked blobs are looked for, per collection: it lists every blob."""
 
+NO_SPACE = "no space"
+"""The condition that there is no room for a merge: the log is told of it once, and again after there was."""
+
 SPARE_BYTES = 64 << 20
 """What a merge leaves free on the disk, at least; a small one leaves as much as it writes."""
 
@@ -391,8 +394,9 @@ class Maintenance:
         request = min(due, key=lambda request: request.rope.len)
         if not self._fits(access, request):
             upkeep.skipped[request.id] = now + EXPIRE_S
-            self.report.skip(f"{access.name}: not enough free space for a merge of {_size(request)} bytes")
+            self.report.skip(f"{access.name}: not enough free space for a merge of {_size(request)} bytes", NO_SPACE)
             return False
+        self.report.told.discard(NO_SPACE)
         self.reason = ""
         applied = self._run(access.id, lambda session: maintain.merge_once(session, access.id, request.id))
         if applied is None or not getattr(applied, "is_applied", False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Callable
 from numbers import Integral
 
 from timespine.errors import UsageError, shown
@@ -32,6 +33,9 @@ _UNITS_MS = {
     "w": 604_800_000,
     "week": 604_800_000,
 }
+
+CLOCK_MAX_S = (1 << 52) // 1000
+"""The latest time that a clock may give: what the core takes, in seconds."""
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
@@ -75,6 +79,20 @@ def _plain(coordinate: object) -> object:
     """An integer of whatever kind, such as numpy has, as one of Python; anything else as it is."""
     is_integer = isinstance(coordinate, Integral) and not isinstance(coordinate, bool)
     return int(coordinate) if is_integer else coordinate  # type: ignore[call-overload]
+
+
+def checked_clock(clock: Callable[[], float]) -> Callable[[], float]:
+    """The clock, with a UsageError instead of what is no time: text, NaN, infinity, before 1970, or absurdly late."""
+
+    def seconds() -> float:
+        now = clock()
+        if not isinstance(now, int | float) or isinstance(now, bool) or not 0 <= now <= CLOCK_MAX_S:
+            raise UsageError(
+                f"the clock gave {shown(now)}: it must give seconds since 1970, as time.time does; nothing was changed"
+            )
+        return now
+
+    return seconds
 
 
 def to_user(time: Time) -> int | Time:

@@ -35,9 +35,15 @@ class Report:
     skipped: list[str] = field(default_factory=list)
     """Which, and why: the last few."""
 
-    def skip(self, what: str) -> None:
-        """Remember what could not be done, and tell whoever reads the log. Nobody else is told."""
-        LOG.warning("%s", what)
+    told: set[str] = field(default_factory=set)
+    """Conditions that the log was told of, and that still hold."""
+
+    def skip(self, what: str, condition: str = "") -> None:
+        """Remember what could not be done, and tell whoever reads the log: once, for as long as a condition holds."""
+        if condition not in self.told:
+            LOG.warning("%s", what)
+        if condition:
+            self.told.add(condition)
         self.failures += 1
         self.skipped.append(what)
         del self.skipped[:-SKIPPED_MAX]

@@ -35,7 +35,7 @@ from timespine.client.leases import Leases
 from timespine.client.loading import load, source_of
 from timespine.client.maintenance import Maintenance
 from timespine.client.metrics import of_store
-from timespine.client.moments import Moment, Progress, to_time
+from timespine.client.moments import Moment, Progress, checked_clock, to_time
 from timespine.client.nursery import Nursery, entry_of, shape_of
 from timespine.client.one_process import OneProcess
 from timespine.client.reading import WAIT_S
@@ -107,6 +107,7 @@ class Store(OneProcess):
             monotonic=monotonic,
             sleep=sleep,
         )
+        clock = checked_clock(clock)
         self._driver = Driver(blob, consensus, self._merge, clock=clock, sleep=sleep)
         self._committer = Committer(self._driver, config, read_only=read_only)
         # Maintenance commits by itself: nobody who writes waits for a merge.

@@ -9,13 +9,22 @@ import pyarrow as pa
 
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
+from timespine.client.judging import made_again
 from timespine.columnar.inline import encode_inline
 from timespine.columnar.run_writer import RunWriter, inline_part
 from timespine.columnar.runs import count, delete_batch, delete_keys, spill, written_by
 from timespine.columnar.schema import Schema
 from timespine.columnar.upload import Target, Uploads
 from timespine.core.hollow import HollowBatch, Order, Run
-from timespine.errors import AskElsewhere, Determinate, Fenced, InlineBudgetExceeded, TimespineError, UsageError
+from timespine.errors import (
+    AskElsewhere,
+    Determinate,
+    Fenced,
+    InlineBudgetExceeded,
+    SchemaChanged,
+    TimespineError,
+    UsageError,
+)
 from timespine.ids import parse_blob_key
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -23,7 +32,7 @@ from timespine.model.frontier import Frontier
 R = TypeVar("R")
 
 STORE_ATTEMPTS = 3
-"""How often rows are put again: once because the state has no room, once because the writer was expired, once more."""
+"""How often rows are put again: because the state has no room, the writer was expired, or the schema was changed."""
 
 SHARE_MAX = 16
 """As many appends together may be as large inline as so many of them by themselves."""
@@ -63,7 +72,21 @@ def stored_together(given: Sequence[Loose], commit: Callable[[list[Runs]], R]) -
             # This process slept past its lease, and what it put may be swept: put it again under a new writer.
             if fenced.in_doubt:
                 raise
+        except SchemaChanged as changed:
+            given = [_made_again(each, changed) for each in given]
     return _stored(given, commit, inline=False)
+
+
+def _made_again(loose: Loose, changed: SchemaChanged) -> Loose:
+    """Updates under the newest schema of their collection, if that is what changed and loses none of their values."""
+    access = loose.access
+    if access.id != changed.collection:
+        return loose
+    id, schema = access.schema(access.known())
+    table, lost = made_again(loose.table, loose.schema, schema)
+    if lost:
+        raise SchemaChanged(access.id, loose.id, id, lost, access.name) from changed
+    return Loose(access, id, schema, table, loose.share)
 
 
 def _stored(given: Sequence[Loose], commit: Callable[[list[Runs]], R], *, inline: bool) -> R:

@@ -42,7 +42,7 @@ from timespine.client.unsealed import REFUSE
 from timespine.client.writing import once
 from timespine.core import group
 from timespine.core.transitions import AdvanceUpper, Command, Seal
-from timespine.errors import TimespineError, UpperMismatch, UsageError, shown
+from timespine.errors import SchemaChanged, TimespineError, UpperMismatch, UsageError, shown
 from timespine.model.frontier import Frontier
 
 
@@ -217,6 +217,10 @@ class Transaction(OneProcess):
                     return
                 except UpperMismatch:
                     self._check_reads()
+                except SchemaChanged as changed:
+                    # Rows that were worked out from those that are there are worked out again.
+                    if not any(step.is_read and step.access.id == changed.collection for step in self._begun):
+                        raise
                 except UsageError:
                     if not any(step.is_stale for step in self._begun):
                         raise

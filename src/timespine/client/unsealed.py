@@ -208,7 +208,8 @@ def write_of(access: Access, made: Made, runs: Runs) -> Write:
     """The command that makes runs of these updates part of the collection, once their times are sealed."""
     assert made.latest is not None
     parts = tuple(part for run in runs for part in run.parts)
-    return Write(made.lower, made.latest, parts, made.id, access.config.inline_total_bytes)
+    # The schema is that of the runs: they may have been made again under a newer one.
+    return Write(made.lower, made.latest, parts, runs[0].schema, access.config.inline_total_bytes)
 
 
 def seal(access: Access, upper: Progress) -> Sealed:
@@ -275,7 +276,11 @@ def milliseconds(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         if column.type.tz is None:
             raise UsageError(f"column {shown(name)} has no zone, so its times could be anywhere: give it one")
         # Whole milliseconds, downwards.
-        return pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
+        try:
+            floored = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz))
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"column {shown(name)} has times that are no milliseconds of 64 bits") from error
+        return floored.cast(pa.int64())
     if pa.types.is_date(column.type):
         return column.cast(pa.timestamp("ms")).cast(pa.int64())
     raise UsageError(f"column {shown(name)} holds {column.type}: times are integers, dates, or timestamps with a zone")

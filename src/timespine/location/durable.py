@@ -10,11 +10,28 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 
-from timespine.errors import NoSpace
+from timespine.errors import CorruptionError, NoSpace
 
 SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What the system says when there is no room for more."""
+
+PRIVATE_FILE = 0o600
+PRIVATE_FOLDER = 0o700
+"""What is made is for its owner alone, unless the store was created to be shared."""
+
+
+def shared_modes() -> tuple[int, int]:
+    """The modes of files and folders of a store that is shared, as the umask says."""
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask, 0o777 & ~umask
+
+
+def mode_of(path: str, most: int) -> int:
+    """The permissions of a file or folder, for what is made beside it."""
+    return stat.S_IMODE(os.stat(path).st_mode) & most
 
 
 def no_space(what: str, reason: str) -> NoSpace:
@@ -40,14 +57,48 @@ def sync_path(path: str) -> None:
         os.close(fd)
 
 
-def make_folders(path: str) -> None:
-    """Make the folder and its parents where missing, each durable in its parent."""
+def set_mode(fd: int, mode: int) -> None:
+    """Give a new file or folder its permissions, whatever the umask is. A bit that comes from above it stays."""
+    found = stat.S_IMODE(os.fstat(fd).st_mode)
+    if found & 0o777 != mode:
+        os.fchmod(fd, (found & ~0o777) | mode)
+
+
+def open_regular(path: str, flags: int, mode: int = 0) -> int:
+    """Open a file of a store; a CorruptionError if a link stands in its place. A new one gets exactly this mode."""
+    try:
+        if flags & os.O_CREAT:
+            with contextlib.suppress(FileExistsError):
+                fd = os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+                set_mode(fd, mode)
+                return fd
+        return os.open(path, (flags & ~os.O_CREAT) | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CorruptionError(f"{path} is a link: nothing inside of a store may be one; remove it") from error
+        raise
+
+
+def refuse_links(*paths: str) -> None:
+    """A CorruptionError if one of these is a link."""
+    for path in paths:
+        if os.path.islink(path):
+            raise CorruptionError(f"{path} is a link: nothing inside of a store may be one; remove it")
+
+
+def make_folders(path: str, mode: int = PRIVATE_FOLDER) -> None:
+    """Make the folder and its parents where missing, each durable in its parent. The folder itself gets this mode."""
     parent = os.path.dirname(path)
     if not os.path.isdir(path):
         if not os.path.isdir(parent) and parent != path:
-            make_folders(parent)
+            make_folders(parent, mode)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
+            os.mkdir(path, mode)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                set_mode(fd, mode)
+            finally:
+                os.close(fd)
         sync_path(parent)
     else:
         with contextlib.suppress(PermissionError):  # it was there; above it we may lack the right to look

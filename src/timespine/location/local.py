@@ -10,7 +10,11 @@ power loss.
 
 Nothing below the root is reached through a symbolic link: every step is opened
 relative to its parent with O_NOFOLLOW. A link where a folder or a file should
-be is a CorruptionError.
+be is a CorruptionError; one that stands in nobody's way is passed over.
+
+A new root is for its owner alone, unless another mode is asked for. Files and
+folders below it get the permissions of the root, whatever the umask is: so all
+processes that share a store make files that the others can use.
 
 A delete is not synced. If power loss brings the file back, it is a blob that
 no state references (states forget a blob before it is deleted, durably, and
@@ -41,7 +45,7 @@ from timespine.location.arguments import (
     check_size,
 )
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
-from timespine.location.durable import SPACE, make_folders, no_space, sync
+from timespine.location.durable import PRIVATE_FOLDER, SPACE, make_folders, no_space, set_mode, sync
 
 TEMPORARY = ".tmp"
 """The folder of unfinished puts. No segment begins with a dot, so it is nobody's collection."""
@@ -65,14 +69,14 @@ class LocalBlob:
     With `read_only` nothing is made, changed or synced; a root that is not there holds no blobs.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, read_only: bool = False) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, read_only: bool = False, mode: int = PRIVATE_FOLDER) -> None:
         self._root = os.path.abspath(os.fspath(root))
         self._closed = False
         self._read_only = read_only
         if read_only:
             return
         with _failures(Determinate, f"cannot open the folder {self._root}", missing_too=True):
-            make_folders(self._root)
+            make_folders(self._root, mode)
         if not os.path.isdir(self._root):
             raise UsageError(f"{self._root} is not a folder")
         with self._open_root() as root_fd:
@@ -156,6 +160,11 @@ class LocalBlob:
             finally:
                 os.close(temporary)
         return swept
+
+    def links(self) -> list[str]:
+        """Links where folders or files of blobs could be: nothing of ours. They are passed over, never followed."""
+        with self._open_root() as root, _failures(Determinate, "cannot list links", missing_too=True):
+            return sorted(_links(root, ""))
 
     def close(self) -> None:
         self._closed = True
@@ -261,9 +270,14 @@ def _open_folder(name: str, parent: int) -> int:
 
 
 def _open_or_make(name: str, parent: int) -> int:
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(name, dir_fd=parent)
-    return _open_folder(name, parent)
+    mode = stat.S_IMODE(os.fstat(parent).st_mode) & 0o777
+    try:
+        os.mkdir(name, mode, dir_fd=parent)
+    except FileExistsError:
+        return _open_folder(name, parent)
+    fd = _open_folder(name, parent)
+    set_mode(fd, mode)
+    return fd
 
 
 @contextlib.contextmanager
@@ -321,8 +335,10 @@ def _read_range(fd: int, start: int, stop: int, key: str) -> bytes:
 
 
 def _write_durably(name: str, folder: int, value: bytes) -> None:
-    fd = os.open(name, _NEW_FILE, 0o666, dir_fd=folder)  # as the umask says, like any other file
+    mode = stat.S_IMODE(os.fstat(folder).st_mode) & 0o666
+    fd = os.open(name, _NEW_FILE, mode, dir_fd=folder)
     try:
+        set_mode(fd, mode)
         rest = memoryview(value)
         while rest:
             rest = rest[os.write(fd, rest) :]
@@ -349,6 +365,21 @@ def _require_same(folder: int, key: BlobKey, value: bytes) -> None:
         sync(fd)
 
 
+def _links(folder: int, prefix: str) -> Iterator[str]:
+    """The links in a folder of blobs, and in those below it."""
+    with os.scandir(folder) as entries:
+        found = sorted((entry.name, entry.is_symlink()) for entry in entries)
+    yield from (prefix + name for name, is_link in found if is_link)
+    if prefix.count("/") < 2:
+        for name in _subfolders(folder):
+            with contextlib.suppress(FileNotFoundError):
+                below = _open_folder(name, folder)
+                try:
+                    yield from _links(below, f"{prefix}{name}/")
+                finally:
+                    os.close(below)
+
+
 def _subfolders(folder: int) -> list[str]:
     return [entry.name for entry in _ours(folder) if entry.is_dir(follow_symlinks=False)]
 
@@ -363,13 +394,12 @@ def _file_sizes(folder: int) -> dict[str, int]:
 
 
 def _ours(folder: int) -> Iterator[os.DirEntry[str]]:
-    """Entries with names of our grammar; anything else is somebody else's and ignored."""
+    """Entries with names of our grammar, but for links; anything else is not ours and is passed over."""
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
                 check_segment(entry.name, "entry")
             except UsageError:
                 continue
-            if entry.is_symlink():
-                raise CorruptionError(f"{entry.name} is a link where a folder or a file should be")
-            yield entry
+            if not entry.is_symlink():
+                yield entry

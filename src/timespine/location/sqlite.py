@@ -17,8 +17,10 @@ from typing import Any
 from timespine.errors import CorruptionError, UsageError
 from timespine.location.arguments import check_key, check_scan, check_text, check_truncate, check_writes
 from timespine.location.consensus import Entry, Write, differing
+from timespine.location.durable import PRIVATE_FILE, mode_of
 from timespine.location.sqlite_at_rest import SqliteFileAtRest
 from timespine.location.sqlite_file import SqliteFile
+from timespine.location.sqlite_mark import Appended
 
 WAIT_S = 10.0
 """How long a call waits, by default, for its turn."""
@@ -41,16 +43,24 @@ _KEYS = """WITH RECURSIVE found (key) AS (
 class SqliteConsensus:
     """Consensus for the processes of one machine, durable against power loss.
 
-    With `read_only` nothing is made or changed in the folder, which need not be writable.
+    With `read_only` nothing is made or changed in the folder, which need not be writable. `mode` is that of a
+    new file; what is made beside a file has its permissions.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, wait_s: float = WAIT_S, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        wait_s: float = WAIT_S,
+        read_only: bool = False,
+        mode: int = PRIVATE_FILE,
+    ) -> None:
         if not 0 <= wait_s <= WAIT_S_MAX:
             raise UsageError(f"wait_s {wait_s!r} is not from 0 to {WAIT_S_MAX} seconds")
         if sqlite3.sqlite_version_info < (3, 37):
             raise UsageError(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 or newer is needed")
         kind = SqliteFileAtRest if read_only else SqliteFile
-        self._file = kind(os.path.realpath(os.fspath(path)), wait_s)
+        self._file = kind(os.path.realpath(os.fspath(path)), wait_s, mode)
         weakref.finalize(self, self._file.close)
 
     def head(self, key: str) -> Entry | None:
@@ -83,7 +93,10 @@ class SqliteConsensus:
             heads = {each.key: _newest_seqno(connection, each.key) for each in writes}
             lost = differing(writes, heads)
             if lost is None:
-                connection.executemany(_INSERT, map(_row, writes))
+                rows = list(map(_row, writes))
+                connection.executemany(_INSERT, rows)
+                key, seqno, _, checksum = rows[-1]
+                self._file.appended = Appended(len(rows), key, seqno, checksum)
             return lost
 
         return self._file.write(write)
@@ -107,6 +120,21 @@ class SqliteConsensus:
 
     def close(self) -> None:
         self._file.close()
+
+
+def accept_loss(path: str | os.PathLike[str]) -> tuple[int | None, int]:
+    """Go on with what is there: the mark counts it, and no more.
+
+    How many entries were counted before (None: the mark was lost or damaged), and how many are there.
+    """
+    real = os.path.realpath(os.fspath(path))
+    if not os.path.exists(real):
+        raise UsageError(f"{real} is not there: restore it from a copy, or remove the whole store to start anew")
+    file = SqliteFile(real, WAIT_S, accepting_loss=True)
+    try:
+        return file.write(lambda connection: file.mark.accept(connection, mode_of(real, 0o666)))
+    finally:
+        file.close()
 
 
 def _checksum(key: str, seqno: int, data: bytes) -> int:

@@ -90,5 +90,15 @@ class SqliteFileAtRest(SqliteFile):
     def _mode(self) -> str:
         return "mode=ro" if self._rest is None else "mode=ro&immutable=1"
 
+    def _connect(self, *pragmas: str) -> sqlite3.Connection:
+        """A connection that changes nothing, to a file that has lost nothing."""
+        connection = self._configured(*pragmas)
+        try:
+            self.mark.check(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     def _require_log(self, connection: sqlite3.Connection) -> None:
         """There is one, or none is needed."""

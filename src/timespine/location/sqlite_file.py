@@ -52,8 +52,10 @@ from timespine.errors import (
     WrongProcess,
 )
 from timespine.location.arguments import check_open
-from timespine.location.durable import SPACE, no_space, sync_path
+from timespine.location.durable import PRIVATE_FILE, SPACE, mode_of, no_space, open_regular, sync_path
+from timespine.location.marks import ADVICE
 from timespine.location.mounts import mount_table, refuse_network_file_system
+from timespine.location.sqlite_mark import Appended, SqliteMark
 from timespine.location.turns import WriteLine
 from timespine.locks import Lock, Place, can_hold
 
@@ -116,9 +118,13 @@ _NOT_OURS = frozenset(
 class SqliteFile:
     """The file, its connections, and which calls may use them when."""
 
-    def __init__(self, path: str, wait_s: float) -> None:
+    def __init__(self, path: str, wait_s: float, mode: int = PRIVATE_FILE, *, accepting_loss: bool = False) -> None:
         self.path = path
         self.wait_s = wait_s
+        self.mark = SqliteMark(path, accepting=accepting_loss)
+        self.appended: Appended | None = None
+        """What the transaction under way appends: counted by the mark once it is committed."""
+        self._new_mode = mode
         self._reading = Lock(path)
         self._writing = Lock(path)
         self._reader: sqlite3.Connection | None = None
@@ -146,7 +152,7 @@ class SqliteFile:
     def _prepare(self) -> None:
         """Make the file if there is none."""
         try:
-            _create_if_missing(self.path)
+            _create_if_missing(self.path, self.mark, self._new_mode)
             sync_path(os.path.dirname(self.path))
         except (OSError, sqlite3.Error) as error:
             raise Determinate(f"cannot open {self.path}: {error}") from error
@@ -180,7 +186,7 @@ class SqliteFile:
         with self._writing.within(self.wait_s):
             check_open(self._closed, "consensus")
             try:
-                line = self._line = self._line or WriteLine(self.path)
+                line = self._line = self._line or WriteLine(self.path, mode_of(self.path, 0o666))
                 try:
                     if not line.enter(deadline):
                         raise Determinate(f"{self.path} was not written: no turn within {self.wait_s} s")
@@ -200,11 +206,16 @@ class SqliteFile:
             self._close_writer()
         self._is_writing = True
         try:
+            is_new = self._writer is None
             self._writer = self._writer or self._connect()
+            self.appended = None
             self._writer.execute("BEGIN IMMEDIATE")
+            if is_new:
+                self.mark.catch_up(self._writer)
             done = work(self._writer)
             kind = Indeterminate  # SUBTLE: a commit record may be in the log although its fsync failed
             self._writer.execute("COMMIT")
+            self._count_appended()
         except BaseException as error:
             self._close_writer()  # which rolls back
             if isinstance(error, _ERRORS):
@@ -217,6 +228,15 @@ class SqliteFile:
         """A UsageError in a forked child. SUBTLE: before any lock, whose owner may not exist here."""
         if self._pid != os.getpid():
             raise WrongProcess(f"{self.path} was opened before this process was forked: open it again in this process")
+
+    def _count_appended(self) -> None:
+        """Let the mark count what was committed just now."""
+        if self.appended is None:
+            return
+        try:
+            self.mark.count(self.appended)
+        except OSError as error:  # it is committed, and whoever asks again finds it
+            raise Indeterminate(f"{self.mark.path} cannot be written: {error}") from error
 
     def close(self) -> None:
         """Close the connections, once nobody is inside. Twice is fine; in a forked child nothing happens."""
@@ -255,6 +275,9 @@ class SqliteFile:
         self._close_writer()
         if self._line is not None:
             self._line.close()
+            with contextlib.suppress(OSError):  # as if this process had been killed
+                self.mark.sync()
+        self.mark.close()
         self._line = None
 
     def _close_reader(self) -> None:
@@ -266,9 +289,24 @@ class SqliteFile:
         self._writer = None
 
     def _connect(self, *pragmas: str) -> sqlite3.Connection:
-        """A connection to the file that exists, once it is known to be ours."""
-        uri = f"file:{urllib.parse.quote(os.fsencode(self.path))}?{self._mode()}"
-        connection = sqlite3.connect(uri, uri=True, timeout=self.wait_s, isolation_level=None, check_same_thread=False)
+        """A connection to the file that exists, once it is known to be ours and to have lost nothing."""
+        with contextlib.ExitStack() as stack:
+            if self._reader is None and self._writer is None:
+                # SUBTLE: read-only, and open until the other one is. The last connection that may write moves the
+                # log into the database when it is closed, and what is left of a damaged log would be gone
+                # (test_marks.py).
+                guard = stack.enter_context(contextlib.closing(self._opened("mode=ro")))
+                _require_ours(guard, self.path)
+                self.mark.check(guard)
+            return self._configured(*pragmas)
+
+    def _opened(self, mode: str) -> sqlite3.Connection:
+        uri = f"file:{urllib.parse.quote(os.fsencode(self.path))}?{mode}"
+        return sqlite3.connect(uri, uri=True, timeout=self.wait_s, isolation_level=None, check_same_thread=False)
+
+    def _configured(self, *pragmas: str) -> sqlite3.Connection:
+        """A connection with all that we want of it."""
+        connection = self._opened(self._mode())
         try:
             _require_ours(connection, self.path)
             self._require_log(connection)
@@ -327,16 +365,25 @@ def _require_ours(connection: sqlite3.Connection, path: str) -> None:
         raise CorruptionError(f"{path} does not have the tables of a consensus file")
 
 
-def _create_if_missing(path: str) -> None:
-    """Make the file elsewhere and link it into place, so that an empty file here is never a new one."""
+def _create_if_missing(path: str, mark: SqliteMark, mode: int) -> None:
+    """Make the file elsewhere and link it into place, so that an empty file here is never a new one.
+
+    Its mark is there before it. So a file without a mark has lost it.
+    """
     log = path + "-wal"
     orphaned = os.path.lexists(log)  # SUBTLE: looked at first, or another creator's log looks orphaned
-    if os.path.lexists(path):
+    is_missing = not os.path.lexists(path)
+    counted = mark.found() if is_missing else None
+    if os.path.lexists(path):  # SUBTLE: looked at last, or what another creator counts looks lost
         return
+    if counted is not None and counted.entries:
+        raise CorruptionError(f"{path} is gone, and {mark.path} counts {counted.entries} entries of it: {ADVICE}")
     if orphaned:
         raise CorruptionError(f"{log} has lost its database: restore {path}, or remove both to start anew")
+    mark.create(mode)
     temporary = f"{path}.new-{os.getpid()}-{secrets.token_hex(8)}"
     try:
+        os.close(open_regular(temporary, os.O_RDWR | os.O_CREAT, mode))  # SQLite gives its log the same mode
         connection = sqlite3.connect(temporary, isolation_level=None)
         try:
             for statement in _CREATE:

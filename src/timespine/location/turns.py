@@ -17,6 +17,8 @@ import io
 import os
 import time
 
+from timespine.location.durable import PRIVATE_FILE, open_regular
+
 BEHIND_S = 3e-4
 """Between two looks at the place of the next in line; the same for all, so that nobody is favoured."""
 
@@ -30,11 +32,11 @@ SLOW_S = 1e-3
 class WriteLine:
     """Where the writers of all processes stand in line for their turn."""
 
-    def __init__(self, path: str) -> None:
-        self.turn = _opened(path + ".lock")
+    def __init__(self, path: str, mode: int = PRIVATE_FILE) -> None:
+        self.turn = _opened(path + ".lock", mode)
         """The file whose lock is the turn."""
         try:
-            self._next = _opened(path + ".next")
+            self._next = _opened(path + ".next", mode)
         except OSError:
             self.turn.close()
             raise
@@ -56,10 +58,10 @@ class WriteLine:
         self._next.close()
 
 
-def _opened(path: str) -> io.FileIO:
+def _opened(path: str, mode: int) -> io.FileIO:
     """A file for its lock, made if there is none. SUBTLE: a number alone could be closed twice, the second time as
     the file of another thread (test_interrupts.py)."""
-    return io.FileIO(path, "r+", opener=lambda path, _: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+    return io.FileIO(path, "r+", opener=lambda path, _: open_regular(path, os.O_RDWR | os.O_CREAT, mode))
 
 
 def poll(file: io.FileIO, deadline: float, pause_s: float, slow_s: float) -> bool:

@@ -11,6 +11,7 @@ from timespine.errors import (
     Indeterminate,
     LeaseExpired,
     NotSealed,
+    SchemaChanged,
     SinceError,
     UpperMismatch,
     UsageError,
@@ -38,6 +39,7 @@ REFUSALS = dict.fromkeys(
         "transaction",
         "trim",
         "replicated append",
+        "append across a change of the schema",
     ),
     (Fenced, UsageError),
 )
@@ -154,8 +156,17 @@ class Answers:
             ]
             if reason.actual not in uppers or reason.actual == reason.expected:
                 self.world.violate(f"{operation.kind} {operation.id} was told upper {reason.actual}, had {uppers}")
+        elif isinstance(reason, SchemaChanged):
+            self._check_schema_changed(operation, reason)
         elif not isinstance(reason, REFUSALS.get(operation.kind, (Fenced, LeaseExpired))):
             self.world.violate(f"{operation.kind} {operation.id} was refused: {reason!r}")
+
+    def _check_schema_changed(self, operation: Operation, reason: SchemaChanged) -> None:
+        """Rows are refused for their schema only if another one was the newest at some moment of the call."""
+        states = self.world.states_between(reason.collection, operation.invoked, operation.returned)
+        newest = {len(state.schemas) - 1 for state in states}
+        if reason.newest not in newest or reason.written >= reason.newest:
+            self.world.violate(f"{operation.kind} {operation.id} was told {reason!r}, the newest were {newest}")
 
     def _check_snapshot(self, operation: Operation) -> None:
         self._check_read(operation, operation.collection, operation.details["as_of"], operation.result)

@@ -29,6 +29,7 @@ from timespine.model.time import Time
 from timespine.testing.answers import surely_not
 from timespine.testing.real import RealWorld
 from timespine.testing.remembering import remembering
+from timespine.testing.schemas import Schemas
 from timespine.testing.simulator import KINDS, Faults, Operation, Process, Simulator
 from timespine.testing.streams import Streams
 from timespine.testing.violation import Violation
@@ -37,7 +38,7 @@ from timespine.testing.world import World, operation_of
 
 FAULT_KINDS = (*KINDS, "pauses", "clock jumps", "outages")
 
-FLAVOURS: dict[str, type[Workload]] = {"mixed": Workload, "streams": Streams}
+FLAVOURS: dict[str, type[Workload]] = {"mixed": Workload, "schemas": Schemas, "streams": Streams}
 """What histories may be of."""
 
 YEAR_MS = 365 * 24 * 3_600_000

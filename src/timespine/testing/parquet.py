@@ -137,6 +137,11 @@ class Parquet:
             return newest.widen(narrow[0], "int64").encode()
         return newest.add(f"added_{name}", type, default).encode()
 
+    def loses(self, state: State, written: int) -> bool:
+        """Whether a column was dropped."""
+        newest = _newest(state)
+        return any(not newest.has_id(field.id) for field in Schema.decode(state.schemas[written]).fields)
+
     def retractable(self, rows: Sequence[Row], state: State) -> Sequence[Row]:
         """Not those with a value in a column that whoever writes does not know of yet: it would be another row."""
         known, collection = _newest(state).next_id, state.collection

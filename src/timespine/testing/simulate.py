@@ -3,7 +3,8 @@
 A history is decided by its seed alone. On a violation the seed and a shrunken
 trace are printed; `--seed S --histories 1 --trace` replays one history in full.
 With `--real`, rows are in Parquet, blobs are files and logs are in SQLite. With
-`--flavour streams`, histories are of writes ahead of the seal and of transactions.
+`--flavour streams`, histories are of writes ahead of the seal and of transactions; with
+`--flavour schemas`, schemas change between the making of rows and their commit.
 With `--flavour stores`, they are of real stores: all that users run, with its threads.
 """
 

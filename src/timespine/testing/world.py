@@ -166,6 +166,7 @@ class World:
             for part in unsealed.parts:
                 # One that is trimmed is there already, under its number.
                 self._check_once(new, part, (each for each in old.unsealed if each.seqno == unsealed.seqno))
+                self._judge_schema(old, part, unsealed.schema)
                 self._see(new, part, unsealed.schema, None)
         for batch in change.t.a.values() if change.t else ():
             # What lies below the trace's upper was there before: it is merged.
@@ -174,6 +175,7 @@ class World:
                 for part in run.parts:
                     if not is_merged:
                         self._check_once(new, part, old.unsealed)
+                    self._judge_schema(old, part, run.schema, is_merged)
                     self._see(new, part, run.schema, appended, is_merged)
         for rollup in change.rollups.values():
             if rollup is not None and rollup.key not in self.blobs:
@@ -186,18 +188,30 @@ class World:
         if not any(identity_of(each) == identity_of(part) for batch in before for each in batch.parts):
             self.violate(f"{state.collection} at {state.seqno} commits {part.key or 'inline updates'} a second time")
 
+    def _judge_schema(self, old: State, part: Part, schema: int | None, is_merged: bool = False) -> None:
+        """Rows that a commit adds lose nothing under the schema that was the newest one before it."""
+        if schema is None or not self._is_new_from_user(part, is_merged):
+            return
+        if self.format.loses(old, schema):
+            newest = len(old.schemas) - 1
+            self.violate(f"{old.collection} took new rows of schema {schema}, of which schema {newest} loses some")
+
+    def _is_new_from_user(self, part: Part, is_merged: bool) -> bool:
+        """Whether a part is one that a user put, and no state referred to before."""
+        identity = identity_of(part)
+        is_users = not is_merged if part.inline is not None else is_user_data(part.key)
+        return identity not in self.seen and is_users
+
     def _see(
         self, state: State, part: Part, schema: int | None, appended: Description | None, is_merged: bool = False
     ) -> None:
         """A part that a state begins to refer to: if a user put it, its updates are part of the truth from now on."""
-        identity = identity_of(part)
-        is_users = not is_merged if part.inline is not None else is_user_data(part.key)
         if part.key and not self._exists(part):
             self.violate(f"{state.collection} at {state.seqno} refers to {part.key}, which does not exist")
-        elif identity not in self.seen and is_users:
+        elif self._is_new_from_user(part, is_merged):
             updates = self._updates(part, None if schema is None else state.schemas[schema])
             self._add_truth(state.collection, updates if appended is None else self._appended(updates, appended))
-        self.seen.add(identity)
+        self.seen.add(identity_of(part))
 
     def _updates(self, part: Part, schema: bytes | None) -> list[Update]:
         """The updates in a part, as they were put; for a hollow run those of all its parts."""
@@ -291,10 +305,14 @@ class World:
 
     def uppers_between(self, collection: str, begin: int, end: int) -> list[Frontier]:
         """Every upper that the collection had at some moment between two steps."""
+        return [state.upper for state in self.states_between(collection, begin, end)]
+
+    def states_between(self, collection: str, begin: int, end: int) -> list[State]:
+        """Every state that the collection had at some moment between two steps."""
         steps, states = self.commit_steps[collection], self.states[collection]
-        uppers = []
+        found = []
         for index, state in enumerate(states):
             until = steps[index + 1] if index + 1 < len(steps) else self.step
             if steps[index] <= end and until >= begin:
-                uppers.append(state.upper)
-        return uppers
+                found.append(state)
+        return found

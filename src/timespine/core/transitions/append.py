@@ -14,7 +14,7 @@ from timespine.core.hollow import HollowBatch, Run
 from timespine.core.shape import check_hollow
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
 from timespine.core.transitions.push import drained_runs, pushed, remember, rewritten, truncated
-from timespine.core.transitions.writers import refuse_unknown_schemas, refuse_unregistered
+from timespine.core.transitions.writers import refuse_stale_schemas, refuse_unknown_schemas, refuse_unregistered
 from timespine.errors import (
     ClosedError,
     InlineBudgetExceeded,
@@ -38,12 +38,16 @@ class CompareAndAppend(msgspec.Struct, frozen=True, array_like=True):
     inline_total_bytes: int = DEFAULT.inline_total_bytes
     written: int | None = None
     """The number of the next write, as the caller has seen it: refused if a later one has updates that this seals."""
+    judged_by: int | None = None
+    """The newest schema, if the caller saw that rows made under older ones lose nothing under it."""
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True):
     """Append a batch that other writers may append too, with the same updates: what is there already is cut off."""
 
     batch: HollowBatch
+    judged_by: int | None = None
+    """The newest schema, if the caller saw that rows made under older ones lose nothing under it."""
 
 
 class AppendNext(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +65,8 @@ class AppendNext(msgspec.Struct, frozen=True, array_like=True):
     """How far this completes the collection, if that is further than its own time."""
     operation: str = "append"
     inline_total_bytes: int = DEFAULT.inline_total_bytes
+    judged_by: int | None = None
+    """The newest schema, if the caller saw that rows made under older ones lose nothing under it."""
 
 
 class AppendedAt(msgspec.Struct, frozen=True):
@@ -120,7 +126,8 @@ def append(state: State, command: Append, now_ms: int) -> Commit[Appended] | NoO
         return NoOp(Appended(state.upper, False))
     if not desc.lower <= state.upper:
         return NoOp(UpperMismatch(desc.lower, state.upper))
-    outcome = compare_and_append(state, CompareAndAppend((command.batch,), state.upper, desc.upper), now_ms)
+    fitted = CompareAndAppend((command.batch,), state.upper, desc.upper, judged_by=command.judged_by)
+    outcome = compare_and_append(state, fitted, now_ms)
     if isinstance(outcome, Commit):
         return Commit(outcome.state, Appended(outcome.reply, True))
     return NoOp(outcome.reply if isinstance(outcome.reply, TimespineError) else Appended(outcome.reply, False))
@@ -145,7 +152,14 @@ def append_next(state: State, command: AppendNext, now_ms: int) -> Commit[Append
     # was lost is judged again, and may need a later time (planted.py: append_next_does_not_rewrite).
     runs = batch.runs if time == at else tuple(rewritten(run, Frontier.at(time)) for run in batch.runs)
     placed = HollowBatch(Description(state.upper, new_upper, Frontier.minimum(1)), batch.len, runs)
-    fitted = CompareAndAppend((placed,), state.upper, new_upper, command.operation, command.inline_total_bytes)
+    fitted = CompareAndAppend(
+        (placed,),
+        state.upper,
+        new_upper,
+        command.operation,
+        command.inline_total_bytes,
+        judged_by=command.judged_by,
+    )
     outcome = compare_and_append(state, fitted, now_ms)
     if isinstance(outcome, Commit):
         return Commit(outcome.state, AppendedAt(time, outcome.reply))
@@ -186,6 +200,10 @@ def _refuse(state: State, command: CompareAndAppend) -> TimespineError | None:
     rewritten = any(part.rewrite is not None for batch in command.batches for part in batch.parts)
     for batch in command.batches:
         wrong = _refuse_batch(state, batch, expected, new_upper)
+        if wrong is None:
+            # SUBTLE: by the state that is judged now. Another process may have dropped a column after the rows
+            # were made, and nobody would see their values (planted.py: the_schema_of_new_rows_is_not_judged).
+            wrong = refuse_stale_schemas(state, (run.schema for run in batch.runs), command.judged_by)
         if wrong is None and rewritten:
             wrong = _refuse_rewritten(state, batch, expected, new_upper)
         if wrong is not None:

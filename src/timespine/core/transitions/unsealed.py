@@ -25,7 +25,7 @@ from timespine.core.hollow import Part
 from timespine.core.shape import check_parts
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
 from timespine.core.transitions.push import drained_runs, pushed, remember, truncated
-from timespine.core.transitions.writers import refuse_unknown_schemas, refuse_unregistered
+from timespine.core.transitions.writers import refuse_stale_schemas, refuse_unknown_schemas, refuse_unregistered
 from timespine.errors import ClosedError, InlineBudgetExceeded, TimespineError, UsageError
 from timespine.model import time as times
 from timespine.model.frontier import Frontier, check_arity_of
@@ -42,6 +42,8 @@ class Write(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[Part, ...]
     schema: int | None = None
     inline_total_bytes: int = DEFAULT.inline_total_bytes
+    judged_by: int | None = None
+    """The newest schema, if the caller saw that rows made under an older one lose nothing under it."""
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +92,9 @@ def write(state: State, command: Write, now_ms: int) -> Commit[int] | NoOp[int |
         return NoOp(UsageError(f"updates from {command.lower} on cannot all be at or before {command.max}"))
     if not state.upper <= command.lower:
         return NoOp(UsageError(f"updates at {command.lower} are below the upper {state.upper}: it is sealed already"))
+    stale = refuse_stale_schemas(state, (command.schema,), command.judged_by)
+    if stale is not None:
+        return NoOp(stale)
     inline = inline_bytes(command.parts)
     if inline and state.inline_bytes + inline > command.inline_total_bytes:
         return NoOp(InlineBudgetExceeded(inline, state.inline_bytes, command.inline_total_bytes))
@@ -156,6 +161,8 @@ def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool |
         refused = refuse_unregistered(state, command.parts) or refuse_unknown_schemas(state, (command.schema,))
         if refused is not None:
             return NoOp(refused)
+        if command.schema is not None and batch.schema is not None and command.schema < batch.schema:
+            return NoOp(UsageError(f"updates of schema {batch.schema} cannot be trimmed under {command.schema}"))
         parts = command.parts
     # SUBTLE: the parts themselves must hide what is drained. Bounds of the batch alone would let
     # the next drain take the batch for untouched, and drain those updates twice

@@ -16,7 +16,7 @@ import msgspec
 
 from timespine.core.hollow import Part
 from timespine.core.state import Commit, Committer, Lease, NoOp, Reader, State
-from timespine.errors import Fenced, TimespineError, UsageError
+from timespine.errors import Fenced, SchemaChanged, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key
 
 L = TypeVar("L", Lease, Reader, Committer)
@@ -161,6 +161,19 @@ def refuse_unregistered(state: State, parts: Iterable[Part]) -> TimespineError |
                 f"writer {writer} of {state.collection} is not registered (any more): "
                 "what it wrote may be deleted, write it again with a new writer"
             )
+    return None
+
+
+def refuse_stale_schemas(state: State, schemas: Iterable[int | None], judged_by: int | None) -> TimespineError | None:
+    """Why new rows must not be committed that were made under these schemas: the newest one may lack their columns.
+
+    Schemas are opaque here. The caller who has compared them with the newest one, and found that no value is
+    lost, says by which schema it judged. Data that names no schema is not judged: nobody can read it by columns.
+    """
+    newest = len(state.schemas) - 1
+    for schema in schemas:
+        if schema is not None and schema != newest and judged_by != newest:
+            return SchemaChanged(state.collection, schema, newest)
     return None
 
 

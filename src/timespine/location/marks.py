@@ -1,0 +1,156 @@
+"""High-water marks: what the logs must at least contain, kept where damage to the logs does not reach.
+
+A store whose logs lost their newest entries looks like a store that never had
+them. So a mark beside the logs says how many entries were appended, over all keys,
+and names one of the newest. An adapter compares the mark with its logs when it opens
+them, and raises a CorruptionError if the logs went back.
+
+The mark may lag behind the logs and is never ahead of them:
+
+- It is written after the commit that it counts is durable.
+- It is not synced with every commit. A killed process loses none of it. Power loss
+  may set it back to what the system has written by itself.
+- A reader reads the mark first, and the logs after it.
+
+The file has two slots, and a write goes to the one that is not the newest: whatever
+happens during a write, the other slot is whole.
+
+    "TSM"  version (1 byte)  CRC-32 of all other bytes (4 bytes, big-endian)
+    entries (8 bytes)  seqno (8 bytes)  checksum (4 bytes)  length of key (1 byte)  key
+
+Only one process may write at a time: the adapter's own lock is held meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import zlib
+from typing import NamedTuple
+
+from timespine.errors import CorruptionError, VersionError
+from timespine.ids import SEGMENT_MAX
+from timespine.location.consensus import Consensus
+from timespine.location.durable import open_regular, set_mode, sync
+
+VERSION = 1
+"""The version of a slot that this code writes, and the newest that it reads."""
+
+MAGIC = b"TSM"
+SLOT = 512
+"""Bytes of one slot: a sector, so that a write of one leaves the other alone."""
+
+_HEAD = struct.Struct(">3sBI")
+_BODY = struct.Struct(">QQIB")
+_READS = 3
+"""How often the file is read: a write that is under way may spoil one slot, and the next one the other."""
+
+
+class Mark(NamedTuple):
+    """What the logs must at least contain."""
+
+    entries: int
+    """How many entries were appended, over all keys: the sum of every head plus one."""
+    key: str = ""
+    """A key that was written by the newest commit that is counted; empty if there is none."""
+    seqno: int = 0
+    """The entry that was appended to it."""
+    checksum: int = 0
+    """The checksum of that entry, as the adapter computes it."""
+
+
+NOTHING = Mark(0)
+"""The mark of logs that have no entry yet."""
+
+
+def total(consensus: Consensus) -> int:
+    """How many entries were ever appended to the logs of an adapter: never less than before."""
+    heads = (consensus.head(key) for key in consensus.list_keys())
+    return sum(head.seqno + 1 for head in heads if head is not None)
+
+
+class MarkFile:
+    """The file of a mark."""
+
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
+        """Open the file that exists; FileNotFoundError if it does not."""
+        self.path = path
+        self._fd = open_regular(path, os.O_RDONLY if read_only else os.O_RDWR)
+
+    def read(self) -> Mark:
+        """The newest mark that is whole, or a CorruptionError."""
+        return self._newest()[1]
+
+    def advance(self, least: int, entries: int, key: str, seqno: int, checksum: int) -> None:
+        """Count entries more than are counted, or than there are at least; one of them is named."""
+        newest, mark = self._newest()
+        counted = max(mark.entries, least) + entries
+        os.pwrite(self._fd, encode(Mark(counted, key, seqno, checksum)), SLOT * (1 - newest))
+
+    def reset(self, mark: Mark) -> None:
+        """Put a mark in place of whatever is there, also of a later one, durably."""
+        os.pwrite(self._fd, encode(mark) + bytes(SLOT), 0)
+        sync(self._fd)
+
+    def sync(self) -> None:
+        """Make the mark durable."""
+        sync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _newest(self) -> tuple[int, Mark]:
+        """The slot with the newest mark, and the mark."""
+        for _ in range(_READS):
+            data = os.pread(self._fd, 2 * SLOT, 0)
+            slots = [(mark.entries, slot, mark) for slot in (0, 1) if (mark := decode(data, slot)) is not None]
+            if slots:
+                _, slot, mark = max(slots)
+                return slot, mark
+        raise CorruptionError(f"{self.path} is damaged, so nothing says what the log must contain: {ADVICE}")
+
+
+ADVICE = "restore the store from a copy, or run `timespine doctor STORE --accept-loss` to go on with what is there"
+
+
+def encode(mark: Mark) -> bytes:
+    """A mark as one slot."""
+    key = mark.key.encode()
+    body = _BODY.pack(mark.entries, mark.seqno, mark.checksum, len(key)) + key
+    head = MAGIC + bytes((VERSION,))
+    return (head + zlib.crc32(body, zlib.crc32(head)).to_bytes(4, "big") + body).ljust(SLOT, b"\0")
+
+
+def decode(data: bytes, slot: int) -> Mark | None:
+    """The mark in one slot; None if it is not whole."""
+    piece = data[slot * SLOT : (slot + 1) * SLOT]
+    if len(piece) < SLOT:
+        return None
+    magic, version, checksum = _HEAD.unpack_from(piece)
+    entries, seqno, of_entry, length = _BODY.unpack_from(piece, _HEAD.size)
+    end = _HEAD.size + _BODY.size + length
+    if magic != MAGIC or length > SEGMENT_MAX:
+        return None
+    if zlib.crc32(piece[_HEAD.size : end], zlib.crc32(piece[:4])) != checksum:
+        return None
+    if version > VERSION:
+        raise VersionError(f"a mark has version {version}, this is {VERSION}: upgrade to read it")
+    return Mark(entries, piece[end - length : end].decode("ascii", "replace"), seqno, of_entry)
+
+
+def create(path: str, mark: Mark, mode: int) -> None:
+    """Make the file, durably, unless it is there."""
+    temporary = f"{path}.new-{os.getpid()}-{os.urandom(8).hex()}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        try:
+            set_mode(fd, mode)
+            os.write(fd, encode(mark) + bytes(SLOT))
+            sync(fd)
+        finally:
+            os.close(fd)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
