@@ -212,9 +212,12 @@ def test_a_column_dropped_while_executors_write_refuses_their_rows(items, spark,
 @pytest.mark.parametrize("small_rows", [1])
 @pytest.mark.parametrize("how", ["append", "write", "upsert"])
 def test_a_column_added_while_executors_write_has_its_default_in_their_rows(items, spark, small_rows, monkeypatch, how):
-    _race(monkeypatch, lambda: items.evolve(add={"more": ("int64", 3)}, rename={"name": "title"}))
+    # A change is worked out again, and knows the columns by their names: a rename would be an error then.
+    name = "name" if how == "upsert" else "title"
+    rename = {} if how == "upsert" else {"name": name}
+    _race(monkeypatch, lambda: items.evolve(add={"more": ("int64", 3)}, rename=rename))
     _put(items, frame(spark, 0, 100), how)
-    assert {(row["title"], row["more"]) for row in items.snapshot().to_pylist()} == {("a", 3)}
+    assert {(row[name], row["more"]) for row in items.snapshot().to_pylist()} == {("a", 3)}
     assert items.count() == 100
 
 

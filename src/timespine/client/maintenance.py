@@ -26,7 +26,7 @@ from typing import Any
 
 from timespine.client.access import Access
 from timespine.client.committer import TURN_S
-from timespine.client.report import Report, said
+from timespine.client.report import NO_SPACE, Report, said
 from timespine.client.rewriting import worth_rewriting
 from timespine.client.settled import Settled
 from timespine.core.effects import Protocol
@@ -51,9 +51,6 @@ EXPIRE_S = 60.0
 
 SWEEP_S = 3600.0
 """How often leaked blobs are looked for, per collection: it lists every blob."""
-
-NO_SPACE = "no space"
-"""The condition that there is no room for a merge: the log is told of it once, and again after there was."""
 
 SPARE_BYTES = 64 << 20
 """What a merge leaves free on the disk, at least; a small one leaves as much as it writes."""

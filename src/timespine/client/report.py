@@ -10,6 +10,9 @@ from timespine.errors import TimespineError
 LOG = logging.getLogger("timespine.maintenance")
 """Where it is told what could not be done, once each time that it was tried. Rows are never part of it."""
 
+NO_SPACE = "no space"
+"""The condition that there is no room for a merge: the log is told of it once, and again after there was."""
+
 SKIPPED_MAX = 16
 """What could not be done, and why, is remembered of the last so many."""
 
