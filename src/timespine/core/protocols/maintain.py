@@ -172,6 +172,8 @@ def rewrite_unsealed(session: Session, collection: str, seqno: int) -> Protocol[
     if output is None:
         yield from commit(session, collection, ExpireWriter(writer))
         return False
+    # What is cut cannot be passed through, and `Trim` could not see what a run of the result takes from others.
+    assert not output.passed
     batch_parts = tuple(output.batch.parts)
     schema = output.batch.runs[0].schema if output.batch.runs else None
     trim = Trim(seqno, batch_parts, upper, schema, session.config.inline_total_bytes)
