@@ -234,19 +234,6 @@ def test_a_closed_collection_is_told_so(place):
 # A turn of its own.
 
 
-def is_taken(lock):
-    """Whether no other thread can take a lock now."""
-    taken = []
-
-    def take():
-        if lock.acquire(blocking=False):
-            lock.release()
-            taken.append(lock)
-
-    in_threads(take)
-    return not taken
-
-
 def test_work_that_takes_long_is_done_in_a_turn_of_its_own_after_a_few_losses(place, monkeypatch):
     """A thread of the same process appends a row of the condition whenever the change is worked out."""
     table = create(place.open())
@@ -255,7 +242,7 @@ def test_work_that_takes_long_is_done_in_a_turn_of_its_own_after_a_few_losses(pl
     by_all = basis.Worked._by_all
 
     def appended(self, news):
-        worked.append(is_taken(table._access.committer._turn))
+        worked.append(table._access.committer._turn.is_held)
         if not worked[-1]:
             in_threads(lambda: table.append([row(next(left) + 10, 1)]))
         return by_all(self, news)

@@ -9,7 +9,7 @@ import pytest
 from scene import TERM_MS, WRITER, Scene, at, batch, inline_part, up
 
 from timespine.core import transitions
-from timespine.core.group import CommittedBefore, Group, Judged, Refused, Transaction, judge
+from timespine.core.group import Answers, CommittedBefore, Group, Judged, Refused, Transaction, judge
 from timespine.core.hollow import Part
 from timespine.core.state import Commit, NoOp, new_state
 from timespine.core.transitions import (
@@ -92,6 +92,24 @@ def test_transaction_changes_all_of_its_collections_by_one_commit_each() -> None
     assert stage.seqnos() == {"a": before["a"] + 1, "b": before["b"] + 1, "c": before["c"]}
     assert stage.scenes["a"].snapshot(4) == {"x": 1}
     assert stage.scenes["b"].snapshot(6) == {"y": 1}
+
+
+def test_answers_say_by_collection_which_commit_they_are_of() -> None:
+    stage = Stage("a", "b", "c")
+    before = stage.seqnos()
+    judged = stage.commit(
+        Transaction((append("a", 0, 1, "x"),)),
+        Transaction((append("a", 1, 2, "y"), ("b", Seal(at(0)))), reads=(("c", at(0)),)),
+        Transaction((("a", Seal(at(9))), ("a", Seal(at(1))))),
+    )
+    first, second, refused = judged.replies
+    assert isinstance(first, Answers)
+    assert isinstance(second, Answers)
+    assert first == (at(1),)
+    assert first.seqno("a") == second.seqno("a") == before["a"] + 1 == stage.seqnos()["a"]
+    assert second.seqno("b") == before["b"] == stage.seqnos()["b"], "nothing was changed there"
+    assert second.seqno("c") == before["c"] + 1, "what was relied on is committed too"
+    assert isinstance(refused, Refused)
 
 
 def test_transaction_with_one_refused_command_changes_nothing() -> None:
