@@ -29,7 +29,6 @@ from timespine.core.protocols.commit import (
 from timespine.core.protocols.fetch import create, refresh
 from timespine.core.protocols.maintain import expire_leases, roll_up
 from timespine.core.protocols.session import Session, pause_ms
-from timespine.core.protocols.write import append_to_many, compare_and_append
 from timespine.core.state import new_state
 from timespine.core.transitions import (
     AddSchema,
@@ -45,6 +44,7 @@ from timespine.core.transitions import (
 )
 from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, UpperMismatch, UsageError
 from timespine.testing.engine import data_of
+from timespine.testing.writes import append_to_many, compare_and_append
 
 
 def append(session: Session, expected: int = 0, upper: int = 1) -> Any:

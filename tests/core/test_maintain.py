@@ -23,9 +23,7 @@ from timespine.core.protocols.maintain import (
     roll_up,
     tidy_unsealed,
 )
-from timespine.core.protocols.read import take_lease
 from timespine.core.protocols.session import Session
-from timespine.core.protocols.write import compare_and_append, write
 from timespine.core.state import Rollup, Status, new_state
 from timespine.core.transitions import (
     ClaimMerge,
@@ -45,6 +43,8 @@ from timespine.errors import CorruptionError, Fenced, TimespineError, Unavailabl
 from timespine.model import CLOSED
 from timespine.model.time import INT64_MAX
 from timespine.testing.engine import data_of
+from timespine.testing.reads import take_lease
+from timespine.testing.writes import compare_and_append, write
 
 
 def asked_for_a_merge(rows: int = 3, since: int = 2) -> tuple[Stage, Session, Session]:

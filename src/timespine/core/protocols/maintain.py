@@ -5,7 +5,7 @@ from __future__ import annotations
 from timespine.config import Config
 from timespine.core import rope as ropes
 from timespine.core.codec import encode_state
-from timespine.core.effects import FreshId, MergeRuns, Now, Output, Protocol, PutBlob
+from timespine.core.effects import DeleteBlobs, FreshId, MergeRuns, Now, Output, Protocol, PutBlob
 from timespine.core.group import Refused
 from timespine.core.hollow import HollowBatch, Order, Run
 from timespine.core.layers import MergeRequest
@@ -14,7 +14,6 @@ from timespine.core.protocols.collect import delete_written
 from timespine.core.protocols.commit import commit
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Session, retried
-from timespine.core.protocols.write import forget
 from timespine.core.state import State
 from timespine.core.transitions import (
     AddRollup,
@@ -189,3 +188,11 @@ def finalize(session: Session, collection: str) -> Protocol[bool]:
     """Turn a closed and released collection into a tombstone; whether it is one."""
     replies = yield from commit(session, collection, Finalize())
     return not isinstance(replies, Refused)
+
+
+def forget(session: Session, keys: tuple[str, ...]) -> Protocol[None]:
+    """Delete blobs that were put in vain. If that fails, the sweep finds them once the writer is gone."""
+    try:
+        yield DeleteBlobs(keys)
+    except Unavailable:
+        session.count("left to the sweep", len(keys))
