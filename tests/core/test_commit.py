@@ -13,7 +13,7 @@ from timespine.core import transitions
 from timespine.core.codec import encode_state
 from timespine.core.effects import CompareAndSet, GetBlob, Now, PutBlob, Scan, Sleep
 from timespine.core.group import Group, Refused, Transaction
-from timespine.core.protocols import write
+from timespine.testing import writes
 from timespine.core.protocols.collect import collect_garbage
 from timespine.core.protocols.commit import (
     Moved,
@@ -493,7 +493,7 @@ def test_lost_reply_of_a_commit_to_two_collections_is_resolved_for_both(fault: F
 
 def append_next(session: Session, at: int) -> Any:
     """Append a row at the next free time: nothing but its group's number tells whether it is in."""
-    return write.append_next(session, "c", data_of([up(f"{session.writer}-{at}", at)]), at)
+    return writes.append_next(session, "c", data_of([up(f"{session.writer}-{at}", at)]), at)
 
 
 def test_group_that_is_in_though_storage_reports_a_conflict_is_a_success_with_the_replies_of_that_try() -> None:

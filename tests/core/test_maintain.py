@@ -30,6 +30,7 @@ from timespine.core.transitions import (
     CompareAndAppend,
     Drain,
     ExpireCommitter,
+    ExpireLeases,
     ExpireWriter,
     Refresh,
     RegisterWriter,
@@ -568,6 +569,21 @@ def test_rollup_of_a_writer_that_was_expired_is_refused_and_deleted() -> None:
     stage.before(CompareAndSet, lambda: stage.commit(other, ExpireWriter(session.writer)))
     assert stage.run(roll_up(session, "c")) is False
     assert stage.there() == set()
+
+
+def test_rollup_of_a_committer_that_was_expired_is_deleted_unless_it_may_be_recorded() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(CompareAndSet, lambda: stage.commit(other, ExpireCommitter(session.committer)))
+    with pytest.raises(Fenced):
+        stage.run(roll_up(session, "c"))
+    assert stage.there() == set()
+    session = stage.session()
+    stage.fail(CompareAndSet, Fault.DONE)
+    stage.before(CompareAndSet, lambda: stage.commit(other, ExpireCommitter(session.committer)), nth=2)
+    with pytest.raises(Fenced):
+        stage.run(roll_up(session, "c"))
+    assert stage.there() == {rollup.key for rollup in stage.head().rollups.values()} != set()
 
 
 def test_rollup_of_a_state_that_moved_on_is_still_of_use() -> None:
