@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from timespine.client import driver
 from timespine.client.collection import Collection
 from timespine.client.store import Store
-from timespine.core.state import State
+from timespine.core.state import State, Status
 from timespine.testing.checker import Result
 from timespine.testing.remembering import remembering
 from timespine.testing.simulator import Faults
@@ -130,6 +130,8 @@ class Course:
             return
         for id, states in history.world.states.items():
             state = states[-1]
+            if state.status is Status.FINALIZED:
+                continue  # it was dropped, and there is nothing to say goodbye to
             for registered in (*state.readers, *state.writers, *state.committers):
                 if registered[1:] in process.ids:
                     history.world.violate(f"{process.name} has closed its store, and {registered} of {id} is left")
