@@ -42,7 +42,7 @@ class Upkeep(Caller):
             self.rename: 1,
             self.list_names: 1,
             self.evolve: 1,
-            self.close: 1,
+            self.close: 2,
         }
 
     # Maintenance.
