@@ -13,7 +13,6 @@ from timespine.core import transitions
 from timespine.core.codec import encode_state
 from timespine.core.effects import CompareAndSet, GetBlob, Now, PutBlob, Scan, Sleep
 from timespine.core.group import Group, Refused, Transaction
-from timespine.testing import writes
 from timespine.core.protocols.collect import collect_garbage
 from timespine.core.protocols.commit import (
     Moved,
@@ -43,6 +42,7 @@ from timespine.core.transitions import (
     Seal,
 )
 from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, UpperMismatch, UsageError
+from timespine.testing import writes
 from timespine.testing.engine import data_of
 from timespine.testing.writes import append_to_many, compare_and_append
 

@@ -30,7 +30,6 @@ from timespine.core.transitions import (
     CompareAndAppend,
     Drain,
     ExpireCommitter,
-    ExpireLeases,
     ExpireWriter,
     Refresh,
     RegisterWriter,

@@ -88,7 +88,7 @@ class Course:
 
         def main() -> None:
             read_only = chance.random() < 0.1
-            store = history.open(process, maintenance=chance.random() < 0.6, read_only=read_only)
+            history.open(process, maintenance=chance.random() < 0.6, read_only=read_only)
             user = Reader if read_only else User
             threads = [
                 scheduler.spawn(process, f"user{number}", lambda: user(history, process).run(self.left))
@@ -98,9 +98,7 @@ class Course:
                 scheduler.wait_for_any([each for each in threads if not each.is_done])
             is_alone = not process.is_closing
             process.is_closing = True
-            call = history.call(process, "close", lambda call: store.close())
-            if call.error is not None:
-                history.world.violate(f"{call} raised {call.error!r}", call.error)
+            history.close(process)
             self._check_closed(process, is_alone=is_alone)
 
         return scheduler.spawn(process, "main", main)

@@ -44,6 +44,9 @@ SMALL = replace(
 BLOBS = replace(QUICK, inline_part_bytes=1)
 """Every row goes to a blob."""
 
+CLOSES_MAX = 4
+"""Times that a store is closed before that counts as impossible."""
+
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 LONG_S = 5.0
@@ -227,3 +230,18 @@ class History:
             self.running.remove(call)
             self.note(f"ends {call}: {_ADDRESS.sub('', repr(call.result if call.error is None else call.error))}")
         return call
+
+    def close(self, process: StoreProcess) -> None:
+        """Close a store. Whoever slept for a day may be told to do it again."""
+        for _ in range(CLOSES_MAX):
+            slept = self.world.counts["suspensions"]
+            call = self.call(process, "close", lambda call: self._close(process))
+            if call.error is None:
+                return
+            if self.world.counts["suspensions"] == slept:
+                break
+        self.world.violate(f"{call} raised {call.error!r}", call.error)
+
+    def _close(self, process: StoreProcess) -> None:
+        assert process.store is not None
+        process.store.close()
