@@ -25,7 +25,7 @@ from timespine.core.codec import decode_run, encode_run
 from timespine.core.effects import CompareAndSet, Effect, FreshId, MergeRuns, Now, Protocol, Sleep
 from timespine.core.group import Refused
 from timespine.core.hollow import HollowBatch, Part, Run
-from timespine.core.protocols import maintain, read, write
+from timespine.core.protocols import maintain
 from timespine.core.protocols.collect import references
 from timespine.core.protocols.commit import commit, enter
 from timespine.core.protocols.fetch import create, refresh
@@ -43,6 +43,7 @@ from timespine.core.transitions import (
 from timespine.errors import Determinate, Indeterminate
 from timespine.model import Description, Frontier, Time
 from timespine.model.oracle import Row, Update, accumulate
+from timespine.testing import reads, writes
 from timespine.testing.engine import counted, data_of, merge_runs
 from timespine.testing.world import World
 
@@ -310,7 +311,7 @@ class Stage:
         check(state is not None, f"there is no collection {name}")
         expected = state.upper  # type: ignore[union-attr]
         data = data_of(updates) if updates else None
-        accepted(self.run(write.compare_and_append(session, name, data, expected, at(upper))))
+        accepted(self.run(writes.compare_and_append(session, name, data, expected, at(upper))))
 
     def compact(self, session: Session, since: int, name: str = "c") -> None:
         """Move since, and merge everything into one batch, unless it is one already."""
@@ -363,7 +364,7 @@ class Stage:
     def rows(self, as_of: int | Time, name: str = "c") -> dict[Row, int]:
         """The collection as of a time that must be readable, by a process that knows nothing."""
         time = (as_of,) if isinstance(as_of, int) else as_of
-        reply = self.run(read.snapshot_without_lease(self.stranger(), name, time))
+        reply = self.run(reads.snapshot_without_lease(self.stranger(), name, time))
         check(isinstance(reply, tuple), f"{name} cannot be read as of {time}: {reply!r}")
         return counted(*reply)  # type: ignore[misc]
 

@@ -8,7 +8,7 @@ from timespine.client.driver import Driver, fresh_id
 from timespine.config import Config
 from timespine.core.effects import DeleteBlobs, FreshId, GetBlob, Now, PutBlob, Sleep
 from timespine.core.group import Refused
-from timespine.core.protocols import collect, maintain, read, write
+from timespine.core.protocols import collect, maintain
 from timespine.core.protocols.commit import commit, enter
 from timespine.core.protocols.fetch import create
 from timespine.core.protocols.session import Session
@@ -20,7 +20,7 @@ from timespine.location.memory import MemoryBlob, MemoryConsensus
 from timespine.location.sqlite import SqliteConsensus
 from timespine.location.unreliable import Fault, UnreliableConsensus
 from timespine.model.frontier import Frontier
-from timespine.testing import demo
+from timespine.testing import demo, reads, writes
 from timespine.testing.engine import counted, data_of, merge_runs
 
 
@@ -33,7 +33,7 @@ def session_on(driver, name="c", **config):
 
 def append(driver, session, time, row, name="c"):
     return driver.run(
-        write.compare_and_append(session, name, data_of([(row, (time,), 1)]), Frontier.at(time), Frontier.at(time + 1))
+        writes.compare_and_append(session, name, data_of([(row, (time,), 1)]), Frontier.at(time), Frontier.at(time + 1))
     )
 
 
@@ -51,7 +51,7 @@ def test_what_was_appended_is_read_before_and_after_merging_and_collecting(drive
     session = session_on(driver)
     for time in range(9):
         assert append(driver, session, time, f"row {time}") == Frontier.at(time + 1)
-    before = counted(*driver.run(read.snapshot(session, "c", (8,))))
+    before = counted(*driver.run(reads.snapshot(session, "c", (8,))))
     assert before == {f"row {time}": 1 for time in range(9)}
     driver.run(commit(session, "c", Retain(Frontier.at(8)), RollUpAll()))
     assert driver.run(maintain.merge_once(session, "c")).is_applied
@@ -61,9 +61,9 @@ def test_what_was_appended_is_read_before_and_after_merging_and_collecting(drive
         driver.run(collect.collect_garbage(session, "c"))
     driver.run(collect.sweep(session, "c"))
     assert len(list(driver.blob.list_keys("c/"))) < files
-    assert counted(*driver.run(read.snapshot(session, "c", (8,)))) == before
+    assert counted(*driver.run(reads.snapshot(session, "c", (8,)))) == before
     newcomer = session_on(driver)
-    assert counted(*driver.run(read.snapshot(newcomer, "c", (8,)))) == before
+    assert counted(*driver.run(reads.snapshot(newcomer, "c", (8,)))) == before
 
 
 def test_of_two_writers_at_the_same_upper_one_wins_and_the_other_is_told_the_upper(driver):
@@ -93,7 +93,7 @@ def test_threads_that_append_concurrently_lose_nothing(driver):
         thread.join()
     reader = session_on(driver)
     last = reader.state("c").upper.elements[0][0] - 1
-    assert counted(*driver.run(read.snapshot(reader, "c", (last,)))) == {
+    assert counted(*driver.run(reads.snapshot(reader, "c", (last,)))) == {
         f"{n}.{i}": 1 for n in range(4) for i in range(10)
     }
 
@@ -108,7 +108,7 @@ def test_an_append_whose_reply_was_lost_is_committed_once():
         session = session_on(driver)
         assert append(driver, session, 0, "once") == Frontier.at(1)
         assert session.counters["indeterminate"] == 1
-        assert counted(*driver.run(read.snapshot(session, "c", (0,)))) == {"once": 1}
+        assert counted(*driver.run(reads.snapshot(session, "c", (0,)))) == {"once": 1}
 
 
 def test_effects_are_carried_out_with_the_injected_clock_and_sleep():

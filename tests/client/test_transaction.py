@@ -12,6 +12,7 @@ from places import BLOBS, QUICK, Gate, Place, Script, counted, in_threads, toget
 
 from timespine.client.dropping import EXPECTED_MS
 from timespine.client.maintenance import EXPIRE_S
+from timespine.client.transaction import Transaction
 from timespine.config import Config
 from timespine.core.transitions import CommitSink
 from timespine.errors import (
@@ -1108,3 +1109,21 @@ def test_config_of_small_budgets_puts_rows_of_all_collections_into_blobs(place):
         tx.append("items", [row(1)])
     assert rows(orders) == rows(items) == {(1, "a"): 1}
     assert orders.inspect().inline_bytes == 0
+
+
+def test_a_transaction_is_placed_again_if_another_thread_commits_just_before_it(place, monkeypatch):
+    store = place.open()
+    orders, _ = pair(store)
+    real, others = Transaction._commands, [[{"k": 1, "v": "first"}]]
+
+    def commands(self, runs):
+        if others:
+            in_threads(lambda: orders.append(others.pop()))
+        return real(self, runs)
+
+    monkeypatch.setattr(Transaction, "_commands", commands)
+    with store.transaction() as tx:
+        tx.append("orders", [{"k": 2, "v": "second"}])
+        tx.append("items", [{"k": 2, "v": "second"}])
+    assert tx.time == 1
+    assert [row["k"] for row in orders.changes(after=0).to_pylist()] == [2]

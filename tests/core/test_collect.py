@@ -25,9 +25,7 @@ from timespine.core.hollow import HollowBatch, Part, Run
 from timespine.core.merging import Applied
 from timespine.core.protocols.collect import collect_garbage, references, sweep
 from timespine.core.protocols.maintain import merge_once, roll_up, tidy_unsealed
-from timespine.core.protocols.read import release_lease, snapshot, take_lease
 from timespine.core.protocols.session import Session
-from timespine.core.protocols.write import compare_and_append, put_part, write
 from timespine.core.transitions import (
     AddRollup,
     ExpireCommitter,
@@ -40,6 +38,8 @@ from timespine.core.transitions import (
 )
 from timespine.errors import Fenced, Unavailable, UsageError
 from timespine.testing.engine import counted, data_of
+from timespine.testing.reads import release_lease, snapshot, take_lease
+from timespine.testing.writes import compare_and_append, put_part, write
 
 
 def opened() -> tuple[Stage, Session, Session]:

@@ -13,7 +13,6 @@ from timespine.core import transitions
 from timespine.core.codec import encode_state
 from timespine.core.effects import CompareAndSet, GetBlob, Now, PutBlob, Scan, Sleep
 from timespine.core.group import Group, Refused, Transaction
-from timespine.core.protocols import write
 from timespine.core.protocols.collect import collect_garbage
 from timespine.core.protocols.commit import (
     Moved,
@@ -29,7 +28,6 @@ from timespine.core.protocols.commit import (
 from timespine.core.protocols.fetch import create, refresh
 from timespine.core.protocols.maintain import expire_leases, roll_up
 from timespine.core.protocols.session import Session, pause_ms
-from timespine.core.protocols.write import append_to_many, compare_and_append
 from timespine.core.state import new_state
 from timespine.core.transitions import (
     AddSchema,
@@ -44,7 +42,9 @@ from timespine.core.transitions import (
     Seal,
 )
 from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, UpperMismatch, UsageError
+from timespine.testing import writes
 from timespine.testing.engine import data_of
+from timespine.testing.writes import append_to_many, compare_and_append
 
 
 def append(session: Session, expected: int = 0, upper: int = 1) -> Any:
@@ -493,7 +493,7 @@ def test_lost_reply_of_a_commit_to_two_collections_is_resolved_for_both(fault: F
 
 def append_next(session: Session, at: int) -> Any:
     """Append a row at the next free time: nothing but its group's number tells whether it is in."""
-    return write.append_next(session, "c", data_of([up(f"{session.writer}-{at}", at)]), at)
+    return writes.append_next(session, "c", data_of([up(f"{session.writer}-{at}", at)]), at)
 
 
 def test_group_that_is_in_though_storage_reports_a_conflict_is_a_success_with_the_replies_of_that_try() -> None:

@@ -23,9 +23,7 @@ from timespine.core.protocols.maintain import (
     roll_up,
     tidy_unsealed,
 )
-from timespine.core.protocols.read import take_lease
 from timespine.core.protocols.session import Session
-from timespine.core.protocols.write import compare_and_append, write
 from timespine.core.state import Rollup, Status, new_state
 from timespine.core.transitions import (
     ClaimMerge,
@@ -45,6 +43,8 @@ from timespine.errors import CorruptionError, Fenced, TimespineError, Unavailabl
 from timespine.model import CLOSED
 from timespine.model.time import INT64_MAX
 from timespine.testing.engine import data_of
+from timespine.testing.reads import take_lease
+from timespine.testing.writes import compare_and_append, write
 
 
 def asked_for_a_merge(rows: int = 3, since: int = 2) -> tuple[Stage, Session, Session]:
@@ -568,6 +568,21 @@ def test_rollup_of_a_writer_that_was_expired_is_refused_and_deleted() -> None:
     stage.before(CompareAndSet, lambda: stage.commit(other, ExpireWriter(session.writer)))
     assert stage.run(roll_up(session, "c")) is False
     assert stage.there() == set()
+
+
+def test_rollup_of_a_committer_that_was_expired_is_deleted_unless_it_may_be_recorded() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+    stage.before(CompareAndSet, lambda: stage.commit(other, ExpireCommitter(session.committer)))
+    with pytest.raises(Fenced):
+        stage.run(roll_up(session, "c"))
+    assert stage.there() == set()
+    session = stage.session()
+    stage.fail(CompareAndSet, Fault.DONE)
+    stage.before(CompareAndSet, lambda: stage.commit(other, ExpireCommitter(session.committer)), nth=2)
+    with pytest.raises(Fenced):
+        stage.run(roll_up(session, "c"))
+    assert stage.there() == {rollup.key for rollup in stage.head().rollups.values()} != set()
 
 
 def test_rollup_of_a_state_that_moved_on_is_still_of_use() -> None:

@@ -44,7 +44,7 @@ from timespine.core import loom as loom_module
 from timespine.core import plan as plan_module
 from timespine.core import state as state_module
 from timespine.core.hollow import HollowBatch, Order, Part, Run
-from timespine.core.protocols import collect, commit, maintain, read, write
+from timespine.core.protocols import collect, commit, maintain
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import retried
 from timespine.core.state import Commit, NoOp
@@ -64,6 +64,7 @@ from timespine.core.transitions import (
 )
 from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
+from timespine.testing import reads
 from timespine.testing.checker import Result, run_history
 from timespine.testing.stores import course
 from timespine.testing.violation import Violation
@@ -132,20 +133,6 @@ def a_no_is_judged_by_an_old_state() -> Iterator[None]:
         yield
 
 
-@bug
-def transactions_commit_one_collection_at_a_time() -> Iterator[None]:
-    def append_to_many(session, appends):
-        reply = None
-        for name, data, expected, new_upper in appends:
-            reply = yield from write.compare_and_append(session, name, data, expected, new_upper)
-            if isinstance(reply, group_module.Refused):
-                return reply
-        return reply
-
-    with patched(write, "append_to_many", append_to_many):
-        yield
-
-
 @in_schemas
 @bug
 def the_schema_of_new_rows_is_not_judged() -> Iterator[None]:
@@ -207,22 +194,6 @@ def readers_are_not_clamped_to_since() -> Iterator[None]:
 @bug
 def readers_do_not_hold_states() -> Iterator[None]:
     with patched(state_module.State, "seqno_since", property(lambda self: self.seqno)):
-        yield
-
-
-@bug
-def plan_comes_before_the_lease() -> Iterator[None]:
-    def snapshot(session, collection, as_of):
-        plan = plan_module.plan_snapshot(session.state(collection), as_of)
-        reader = yield from read.take_lease(session, collection, as_of)
-        if isinstance(plan, plan_module.Plan):
-            fetched = yield from read.fetch_leased(session, collection, reader, plan)
-            yield from read.release_lease(session, collection, reader)
-            return plan, fetched
-        yield from read.release_lease(session, collection, reader)
-        return plan
-
-    with patched(read, "snapshot", snapshot):
         yield
 
 
@@ -372,7 +343,7 @@ def hollow_runs_forget_that_they_are_rewritten() -> Iterator[None]:
     def seen_through(run, child):
         return push_module.truncated(child, run.lower, run.upper)
 
-    with patched(read, "seen_through", seen_through), patched(engine, "seen_through", seen_through):
+    with patched(reads, "seen_through", seen_through), patched(engine, "seen_through", seen_through):
         yield
 
 
@@ -587,18 +558,6 @@ def a_rollup_says_it_is_newer_than_it_is() -> Iterator[None]:
 
 
 @bug
-def the_feed_releases_history_before_it_reads_it() -> Iterator[None]:
-    real = read.changes
-
-    def changes(session, collection, reader, after, until):
-        yield from read.advance_lease(session, collection, reader, until)
-        return (yield from real(session, collection, reader, after, until))
-
-    with patched(read, "changes", changes):
-        yield
-
-
-@bug
 def a_reader_registers_for_the_next_state() -> Iterator[None]:
     real = TRANSITIONS[RegisterReader]
 
@@ -660,15 +619,6 @@ def expiry_takes_critical_holds_too() -> Iterator[None]:
         return Commit(bare, 0) if isinstance(outcome, NoOp) and bare != state else outcome
 
     with patched_entry(TRANSITIONS, ExpireLeases, expire):
-        yield
-
-
-@bug
-def the_feed_never_has_anything_new() -> Iterator[None]:
-    def listen(session, collection, reader, after):
-        yield from read.advance_lease(session, collection, reader, after)
-
-    with patched(read, "listen", listen):
         yield
 
 

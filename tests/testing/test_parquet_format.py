@@ -14,13 +14,13 @@ from timespine.core.effects import DeleteBlobs, FreshId, GetBlob, MergeRuns, Put
 from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.core.layers import MergeRequest
 from timespine.core.plan import Plan
-from timespine.core.protocols.write import inline_part
 from timespine.core.rope import leaf
 from timespine.core.state import new_state
 from timespine.model import Description, Frontier
 from timespine.testing import parquet
 from timespine.testing.parquet import PATHS, VALUES, Parquet
 from timespine.testing.violation import BrokenPromise
+from timespine.testing.writes import inline_part
 
 INSERTS = [("op7.0", (3,), 1), ("op7.1", (4,), 1), ("op2.0", (4,), -1)]
 """In order. The second and third of them as they came would not be."""

@@ -356,6 +356,10 @@ class Transaction(OneProcess):
         for step, made in zip(self._steps, runs, strict=True):
             at = _time_of(step, self._times)
             upper = uppers[step.access.id]
+            if at is not None and not upper.less_equal((at,)):
+                # SUBTLE: another thread of this process has committed since the times were chosen: they are chosen
+                # again, and nothing is wrong with the rows (test_transaction.py).
+                raise UpperMismatch(Frontier.at(at), upper)
             commands.append(step.commands(made, upper, at))
             uppers[step.access.id] = step.reached(upper, at)
         return commands

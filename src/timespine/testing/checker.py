@@ -19,13 +19,14 @@ from typing import Any
 
 from timespine.core.effects import Protocol
 from timespine.core.group import Refused
-from timespine.core.protocols import collect, maintain, read, write
+from timespine.core.protocols import collect, maintain
 from timespine.core.protocols.collect import references
 from timespine.core.protocols.commit import commit
 from timespine.core.protocols.fetch import load
 from timespine.core.transitions import Drain, Evict, Exert, Finalize, ReleaseHold, Retain, RollUpAll
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.time import Time
+from timespine.testing import reads, writes
 from timespine.testing.answers import surely_not
 from timespine.testing.real import RealWorld
 from timespine.testing.remembering import remembering
@@ -139,7 +140,7 @@ def _settle(simulator: Simulator, workload: Workload, process: Process, name: st
     new_upper, times = workload._next_upper(state.upper)
     updates = [(f"{name}end.0", times[0], 1)]
     data = workload.format.data_of(updates, state)
-    reply = yield from write.compare_and_append(session, name, data, state.upper, new_upper)
+    reply = yield from writes.compare_and_append(session, name, data, state.upper, new_upper)
     if isinstance(reply, Refused):
         world.violate(f"no progress: an append to {name} was refused: {reply.reason!r}")
     yield from commit(session, name, Drain())
@@ -202,7 +203,7 @@ def _read_everything(simulator: Simulator, workload: Workload, process: Process,
     if (state.seqno, state.upper, state.since) != (head.seqno, head.upper, head.since) or state.trace != head.trace:
         world.violate(f"{name} loaded anew is not the newest state")
     for as_of in _readable(state.since, state.upper):
-        reply = yield from read.snapshot_without_lease(process.session, name, as_of)
+        reply = yield from reads.snapshot_without_lease(process.session, name, as_of)
         if isinstance(reply, tuple):
             workload.compare(name, as_of, workload.format.counted(*reply, state), "the last read")
         else:
@@ -225,7 +226,7 @@ def _close(simulator: Simulator, workload: Workload, process: Process, name: str
         return
     session, world = process.session, simulator.world
     state = session.state(name)
-    yield from write.compare_and_append(session, name, None, state.upper, CLOSED)
+    yield from writes.compare_and_append(session, name, None, state.upper, CLOSED)
     yield from commit(session, name, Retain(CLOSED))
     finalized: Any = yield from commit(session, name, Finalize())
     if isinstance(finalized, Refused):

@@ -21,12 +21,12 @@ from timespine.core.codec import decode_run, encode_run
 from timespine.core.effects import FreshId, GetBlob, MergeOutput, MergeRuns, Output, Protocol, PutBlob
 from timespine.core.hollow import HollowBatch, Part, Run, wrap_int64
 from timespine.core.plan import Plan, seen_through
-from timespine.core.protocols.write import Data
 from timespine.core.state import State
 from timespine.errors import CorruptionError
 from timespine.model.frontier import advance_by
 from timespine.model.oracle import Row, Update, check_diff, compact
 from timespine.model.time import Time
+from timespine.testing.writes import Data
 
 StoredUpdate = tuple[str, Time, int]
 

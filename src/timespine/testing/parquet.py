@@ -38,7 +38,6 @@ from timespine.columnar.where import col
 from timespine.core.effects import FreshId, MergeOutput, MergeRuns, Output, Protocol
 from timespine.core.hollow import Order, Part, Run
 from timespine.core.plan import Plan
-from timespine.core.protocols.write import Data
 from timespine.core.state import State
 from timespine.location.blob import Blob
 from timespine.location.memory import MemoryBlob
@@ -47,6 +46,7 @@ from timespine.testing.engine import CONFIG as NAIVE
 from timespine.testing.engine import StoredUpdate, counts_of
 from timespine.testing.overlay import carried_out
 from timespine.testing.violation import BrokenPromise
+from timespine.testing.writes import Data
 
 CONFIG = replace(
     NAIVE,

@@ -15,8 +15,8 @@ import msgspec
 from timespine.core.effects import Protocol
 from timespine.core.group import Refused
 from timespine.core.hollow import HollowBatch, Run
-from timespine.core.protocols import write
 from timespine.core.protocols.commit import commit
+from timespine.core.protocols.maintain import forget
 from timespine.core.transitions import AddSchema, Append, AppendNext, Command, CompareAndAppend, Write
 from timespine.errors import SchemaChanged
 from timespine.model.description import Description
@@ -24,6 +24,7 @@ from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 from timespine.testing.simulator import Operation, Process
 from timespine.testing.workload import Body, Workload
+from timespine.testing.writes import put_part
 
 ACROSS = "append across a change of the schema"
 
@@ -42,7 +43,7 @@ class Schemas(Workload):
         updates = self._updates(process, operation, name, times[:1])
         operation.details["may be cut"] = True  # as a replicated append, nothing may be left to take
         data = self._data(process, name, updates)
-        part = yield from write.put_part(session, name, data)
+        part = yield from put_part(session, name, data)
         run = Run((part,), data.order, data.schema)
         yield from self._change(process, name, f"{operation.id}_1")
         judged_by = self._judged(process, name, data.schema)
@@ -60,7 +61,7 @@ class Schemas(Workload):
                 command = msgspec.structs.replace(command, judged_by=judged_by)
                 reply = yield from commit(session, name, command)
         if isinstance(reply, Refused):
-            yield from write.forget(session, (part.key,))
+            yield from forget(session, (part.key,))
         return reply
 
     def _change(self, process: Process, name: str, id: str) -> Protocol[None]:

@@ -13,7 +13,7 @@ from timespine.core.effects import CompareAndSet, Effect, FreshId, MergeRuns, Pr
 from timespine.core.group import Refused, Transaction
 from timespine.core.hollow import HollowBatch, Run
 from timespine.core.plan import Plan, plan_snapshot, plan_unsealed
-from timespine.core.protocols import maintain, read, write
+from timespine.core.protocols import maintain
 from timespine.core.protocols.commit import commit, commit_transactions
 from timespine.core.protocols.fetch import refresh
 from timespine.core.state import State
@@ -35,6 +35,7 @@ from timespine.model.description import Description
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.oracle import Update, consolidate
 from timespine.model.time import Time
+from timespine.testing import reads, writes
 from timespine.testing.atomic import Key, Whole
 from timespine.testing.engine import visible
 from timespine.testing.simulator import Operation, Process
@@ -146,7 +147,7 @@ class Streams(Workload):
             dict.fromkeys(self.arities, Frontier.at(at + 1)),
         )
         with self.world.atomic.expected(process.session, whole):
-            reply = yield from write.append_to_many(process.session, appends)
+            reply = yield from writes.append_to_many(process.session, appends)
         return (yield from self._told(process, reply))
 
     def _seal_both(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
@@ -223,7 +224,7 @@ class Streams(Workload):
         if isinstance(reply, Refused):
             self.world.atomic.check_judged(key, reply.seqnos, f"{operation.kind} {operation.id}")
             if puts:
-                yield from write.forget(session, tuple(put[1] for _, put in puts))
+                yield from maintain.forget(session, tuple(put[1] for _, put in puts))
         return (yield from self._told(process, reply))
 
     def _transactions(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
@@ -260,7 +261,7 @@ class Streams(Workload):
         keys = {"ahead": (ahead[1], aside[1]), "after": (after[1],), "late": (fine[1], late[1])}
         vain = [key for label, put in keys.items() if isinstance(told.get(label), Refused) for key in put]
         if vain:
-            yield from write.forget(session, tuple(vain))
+            yield from maintain.forget(session, tuple(vain))
         return None
 
     def _check_group(
@@ -306,7 +307,7 @@ class Streams(Workload):
         for each, time in as_of.items():
             plan = plan_snapshot(states[each], time)
             if isinstance(plan, Plan):
-                fetched = yield from read.fetch_leased(session, each, readers[each], plan)
+                fetched = yield from reads.fetch_leased(session, each, readers[each], plan)
                 found[each] = self.format.counted(plan, fetched, states[each])
             else:
                 found[each] = plan
@@ -326,7 +327,7 @@ class Streams(Workload):
     def _read_unsealed(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         """What was written at some times and is not sealed yet."""
         session = process.session
-        reader = yield from read.take_lease(session, name, self._time(process, name))
+        reader = yield from reads.take_lease(session, name, self._time(process, name))
         state = session.state(name)
         lower, upper = self._range(state)
         operation.details.update(seqno=state.seqno, between=(lower, upper))
@@ -334,8 +335,8 @@ class Streams(Workload):
             self._check_backwards(operation, state, upper, lower)
         runs = plan_unsealed(state, lower, upper)
         plan = Plan(state.seqno, state.since, None, (0,) * state.arity, runs, state.upper)
-        fetched = yield from read.fetch_leased(session, name, reader, plan)
-        yield from read.release_lease(session, name, reader)
+        fetched = yield from reads.fetch_leased(session, name, reader, plan)
+        yield from reads.release_lease(session, name, reader)
         schemas = [run.schema for run in runs for _ in run.parts]
         found: list[Update] = []
         for schema, (part, data) in zip(schemas, fetched, strict=True):
@@ -431,7 +432,7 @@ class Streams(Workload):
         """Data that is put, and the command that would write it ahead of the seal."""
         updates = self._rows_at(operation, label, times)
         data = self._data(process, name, updates)
-        part = yield from write.put_part(process.session, name, data)
+        part = yield from writes.put_part(process.session, name, data)
         stand = [time for _, time, _ in updates]
         latest: Time = tuple(map(max, *stand, stand[0]))
         return Write(Frontier(tuple(stand)), latest, (part,), data.schema), part.key, _rows(updates)
@@ -442,7 +443,7 @@ class Streams(Workload):
         """Data that is put, and the command that would append it."""
         updates = self._rows_at(operation, "p", self._times_between(upper, later))
         data = self._data(process, name, updates)
-        part = yield from write.put_part(process.session, name, data)
+        part = yield from writes.put_part(process.session, name, data)
         desc = Description(upper, later, Frontier.minimum(self.arities[name]))
         batch = HollowBatch(desc, part.rows, (Run((part,), data.order, data.schema),))
         return CompareAndAppend((batch,), upper, later), part.key, _rows(updates)

@@ -17,7 +17,7 @@ from timespine.core.group import Refused, Transaction
 from timespine.core.hollow import HollowBatch, Part, Run, wrap_int64
 from timespine.core.layers import Merging
 from timespine.core.plan import Plan
-from timespine.core.protocols import collect, maintain, read, write
+from timespine.core.protocols import collect, maintain
 from timespine.core.protocols.commit import commit, commit_transactions, enter, raise_refusal
 from timespine.core.protocols.fetch import create, refresh
 from timespine.core.protocols.session import Session, retried
@@ -46,6 +46,7 @@ from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import Row, Update
 from timespine.model.time import Time
+from timespine.testing import reads, writes
 from timespine.testing.answers import Answers
 from timespine.testing.engine import visible
 from timespine.testing.holding import Holding
@@ -165,11 +166,11 @@ class Workload(Answers):
     def _known(self, process: Process, name: str) -> State:
         return process.session.state(name)
 
-    def _data(self, process: Process, name: str, updates: list[Update]) -> write.Data:
+    def _data(self, process: Process, name: str, updates: list[Update]) -> writes.Data:
         """Updates as data to append, under the newest schema that a process knows."""
         return self.format.data_of(updates, self._known(process, name))
 
-    def _counted(self, process: Process, name: str, fetched: read.Fetched) -> dict[Row, int]:
+    def _counted(self, process: Process, name: str, fetched: reads.Fetched) -> dict[Row, int]:
         """How often each row counts, by what a read fetched."""
         return self.format.counted(*fetched, self._known(process, name))
 
@@ -202,7 +203,7 @@ class Workload(Answers):
         new_upper, times = self._next_upper(upper)
         updates = self._updates(process, operation, name, times) if self.random.random() < 0.85 else []
         data = self._data(process, name, updates) if updates else None
-        reply = yield from write.compare_and_append(process.session, name, data, upper, new_upper)
+        reply = yield from writes.compare_and_append(process.session, name, data, upper, new_upper)
         if isinstance(reply, Refused):
             yield from refresh(process.session, name)
         return reply
@@ -215,7 +216,7 @@ class Workload(Answers):
             data = self._data(process, each, self._updates(process, operation, each, times))
             appends.append((each, data, upper, new_upper))
         operation.details["both"] = True
-        reply = yield from write.append_to_many(process.session, appends)
+        reply = yield from writes.append_to_many(process.session, appends)
         if isinstance(reply, Refused):
             for each in self.arities:
                 yield from refresh(process.session, each)
@@ -229,13 +230,13 @@ class Workload(Answers):
         operation.details["at"] = self.world.next_free[operation.id] = at
         updates = self._updates(process, operation, name, [(at,)])
         if self.random.random() < 0.7:
-            return (yield from write.append_next(session, name, self._data(process, name, updates), at))
+            return (yield from writes.append_next(session, name, self._data(process, name, updates), at))
         run, keys = yield from self._spilled(process, name, updates)
         rows = sum(part.rows for part in run.parts)
         batch = HollowBatch(Description(Frontier.at(0), Frontier.at(0), Frontier.at(0)), rows, (run,))
         replies = yield from commit(session, name, AppendNext(batch, at))
         if isinstance(replies, Refused):
-            yield from write.forget(session, keys)
+            yield from maintain.forget(session, keys)
             return replies
         return replies[0]
 
@@ -254,7 +255,7 @@ class Workload(Answers):
                 return (yield from self._append_seen(process, name, operation, updates, desc))
             upper = Frontier.at(start)
         data = self._data(process, name, updates)
-        return (yield from write.append(process.session, name, data, upper, new_upper))
+        return (yield from writes.append(process.session, name, data, upper, new_upper))
 
     def _append_seen(
         self, process: Process, name: str, operation: Operation, updates: list[Update], desc: Description
@@ -265,7 +266,7 @@ class Workload(Answers):
             run, keys = yield from self._spilled(process, name, updates)
         else:
             data = self._data(process, name, updates)
-            put = yield from write.put_part(session, name, data)
+            put = yield from writes.put_part(session, name, data)
             run, keys = Run((put,), data.order, data.schema), (put.key,)
         (part,) = run.parts
         (start,), (end,) = desc.lower.elements[0], desc.upper.elements[0]
@@ -282,7 +283,7 @@ class Workload(Answers):
         append = Append(HollowBatch(desc, part.rows, (Run((part,), run.order, run.schema),)))
         replies = yield from commit(session, name, append)
         if isinstance(replies, Refused) or not replies[0].taken:
-            yield from write.forget(session, keys)
+            yield from maintain.forget(session, keys)
         return replies if isinstance(replies, Refused) else replies[0].upper
 
     def _spilled(self, process: Process, name: str, updates: list[Update]) -> Protocol[tuple[Run, tuple[str, ...]]]:
@@ -291,7 +292,7 @@ class Workload(Answers):
         pieces = self.format.pieces_of(updates, self._known(process, name))
         parts = []
         for piece in pieces:
-            parts.append((yield from write.put_part(session, name, piece)))
+            parts.append((yield from writes.put_part(session, name, piece)))
         key = f"{name}/{session.writer}/{(yield FreshId('p'))}"
         listed = encode_run(key, tuple(parts))
         yield from retried(session, PutBlob(key, listed))
@@ -307,7 +308,7 @@ class Workload(Answers):
         new_upper, times = self._next_upper(upper)
         row = f"{name}sink{batch}"
         data = self._data(process, name, [(f"{row}.0", times[0], 1)])
-        part = yield from write.put_part(session, name, data)
+        part = yield from writes.put_part(session, name, data)
         desc = Description(upper, new_upper, Frontier.minimum(self.arities[name]))
         run = Run((part,), data.order, data.schema)
         append = CompareAndAppend((HollowBatch(desc, 1, (run,)),), upper, new_upper)
@@ -360,11 +361,11 @@ class Workload(Answers):
         data = self._data(process, name, updates)
         if self.format.writes_inline and len(data.value) <= self.format.config.inline_part_bytes:
             total = self.format.config.inline_total_bytes
-            command = Write(lower, latest, (write.inline_part(data),), data.schema, total)
+            command = Write(lower, latest, (writes.inline_part(data),), data.schema, total)
             reply = yield from commit(process.session, name, command)
             if not (isinstance(reply, Refused) and isinstance(reply.reason, InlineBudgetExceeded)):
                 return reply
-        return (yield from write.write(process.session, name, data, lower, latest))
+        return (yield from writes.write(process.session, name, data, lower, latest))
 
     def _seal(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         upper = self._next_upper(self._known(process, name).upper)[0]
@@ -380,12 +381,12 @@ class Workload(Answers):
 
     def _snapshot(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         operation.details["as_of"] = as_of = self._time(process, name)
-        reply = yield from read.snapshot(process.session, name, as_of)
+        reply = yield from reads.snapshot(process.session, name, as_of)
         return self._counted(process, name, reply) if isinstance(reply, tuple) else reply
 
     def _snapshot_without_lease(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
         operation.details["as_of"] = as_of = self._time(process, name)
-        reply = yield from read.snapshot_without_lease(process.session, name, as_of)
+        reply = yield from reads.snapshot_without_lease(process.session, name, as_of)
         return self._counted(process, name, reply) if isinstance(reply, tuple) else reply
 
     def _listen(self, process: Process, name: str, operation: Operation) -> Protocol[Any]:
@@ -395,7 +396,7 @@ class Workload(Answers):
         feed = self.listeners.get((session.committer, name))
         if feed is None:
             after = self._time(process, name)
-            reader = yield from read.take_lease(session, name, after)
+            reader = yield from reads.take_lease(session, name, after)
             lease = session.state(name).readers.get(reader)
             if lease is None:
                 raise LeaseExpired(f"reader {reader} of {name} expired at once")
@@ -406,7 +407,7 @@ class Workload(Answers):
         # Whatever becomes of the call, the feed is taken up where it was, unless its lease is gone.
         self.listeners[session.committer, name] = (reader, after)
         try:
-            reply = yield from read.listen(session, name, reader, after)
+            reply = yield from reads.listen(session, name, reader, after)
         except LeaseExpired:
             del self.listeners[session.committer, name]
             raise

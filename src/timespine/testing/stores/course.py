@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from timespine.client import driver
 from timespine.client.collection import Collection
 from timespine.client.store import Store
-from timespine.core.state import State
+from timespine.core.state import State, Status
 from timespine.testing.checker import Result
 from timespine.testing.remembering import remembering
 from timespine.testing.simulator import Faults
@@ -88,7 +88,7 @@ class Course:
 
         def main() -> None:
             read_only = chance.random() < 0.1
-            store = history.open(process, maintenance=chance.random() < 0.6, read_only=read_only)
+            history.open(process, maintenance=chance.random() < 0.6, read_only=read_only)
             user = Reader if read_only else User
             threads = [
                 scheduler.spawn(process, f"user{number}", lambda: user(history, process).run(self.left))
@@ -98,9 +98,7 @@ class Course:
                 scheduler.wait_for_any([each for each in threads if not each.is_done])
             is_alone = not process.is_closing
             process.is_closing = True
-            call = history.call(process, "close", lambda call: store.close())
-            if call.error is not None:
-                history.world.violate(f"{call} raised {call.error!r}", call.error)
+            history.close(process)
             self._check_closed(process, is_alone=is_alone)
 
         return scheduler.spawn(process, "main", main)
@@ -130,6 +128,8 @@ class Course:
             return
         for id, states in history.world.states.items():
             state = states[-1]
+            if state.status is Status.FINALIZED:
+                continue  # it was dropped, and there is nothing to say goodbye to
             for registered in (*state.readers, *state.writers, *state.committers):
                 if registered[1:] in process.ids:
                     history.world.violate(f"{process.name} has closed its store, and {registered} of {id} is left")

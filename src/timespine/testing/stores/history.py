@@ -44,7 +44,13 @@ SMALL = replace(
 BLOBS = replace(QUICK, inline_part_bytes=1)
 """Every row goes to a blob."""
 
+CLOSES_MAX = 4
+"""Times that a store is closed before that counts as impossible."""
+
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+LONG_S = 5.0
+"""Pauses, jumps of clocks and outages that are shorter let no lease lapse."""
 
 CALL_S = 1200.0
 """No call takes longer, in virtual seconds, pauses of all processes not counted."""
@@ -87,7 +93,7 @@ class History:
         self.trace: list[str] = []
         self.tracing = tracing
         self.is_disturbed = False
-        """Whether a process was paused, or a clock jumped: leases may lapse."""
+        """Whether a process was paused, storage was away or a clock jumped for so long that leases may lapse."""
         self.is_calm = True
         """Whether nothing fails: at the beginning, and when the faults have stopped."""
         self.is_expiring = False
@@ -130,8 +136,8 @@ class History:
         chance -= faults.crash
         if 0 <= chance < faults.pause:
             self.world.counts["pauses"] += 1
-            self.is_disturbed = True
             pause_s = self.scheduler.random.choice((0.05, 1.0, 8.0, 30.0, 90.0))
+            self.is_disturbed = self.is_disturbed or pause_s >= LONG_S
             process.paused_until = self.scheduler.now + pause_s
             self.note(f"is paused for {pause_s} s")
         chance -= faults.pause
@@ -144,12 +150,15 @@ class History:
         chance -= faults.pause / 8
         if 0 <= chance < faults.clock:
             self.world.counts["clock jumps"] += 1
-            self.is_disturbed = True
-            process.skew_s += self.scheduler.random.choice((-90.0, -20.0, -0.5, 0.5, 20.0, 90.0))
+            jump_s = self.scheduler.random.choice((-90.0, -20.0, -0.5, 0.5, 20.0, 90.0))
+            process.skew_s += jump_s
+            self.is_disturbed = self.is_disturbed or abs(jump_s) >= LONG_S
         chance -= faults.clock
         if 0 <= chance < faults.outage:
             self.world.counts["outages"] += 1
-            self.storage.away_until = self.scheduler.now + self.scheduler.random.choice((0.2, 2.0, 10.0))
+            away_s = self.scheduler.random.choice((0.2, 2.0, 10.0))
+            self.storage.away_until = self.scheduler.now + away_s
+            self.is_disturbed = self.is_disturbed or away_s >= LONG_S
             self.note("storage goes away")
         if self.storage.ghosts and self.scheduler.random.random() < 0.05:
             self.storage.release_ghosts(self.scheduler.random.randrange(len(self.storage.ghosts)))
@@ -221,3 +230,18 @@ class History:
             self.running.remove(call)
             self.note(f"ends {call}: {_ADDRESS.sub('', repr(call.result if call.error is None else call.error))}")
         return call
+
+    def close(self, process: StoreProcess) -> None:
+        """Close a store. Whoever slept for a day may be told to do it again."""
+        for _ in range(CLOSES_MAX):
+            slept = self.world.counts["suspensions"]
+            call = self.call(process, "close", lambda call: self._close(process))
+            if call.error is None:
+                return
+            if self.world.counts["suspensions"] == slept:
+                break
+        self.world.violate(f"{call} raised {call.error!r}", call.error)
+
+    def _close(self, process: StoreProcess) -> None:
+        assert process.store is not None
+        process.store.close()

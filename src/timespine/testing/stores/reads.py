@@ -56,6 +56,7 @@ class Reading(Caller):
             rows = orders.snapshot(as_of, multiplicity=self.chance.choice(("rows", "column")), timeout=1.0)
             with rows:
                 self.dawdle()
+                self.check_held(rows._held, known if asked else None, rows.seqno)
                 if self.chance.random() < 0.2:
                     return orders.id, asked, rows.as_of, rows.count(), rows.columns_of
                 pieces = rows.split(2) if self.chance.random() < 0.2 else [rows]
@@ -91,6 +92,7 @@ class Reading(Caller):
                 return None
             with orders.changes(after, until, timeout=1.0) as rows:
                 self.dawdle()
+                self.check_held(rows._held, after, rows.seqno)
                 return orders.id, after, until, counted(rows.to_pylist(), rows.columns_of), rows.columns_of
 
         call = self.call("changes", work, SinceError)
@@ -191,6 +193,8 @@ class Reading(Caller):
 
     def _follow(self, feed: Feed) -> None:
         def work(call: Call) -> Any:
+            if not feed.feed._closed:
+                self.check_held(feed.feed._held, feed.through if feed.through >= 0 else None)
             if self.chance.random() < 0.7:
                 return feed.feed.poll()
             event = next(feed.feed, None)
@@ -244,6 +248,8 @@ class Reading(Caller):
                 self.dawdle()
                 events, hearing.heard[:] = list(hearing.heard), []
                 return events
+            if not hearing.listener.is_closed:
+                self.check_held(hearing.listener._held, seqno=hearing.listener._cursor.seqno)
             return hearing.listener.poll(limit)
 
         call = self.call("poll a listener", work, Reopen)

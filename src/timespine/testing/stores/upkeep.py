@@ -42,7 +42,7 @@ class Upkeep(Caller):
             self.rename: 1,
             self.list_names: 1,
             self.evolve: 1,
-            self.close: 1,
+            self.close: 2,
         }
 
     # Maintenance.
@@ -65,9 +65,7 @@ class Upkeep(Caller):
     def close(self) -> None:
         """Close the store, whoever uses it."""
         self.process.is_closing = True
-        call = self.call("close", lambda call: self.store.close())
-        if call.error is not None:
-            self.violate(call, f"raised {call.error!r}")
+        self.history.close(self.process)
 
     # History.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from timespine.client.collection import Collection
+from timespine.client.leases import Held
 from timespine.client.store import Store
 from timespine.errors import (
     ClosedError,
@@ -26,7 +27,7 @@ from timespine.errors import (
 from timespine.testing.stores.answers import Answers, last_of
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.history import History, StoreProcess
-from timespine.testing.violation import check_name
+from timespine.testing.violation import BrokenPromise, check_name
 
 KEYS = 6
 """Keys that rows have."""
@@ -97,7 +98,22 @@ class Caller:
     def dawdle(self) -> None:
         """Take some time in the middle of something."""
         if self.chance.random() < 0.3:
-            self.history.scheduler.sleep(self.chance.choice((0.01, 1.0, 4.0)))
+            self.history.scheduler.sleep(self.chance.choice((0.01, 1.0, 4.0, 7.0)))
+
+    def check_held(self, held: Held | None, as_of: int | None = None, seqno: int | None = None) -> None:
+        """What is being read is held: its lease lives, and covers the time and the state that are read."""
+        if held is None or not held.is_leased or self.history.is_disturbed or self._was_dropped():
+            return
+        lease = held.lease
+        reader = self.world.states[lease.collection][-1].readers.get(lease.reader)
+        if self.process.is_closing:
+            return
+        if reader is None or reader.until_ms < (self.history.scheduler.now + self.process.skew_s) * 1000:
+            raise BrokenPromise(f"the lease {lease.reader} of {lease.collection} lapsed while it was used")
+        if as_of is not None and not reader.since.less_equal((as_of,)):
+            raise BrokenPromise(f"{lease.collection} is read as of {as_of} under a lease from {reader.since} on")
+        if seqno is not None and reader.seqno > seqno:
+            raise BrokenPromise(f"state {seqno} of {lease.collection} is needed, and its lease is from {reader.seqno}")
 
     # Calling.
 
@@ -127,7 +143,7 @@ class Caller:
         if isinstance(error, Unavailable):
             return history.is_failing
         if isinstance(error, LeaseExpired | Fenced):
-            return history.is_disturbed or history.is_failing or self.process.is_read_only or self._was_dropped()
+            return history.is_disturbed or self.process.is_read_only or self._was_dropped()
         if isinstance(error, SinceError):
             return history.is_expiring
         if isinstance(error, UnknownCollection):

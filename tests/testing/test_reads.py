@@ -1,4 +1,4 @@
-"""Reading: lease first, then plan, then fetch; a feed that misses nothing and repeats nothing."""
+"""The reads of histories of the core: lease first, then plan, then fetch; a feed that misses and repeats nothing."""
 
 from __future__ import annotations
 
@@ -10,18 +10,7 @@ from timespine.core.hollow import Part, Run
 from timespine.core.plan import Plan
 from timespine.core.protocols.collect import collect_garbage
 from timespine.core.protocols.maintain import expire_leases, roll_up
-from timespine.core.protocols.read import (
-    advance_lease,
-    changes,
-    fetch_leased,
-    listen,
-    release_lease,
-    snapshot,
-    snapshot_without_lease,
-    take_lease,
-)
 from timespine.core.protocols.session import Session
-from timespine.core.protocols.write import compare_and_append
 from timespine.core.transitions import AdvanceUpper, ExpireReader, Retain
 from timespine.errors import (
     CorruptionError,
@@ -37,6 +26,17 @@ from timespine.model import CLOSED
 from timespine.model.oracle import Row
 from timespine.model.time import INT64_MAX
 from timespine.testing.engine import counted, data_of
+from timespine.testing.reads import (
+    advance_lease,
+    changes,
+    fetch_leased,
+    listen,
+    release_lease,
+    snapshot,
+    snapshot_without_lease,
+    take_lease,
+)
+from timespine.testing.writes import compare_and_append
 
 
 def written(upto: int = 4) -> tuple[Stage, Session, Session]:

@@ -1,4 +1,8 @@
-"""Appending: put the data first, then commit what points at it."""
+"""How histories of the core append: the data first, then what points at it.
+
+The smallest client that drives `core.protocols.commit`. What users append with is
+`timespine.client.writing`, which histories of stores drive.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ from typing import Any
 
 import msgspec
 
-from timespine.core.effects import DeleteBlobs, FreshId, Protocol, PutBlob
+from timespine.core.effects import FreshId, Protocol, PutBlob
 from timespine.core.group import Refused, Transaction
 from timespine.core.hollow import HollowBatch, Order, Part, Run
 from timespine.core.protocols.commit import commit, commit_transactions
+from timespine.core.protocols.maintain import forget
 from timespine.core.protocols.session import Session, retried
 from timespine.core.transitions import Append, AppendedAt, AppendNext, Command, CompareAndAppend, Write
-from timespine.errors import InlineBudgetExceeded, Unavailable
+from timespine.errors import InlineBudgetExceeded
 from timespine.model.description import Description
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.time import Time
@@ -130,14 +135,6 @@ def append_to_many(
     if isinstance(reply, Refused):
         yield from forget(session, tuple(keys))
     return reply
-
-
-def forget(session: Session, keys: tuple[str, ...]) -> Protocol[None]:
-    """Delete blobs that were put in vain. If that fails, the sweep finds them once the writer is gone."""
-    try:
-        yield DeleteBlobs(keys)
-    except Unavailable:
-        session.count("left to the sweep", len(keys))
 
 
 def _interval(lower: Frontier, upper: Frontier) -> Description:

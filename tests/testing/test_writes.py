@@ -1,4 +1,4 @@
-"""Appending: data first, then what points at it; what was put in vain is deleted again."""
+"""The appends of histories of the core: once or not at all, whichever effect fails; what was put in vain goes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from timespine.core.effects import CompareAndSet, DeleteBlobs, FreshId, PutBlob
 from timespine.core.hollow import Order
 from timespine.core.protocols.commit import resolve
 from timespine.core.protocols.fetch import refresh
+from timespine.core.protocols.maintain import forget
 from timespine.core.protocols.session import Session
-from timespine.core.protocols.write import (
+from timespine.core.transitions import AppendedAt, ExpireWriter, Seal
+from timespine.errors import ClosedError, Determinate, Fenced, Indeterminate, UpperMismatch, UsageError
+from timespine.model import CLOSED
+from timespine.testing.engine import data_of
+from timespine.testing.writes import (
     Data,
     append,
     append_next,
     append_to_many,
     compare_and_append,
-    forget,
     inline_part,
     put_part,
     write,
 )
-from timespine.core.transitions import AppendedAt, ExpireWriter, Seal
-from timespine.errors import ClosedError, Determinate, Fenced, Indeterminate, UpperMismatch, UsageError
-from timespine.model import CLOSED
-from timespine.testing.engine import data_of
 
 ROW = data_of([up("a", 0)])
 INLINE = configured(inline_part_bytes=len(ROW.value), inline_total_bytes=2 * len(ROW.value) + 1)

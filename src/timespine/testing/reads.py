@@ -1,4 +1,8 @@
-"""Reading: lease first, then plan, then fetch; nothing planned under a live lease goes away."""
+"""How histories of the core read: lease first, then plan, then fetch.
+
+The smallest client that drives the plans and leases of the core. What users read with is
+`timespine.client.reading` and `timespine.client.rows`, which histories of stores drive.
+"""
 
 from __future__ import annotations
 
