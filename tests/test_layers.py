@@ -99,6 +99,7 @@ def test_pure_layers_depend_on_nothing_but_msgspec(layer):
         "functools",
         "typing",
         "itertools",
+        "math",
         "zlib",
     }
 

@@ -43,6 +43,7 @@ from timespine.core.transitions import (
     ExpireReader,
     ExpireWriter,
     Finalize,
+    Forget,
     HeartbeatWriter,
     Refresh,
     RegisterCommitter,
@@ -354,11 +355,15 @@ def _add_schema(walk: Walk) -> Chosen:
 
 def _add_rollup(walk: Walk) -> Chosen:
     seqno = walk.scene.state.seqno - walk.choose(min(3, walk.scene.state.seqno + 1))
-    return AddRollup(seqno, f"c/{WRITER}/rollup{next(walk.names)}", 100), []
+    dropped = walk.scene.state.totals.dropped_bytes
+    asked_ms = None if walk.scene.state.forgetting is None else walk.scene.state.forgetting.asked_ms
+    key = f"c/{WRITER}/rollup{next(walk.names)}"
+    return AddRollup(seqno, key, 100, dropped - walk.choose(dropped + 1), asked_ms, walk.choose(2) == 1), []
 
 
 def _remove_rollups(walk: Walk) -> Chosen:
-    return RemoveRollups(walk.pick((*walk.scene.state.rollups, walk.scene.state.seqno))), []
+    below = walk.pick((*walk.scene.state.rollups, walk.scene.state.seqno))
+    return RemoveRollups(below), []
 
 
 def _claim(walk: Walk) -> Chosen:
@@ -374,7 +379,8 @@ def _merge(walk: Walk) -> Chosen:
     if request is None:
         return Exert(1 + walk.choose(64)), []
     key = f"c/w2/m{next(walk.names)}" if walk.choose(2) and "w2" in walk.scene.state.writers else None
-    return ApplyMerge(walk.scene.merged(request, key), "w2"), []
+    merged = walk.scene.merged(request, key)
+    return ApplyMerge(merged, "w2", rows=merged.len, size=sum(part.total_bytes for part in merged.parts)), []
 
 
 def _merge_some(walk: Walk) -> Chosen:
@@ -416,11 +422,19 @@ def _exert(walk: Walk) -> Chosen:
 
 def _refresh(walk: Walk) -> Chosen:
     stale = walk.scene.state.trace.stale()
-    return Refresh(walk.pick(stale) if stale else (0, 1)), []
+    return Refresh(walk.pick(stale) if stale else (0, 1), walk.choose(2) == 1), []
 
 
 def _roll_up_all(walk: Walk) -> Chosen:
     return RollUpAll(), []
+
+
+def _roll_up_newest(walk: Walk) -> Chosen:
+    return RollUpAll(walk.choose(walk.scene.state.trace.next_id + 1), walk.choose(2) == 1), []
+
+
+def _forget(walk: Walk) -> Chosen:
+    return Forget(walk.pick((None, walk.choose(walk.scene.state.trace.next_id + 1)))), []
 
 
 RULES: tuple[Callable[[Walk], Chosen], ...] = (
@@ -432,7 +446,7 @@ RULES: tuple[Callable[[Walk], Chosen], ...] = (
     *(_register_reader, _downgrade_reader, _expire_reader, _expire_leases),
     *(_register_hold, _downgrade_hold, _release_hold, _register_committer, _expire_committer),
     *(_commit_sink, _drop_sink, _add_schema, _add_rollup, _remove_rollups),
-    *(_exert, _refresh, _roll_up_all),
+    *(_exert, _refresh, _roll_up_all, _roll_up_newest, _forget),
 )
 
 

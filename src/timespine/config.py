@@ -43,6 +43,10 @@ class Config:
     """Commits between two rollups, at least. Opening a collection replays about twice as many
     diffs at most; four times as many, or a quarter of its batches, where nothing runs in the background."""
 
+    forget_within_ms: int = 24 * 3_600_000
+    """By when history that expired is physically gone, if neither the collection nor its store says otherwise. Each
+    term costs at most one rewrite of what may hold some; a day is within what people mean by "deleted"."""
+
     commit_attempts: int = 64
     """Compare-and-sets that one commit may lose to others before it gives up as Unavailable.
     Each loss means that somebody else made progress."""

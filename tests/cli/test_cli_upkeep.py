@@ -50,6 +50,18 @@ def test_create_list_describe_rename_drop(store):
     assert [each["name"] for each in document("list", store)] == ["items", "orders"]
 
 
+def test_what_a_collection_costs_is_listed_described_and_inspected(store):
+    run("create", store, "quick", "--key", "id:int64", "--forget-within", "2 hours")
+    (quick,) = (each for each in document("list", store, "-v") if each["name"] == "quick")
+    assert (quick["write_amplification"], quick["read_amplification"], quick["garbage_bytes"]) == (0.0, 0, 0)
+    assert quick["log_bytes"] > 0
+    assert "write_amplification" not in document("list", store)[0]
+    found = document("describe", store, "quick")
+    assert (found["forget_within_ms"], found["amplification"]["appended_rows"]) == (7_200_000, 0)
+    assert "forgotten" in run("describe", store, "quick").output
+    assert "amplification" in run("inspect", store, "quick").output
+
+
 def test_the_rule_of_merging_is_chosen_and_described(store):
     args = ("--key", "id:int64")
     run("create", store, "plain", *args)

@@ -30,7 +30,7 @@ def test_rows_and_updates_are_those_that_are_visible(place, inline_bytes, uppers
     figures = of_collection(orders._access)
     assert figures["rows"] == orders.count() == upper - cancelled
     assert figures["updates"] == upper + cancelled
-    assert figures["space_amplification"] == figures["updates"] / figures["rows"]
+    assert figures["update_amplification"] == figures["updates"] / figures["rows"]
 
 
 def test_a_blob_that_is_listed_in_pieces_counts_its_bytes_once(place):

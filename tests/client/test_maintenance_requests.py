@@ -184,7 +184,7 @@ def test_a_response_for_a_dropped_collection_is_dropped_and_its_output_deleted(p
 
     def answer(real, effect):
         output = real(effect)
-        outputs.extend(part.key for part in output.parts)
+        outputs.extend(part.key for part in output.batch.parts)
         # While it was at work the collection was dropped, and whatever can be buried is.
         assert other.drop("orders")
         other.maintain()
@@ -237,9 +237,9 @@ def test_a_response_that_does_not_match_what_is_in_flight_is_refused_and_its_out
 
     def answer(real, effect):
         output = real(effect)
-        outputs.extend(part.key for part in output.parts)
+        outputs.extend(part.key for part in output.batch.parts)
         if how != "too late":
-            return wrong(output, how)
+            return msgspec.structs.replace(output, batch=wrong(output.batch, how))
         # It took so long that somebody else has done more than that: what was in flight is not any more.
         place.clock.advance(CLAIM_S)
         other["orders"].append([{"k": 0, "v": "v0", "_diff": 2}])
@@ -336,8 +336,7 @@ def test_what_goes_wrong_is_logged_once_and_counted_and_nobody_who_reads_or_writ
     caplog.clear()
     with caplog.at_level(logging.INFO, "timespine.maintenance"):
         step(store)
-    # Once more for the next try, and once for the request that came since.
-    assert len(caplog.records) == len({told.getMessage() for told in caplog.records}) == 2
+    assert len(caplog.records) == 1  # once more for the next try
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), Unavailable("storage is away")], ids=str)

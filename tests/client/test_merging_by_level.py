@@ -3,7 +3,7 @@
 import pytest
 from places import counted
 
-from timespine.client.maintenance import IDLE_S
+from timespine.client.maintenance import REST_S
 from timespine.config import Config
 from timespine.errors import SinceError, UsageError
 
@@ -85,7 +85,7 @@ def test_merges_need_not_wait_for_many_batches_or_for_writers_to_stop(place):
         fill(orders, 1, first=n)
         if n:
             orders.expire(before=n)
-        place.clock.advance(IDLE_S / 10)  # nobody ever pauses for long enough to be idle
+        place.clock.advance(REST_S / 10)  # nobody ever pauses for long enough to be idle
         while store.maintenance.round():
             pass
     assert sum(levels(orders)) <= 6 + 1
@@ -120,7 +120,7 @@ def test_the_output_of_an_answer_that_came_too_late_is_deleted(place, monkeypatc
     def overtaken(effect):
         output = merge(effect)
         if not written:
-            written.update(part.key for part in output.parts)
+            written.update(part.key for part in output.batch.parts)
             assert written <= set(place.blobs(f"{orders.id}/"))
             theirs = rival["orders"]
             theirs.compact()

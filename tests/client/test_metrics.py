@@ -52,7 +52,7 @@ def test_the_figures_of_a_collection_are_those_of_its_history(place):
     assert found["seqno"] == state.seqno
     assert (found["batches"], found["runs"], found["parts"]) == (4, 4, 4)
     assert (found["updates"], found["rows"]) == (5, 3)
-    assert found["space_amplification"] == 5 / 3
+    assert found["update_amplification"] == 5 / 3
     assert found["bytes"] == sum(sizes) == sum(info.size for info in place.blob.list_keys(f"{orders.id}/"))
     assert found["inline_bytes"] == 0
     assert found["write_amplification"] == 1.0
@@ -67,7 +67,7 @@ def test_merges_raise_write_amplification_and_lower_the_others(place):
     for n in range(5):
         orders.upsert([{"k": 1, "v": f"v{n}"}])
     appended = sum(part.size for part in orders._access.state().parts())
-    assert figures(orders)["space_amplification"] == 9.0
+    assert figures(orders)["update_amplification"] == 9.0
     orders.compact()
     assert figures(orders)["merges_due"] == 1
     orders.compact(wait=True)
@@ -79,7 +79,7 @@ def test_merges_raise_write_amplification_and_lower_the_others(place):
     orders.compact(wait=True)
     (second,) = orders._access.state().parts()
     found = figures(orders)
-    assert (found["runs"], found["updates"], found["rows"], found["space_amplification"]) == (1, 1, 1, 1.0)
+    assert (found["runs"], found["updates"], found["rows"], found["update_amplification"]) == (1, 1, 1, 1.0)
     assert found["write_amplification"] == (appended + first.size + second.size) / appended
 
 
@@ -118,10 +118,10 @@ def test_inline_rows_holds_and_rollups_are_counted(place):
 
 def test_collections_without_rows_or_with_debts_have_figures_too(place):
     orders = create(place.open(config=OFTEN))
-    assert figures(orders)["space_amplification"] == 0.0
+    assert figures(orders)["update_amplification"] == 0.0
     orders.append([{"k": 1, "v": "a", "_diff": -5}])
     found = figures(orders)
-    assert (found["rows"], found["space_amplification"]) == (-5, 0.0)
+    assert (found["rows"], found["update_amplification"]) == (-5, 0.0)
 
 
 def test_what_was_loaded_counts_as_appended(place, tmp_path):
@@ -335,3 +335,28 @@ def test_figures_can_be_asked_for_while_everybody_is_at_work(place):
 
     in_threads(all_of_them, ask)
     assert store.metrics()["append rows"] == 30
+
+
+def test_amplification_is_the_same_in_every_process_and_counts_garbage_rollups_and_log(place):
+    writer, maintainer = place.open(config=OFTEN), place.open(config=OFTEN)
+    orders = create(writer)
+    for number in range(20):
+        orders.append([{"k": n * 100 + number, "v": f"{number} {n}"} for n in range(50)])
+    theirs = maintainer["orders"]
+    theirs.compact(wait=True)
+    found, other = figures(orders), figures(theirs)
+    names = [name for name in found if name.endswith(("amplification", "_bytes", "_rows")) and name != "cache bytes"]
+    assert {name: found[name] for name in names} == {name: other[name] for name in names}
+    assert found["write_amplification"] > 1.05  # many small blobs became a large one, which takes less
+    assert found["garbage_bytes"] > 0
+    assert found["log_bytes"] == sum(len(data) for _, data in place.consensus.scan(orders.id))
+    stored = found["live_bytes"] + found["garbage_bytes"] + found["rollup_bytes"] + found["log_bytes"]
+    assert found["space_amplification"] == stored / found["live_bytes"]
+    assert (found["read_amplification"], found["spine_compact"], found["spine_compacting"]) == (1, 1, 0)
+    told = writer.metrics()
+    assert told["write amplification of orders"] == found["write_amplification"]
+    assert told["read amplification of orders"] == 1
+    assert told["space amplification of orders"] > 1.5
+    assert (told["stream count"], told["compaction seconds"] >= 0) == (1, True)
+    assert orders.inspect().amplification.write == found["write_amplification"]
+    assert orders.inspect().spine == {"compact": 1, "compacting": 0, "noncompact": 0}

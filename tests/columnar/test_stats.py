@@ -86,6 +86,7 @@ def test_the_bounds_of_rows_are_the_same_whether_the_rows_were_sorted_before(dra
     schema, table = drawn
     ordered = table.take(sorted_places(table, list(schema.order_names)))
     expected = describe(ordered, schema, sorted=True, budget=ROOM, bound_bytes=4096)
+    expected = msgspec.structs.replace(expected, repeats=None)  # rows in no order do not tell
     found = describe(table, schema, sorted=False, budget=ROOM, bound_bytes=4096)
     # Arrow's offsets and bitmaps may take other bytes after a take.
     assert msgspec.structs.replace(found, row_bytes=expected.row_bytes) == expected
@@ -260,3 +261,31 @@ def test_untrimmable_columns_of_the_configuration_are_kept() -> None:
     kept = untrimmable_of(("day", "last_*", "*_at"))
     names = ("day", "DAY", "days", "last_seen", "at_last_", "created_at", "at")
     assert [kept.keeps(name) for name in names] == [True, True, False, True, False, True, False]
+
+
+def test_repeated_rows_and_retractions_are_counted():
+    schema = define({"id": "int64"}, {"x": "double", "s": "string"})
+    nan = math.nan
+    rows = {
+        "id": [1, 1, 1, 2, 2, 3, 3],
+        "x": [None, None, nan, nan, nan, 1.0, 1.0],
+        "s": ["a", "a", "a", "b", "b", None, "c"],
+        "_time": [0, 1, 0, 0, 2, 0, 0],
+        "_diff": [1, -1, 1, 1, -1, 1, 1],
+    }
+    table = pa.table(rows, schema=schema.update_arrow)
+    meta = describe(table, schema, sorted=True)
+    assert (meta.repeats, meta.negatives) == (2, 2)
+    unsorted = describe(table, schema, sorted=False)
+    assert (unsorted.repeats, unsorted.negatives) == (None, 2)
+    at_once = describe(table.set_column(3, "_time", pa.array([0] * 7)), schema, sorted=True)
+    assert at_once.repeats == 0  # consolidated: each row once
+    assert PartMeta.decode(meta.encode()) == meta
+
+
+def test_repeats_of_nested_values_are_unknown():
+    schema = define({"id": "int64"}, {"l": "list<int64>"})
+    rows = {"id": [1, 1], "l": [[1], [1]], "_time": [0, 1], "_diff": [1, 1]}
+    assert describe(pa.table(rows, schema=schema.update_arrow), schema, sorted=True).repeats is None
+    apart = {**rows, "id": [1, 2]}
+    assert describe(pa.table(apart, schema=schema.update_arrow), schema, sorted=True).repeats == 0

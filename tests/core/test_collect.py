@@ -343,8 +343,10 @@ def answer_merge(stage: Stage, session: Session, parts: Callable[[str], list[Par
             HollowBatch(effect.request.desc, sum(part.rows for part in made), tuple(Run((each,)) for each in made))
         )
 
-    stage.append(session, stage.head().upper.elements[0][0] + 1)
-    stage.commit(session, RollUpAll())
+    before = stage.head().upper.elements[0][0]
+    stage.append(session, before + 1)
+    # Since is past the rows, so that they cannot be kept as they are.
+    stage.commit(session, Retain(at(before)), RollUpAll())
     stage.answer(MergeRuns, answer)
     assert stage.run(merge_once(session, "c")) is Applied.EXACT
 

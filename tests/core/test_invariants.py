@@ -15,6 +15,7 @@ from timespine.core.hollow import Part
 from timespine.core.invariants import INVARIANTS, violations
 from timespine.core.layers import Layer
 from timespine.core.state import Claim, Committer, Hold, Lease, Reader, Rollup, State, Status, new_state
+from timespine.core.totals import Totals
 from timespine.core.transitions import (
     AddRollup,
     AddSchema,
@@ -113,6 +114,9 @@ BROKEN: list[tuple[str, Callable[[State], State]]] = [
     ("rollups_are_of_the_past", lambda s: replaced(s, rollups={**s.rollups, s.seqno: Rollup("c/w1/s", 1)})),
     ("last_needed_rollup_stays", lambda s: replaced(s, rollups={})),
     ("claims_are_on_fueled_batches", lambda s: replaced(s, claims={(0, 1): Claim("m", 9)})),
+    ("totals_never_go_back", lambda s: replaced(s, totals=Totals())),
+    ("totals_never_go_back", lambda s: replaced(s, totals=s.totals.plus(collected_bytes=1))),
+    ("extra_work_is_within_its_budget", lambda s: replaced(s, totals=s.totals.plus(extra_rows=6))),
     ("schemas_only_grow", lambda s: replaced(s, schemas=())),
     ("schemas_only_grow", lambda s: replaced(s, schemas=(b"other", b"two"))),
 ]

@@ -201,7 +201,7 @@ def test_schema_that_is_not_bytes_is_a_usage_error(schema: Any) -> None:
 
 def busy_scene() -> Scene:
     """A scene with something of everything in it."""
-    scene = seeded(3, 80).scene
+    scene = seeded(3, 120).scene
     scene.now_ms = 0
     scene.attempt(RegisterCommitter("k9", TERM_MS))
     scene.attempt(AddSchema(len(scene.state.schemas) - 1 if scene.state.schemas else None, b"the last one"))

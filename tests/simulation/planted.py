@@ -160,7 +160,7 @@ def rows_that_were_judged_by_an_older_schema_are_taken() -> Iterator[None]:
 
 @bug
 def since_ignores_leases() -> Iterator[None]:
-    def settle(state):
+    def settle(state, now_ms):
         target = state.retention
         for hold in state.holds.values():
             target = target.meet(hold.since)
@@ -172,7 +172,7 @@ def since_ignores_leases() -> Iterator[None]:
 
 @bug
 def since_ignores_critical_holds() -> Iterator[None]:
-    def settle(state):
+    def settle(state, now_ms):
         target = state.retention
         for reader in state.readers.values():
             target = target.meet(reader.since)
@@ -614,7 +614,7 @@ def expiry_takes_critical_holds_too() -> Iterator[None]:
     real = TRANSITIONS[ExpireLeases]
 
     def expire(state, command, now_ms):
-        bare = state_module.settle_since(msgspec.structs.replace(state, holds={}))
+        bare = state_module.settle_since(msgspec.structs.replace(state, holds={}), now_ms)
         outcome = real(bare, command, now_ms)
         return Commit(bare, 0) if isinstance(outcome, NoOp) and bare != state else outcome
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from timespine.cli.destination import destination, for_document
 from timespine.cli.options import (
     ClusterColumns,
+    ForgetWithin,
     MergingOption,
     Name,
     Output,
@@ -24,15 +26,17 @@ from timespine.cli.options import (
     to_types,
 )
 from timespine.cli.output import write_document, write_done, write_table
-from timespine.cli.text import Columns, clock, fields, size
+from timespine.cli.text import Columns, amplified, clock, fields, size
 from timespine.client.collection import Collection
 from timespine.client.inspecting import plain
 from timespine.client.opening import CONSENSUS
+from timespine.client.retention import duration
 from timespine.client.store import Store
 from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.model.time import ARITY_MAX
 
 _LISTED = ("name", "since", "upper", "updates", "bytes", "batches", "state")
+_COSTS = ("write_amplification", "read_amplification", "space_amplification", "garbage_bytes", "log_bytes")
 _COMMITS = ("upper", "committed_ms", "operation", "rows", "bytes")
 
 NewName = Annotated[str, typer.Argument(metavar="NEW", help="The new name.", show_default=False)]
@@ -92,6 +96,7 @@ def create(
         int, typer.Option("--arity", metavar="N", min=1, max=ARITY_MAX, help="Coordinates of a time.")
     ] = 1,
     retain: Retain = None,
+    forget_within: ForgetWithin = None,
     merging: MergingOption = None,
     replace: Replace = False,
     if_not_exists: Annotated[
@@ -123,6 +128,7 @@ def create(
             arity=arity,
             timeline=timeline.value,
             retain=retain,
+            forget_within=forget_within,
             merging=merging.rule if merging else None,
             replace=replace,
             if_exists="open" if if_not_exists else "error",
@@ -130,7 +136,14 @@ def create(
         write_done(where, {"name": name, "id": made.id}, lambda: f"collection {name} is there\n")
 
 
-def list_(store: StorePath, output: Output = None, to: To = None) -> None:
+def list_(
+    store: StorePath,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also what each costs: amplification, garbage, log.")
+    ] = False,
+    output: Output = None,
+    to: To = None,
+) -> None:
     """List the collections of a store: how far back and up to when each can be read, and its size.
 
     \b
@@ -138,8 +151,10 @@ def list_(store: StorePath, output: Output = None, to: To = None) -> None:
       timespine list ./data
     """
     where = destination(output, to)
+    columns = (*_LISTED, *_COSTS) if verbose else _LISTED
     with opened(store, read_only=True) as open_store:
-        write_table(where, _LISTED, [_listed(open_store, name) for name in open_store.names()])
+        found = [_listed(open_store, name) for name in open_store.names()]
+    write_table(where, columns, [{column: each[column] for column in columns} for each in found])
 
 
 def _listed(store: Store, name: str) -> dict[str, Any]:
@@ -148,7 +163,8 @@ def _listed(store: Store, name: str) -> dict[str, Any]:
         found = store.collection(name).inspect()
     except (CorruptionError, VersionError) as error:
         damaged = "damaged" if isinstance(error, CorruptionError) else "newer version"
-        return {**dict.fromkeys(_LISTED), "name": name, "state": damaged}
+        return {**dict.fromkeys((*_LISTED, *_COSTS)), "name": name, "state": damaged}
+    costs = found.amplification
     return {
         "name": name,
         "since": found.since,
@@ -157,6 +173,11 @@ def _listed(store: Store, name: str) -> dict[str, Any]:
         "bytes": found.size,
         "batches": len(found.batches),
         "state": "closed" if found.upper is None else "open",
+        "write_amplification": round(costs.write, 2),
+        "read_amplification": costs.read,
+        "space_amplification": round(costs.space, 2),
+        "garbage_bytes": costs.garbage_bytes,
+        "log_bytes": costs.log_bytes,
     }
 
 
@@ -186,6 +207,7 @@ def _described(collection: Collection) -> dict[str, Any]:
         "retain_ms": retention.duration_ms,
         "retain_by": retention.by,
         "history": f"kept {retention}, unless expired",
+        "forget_within_ms": collection._access.forget_within_ms,
         "merging": state.merging,
         "created_ms": entry.created_ms,
         "coordinates": schema.arity,
@@ -193,6 +215,8 @@ def _described(collection: Collection) -> dict[str, Any]:
         "upper": state.upper,
         "updates": state.rows,
         "bytes": state.size,
+        "amplification": asdict(state.amplification),
+        "cost": amplified(state.amplification),
         "columns": [
             {
                 "name": field.name,
@@ -217,8 +241,10 @@ def _description(found: dict[str, Any]) -> str:
             ("readable from", time(found["since"])),
             ("complete below", "closed" if found["upper"] is None else time(found["upper"])),
             ("history", found["history"]),
+            ("forgotten", f"within {duration(found['forget_within_ms']).removeprefix('for ')} after it expired"),
             ("merging", found["merging"]),
             ("size", f"{found['updates']:,} updates, {size(found['bytes'])}"),
+            ("amplification", found["cost"]),
         ]
     )
     names = ("column", "type", "role")

@@ -10,7 +10,7 @@ import typer
 from timespine.cli.destination import Destination, destination, for_document
 from timespine.cli.options import Name, Output, StorePath, To, opened
 from timespine.cli.output import write_document, write_table
-from timespine.cli.text import fields, size
+from timespine.cli.text import amplified, fields, size
 from timespine.client.collection import Collection
 from timespine.client.inspecting import plain
 from timespine.columnar.parts import meta_of
@@ -50,6 +50,8 @@ _CHANGES = {
     "f": "history forgotten",
     "h": "history",
     "i": "inline bytes",
+    "o": "totals",
+    "g": "expired history to forget",
 }
 """The short names of a stored diff, in words."""
 
@@ -126,6 +128,10 @@ def _state(collection: Collection, where: Destination) -> None:
             ("writers", found.writers),
             ("schemas", found.schemas),
             ("rollups", found.rollups),
+            ("amplification", amplified(found.amplification)),
+            ("garbage", size(found.amplification.garbage_bytes)),
+            ("log", size(found.amplification.log_bytes)),
+            ("spine", ", ".join(f"{number} {kind}" for kind, number in found.spine.items())),
         ]
     )
     write_document(where, document, lambda: text)

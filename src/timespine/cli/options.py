@@ -116,6 +116,15 @@ Retain = Annotated[
         show_default=False,
     ),
 ]
+ForgetWithin = Annotated[
+    str | None,
+    typer.Option(
+        "--forget-within",
+        metavar="DURATION",
+        help="Expired history is physically gone after so long, such as '1 hour'.",
+        show_default=False,
+    ),
+]
 Replace = Annotated[
     bool, typer.Option("--replace", help="If there is a collection of that name, drop it and take its name over.")
 ]

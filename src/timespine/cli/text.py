@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 from rich.cells import cell_len, set_cell_size
 
+from timespine.client.amplification import Amplification
+
 CELL_MAX = 60
 """The widest cell on a terminal. Elsewhere nothing is cut."""
 
@@ -109,3 +111,8 @@ def counted(count: int, what: str) -> str:
 def _is_numbers(column: Sequence[Any]) -> bool:
     given = [value for value in column if value is not None]
     return bool(given) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in given)
+
+
+def amplified(found: Amplification) -> str:
+    """Write, read and space amplification, as people read them."""
+    return f"write {found.write:.2f}, read {found.read}, space {found.space:.2f}"

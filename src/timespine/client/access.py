@@ -60,6 +60,8 @@ class Shared:
     """How to pause, in seconds."""
     retain_ms: int | None = None
     """How long collections without a policy of their own keep history; None: for ever."""
+    forget_within_ms: int | None = None
+    """By when expired history is physically gone, where a collection does not say so itself; None: as in Config."""
     audit: float = 0.0
     """The share of parts skipped by statistics that is read all the same, to check them."""
     writing: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -151,6 +153,14 @@ class Access:
     def frontier_of(self, given: Progress) -> Frontier:
         """A frontier of this collection from what a user gave."""
         return to_frontier(given, self.known().arity, self.entry.timeline)
+
+    @property
+    def forget_within_ms(self) -> int:
+        """Expired history must be physically gone after so long: as the collection says, or its store, or Config."""
+        for given in (self.entry.forget_within_ms, self.shared.forget_within_ms):
+            if given is not None:
+                return given
+        return self.config.forget_within_ms
 
     def now_ms(self) -> int:
         """The wall clock."""

@@ -12,7 +12,7 @@ from timespine.errors import UsageError, shown
 
 
 def check_alike(name: str, found: tuple[Entry, Sequence[Schema]], asked: tuple[Entry, Schema]) -> None:
-    """A UsageError if a collection has another schema, timeline or, if one was asked for, another retention.
+    """A UsageError if a collection has another schema, timeline or, if asked for, `retain` or `forget_within`.
 
     It had its schemas one after the other. A program that creates it with an earlier one still opens it: what it
     knows of is there, under the newest schema.
@@ -27,6 +27,9 @@ def check_alike(name: str, found: tuple[Entry, Sequence[Schema]], asked: tuple[E
     if wanted.retain_ms is not None and entry.retain_ms != wanted.retain_ms:
         both = f"{_policy(entry.retain_ms)}, not {_policy(wanted.retain_ms)}"
         raise UsageError(f"collection {name} exists with {both}: change it with store[{name!r}].retain(...)")
+    if wanted.forget_within_ms is not None and entry.forget_within_ms != wanted.forget_within_ms:
+        both = f"forget_within={entry.forget_within_ms} ms, not {wanted.forget_within_ms} ms"
+        raise UsageError(f"collection {name} exists with {both}: change it with store[{name!r}].forget_within(...)")
 
 
 def _policy(retain_ms: int | None) -> str:

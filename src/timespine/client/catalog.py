@@ -68,6 +68,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """Maintenance expires history that is older; FOR_EVER: none of it; None: the policy of the store decides."""
     created_ms: int = 0
     """When it was created."""
+    forget_within_ms: int | None = None
+    """After how long expired history is physically gone; None: as the store says."""
 
 
 class Names(msgspec.Struct, frozen=True):
@@ -85,6 +87,8 @@ class Names(msgspec.Struct, frozen=True):
     """Names that stay blocked, and the id of the collection that was dropped under each, the last one."""
     forced: tuple[str, ...] = ()
     """Those of `dropped` whose critical holds go, too."""
+    forget_within_ms: int | None = None
+    """After how long expired history is physically gone, where a collection does not say so; None: as in Config."""
     expected: dict[str, int] = {}
     """Ids that a transaction puts blobs under, and that are not collections before it is committed; and since when."""
     changes: tuple[str, ...] = ()
@@ -105,6 +109,7 @@ class _Image(msgspec.Struct, frozen=True):
     forced: tuple[str, ...] = ()
     expected: dict[str, int] = {}
     changes: tuple[str, ...] = ()
+    forget_within_ms: int | None = None
 
 
 _decoder = msgspec.msgpack.Decoder(_Image)
@@ -133,9 +138,7 @@ def first_name(id: str) -> str:
 
 def encode(names: Names) -> bytes:
     """The catalog as an entry."""
-    payload = msgspec.msgpack.encode(
-        _Image(names.entries, names.dropped, names.retain_ms, names.graves, names.forced, names.expected, names.changes)
-    )
+    payload = msgspec.msgpack.encode(_Image(**{name: getattr(names, name) for name in _Image.__struct_fields__}))
     return MAGIC + zlib.crc32(payload).to_bytes(4, "big") + payload
 
 
@@ -160,8 +163,9 @@ def decode(seqno: int, data: bytes) -> Names:
         if not set(image.forced) <= set(image.dropped):
             raise UsageError("a collection that was not dropped was forced to be")
         _check_ids(image)
-        if image.retain_ms is not None and image.retain_ms <= 0:
-            raise UsageError(f"the store keeps history for {image.retain_ms} milliseconds")
+        for given, what in ((image.retain_ms, "keeps history for"), (image.forget_within_ms, "forgets within")):
+            if given is not None and given <= 0:
+                raise UsageError(f"the store {what} {given} milliseconds")
     except (msgspec.MsgspecError, UsageError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"the catalog of the store does not decode: {error}") from error
     return Names(seqno, **msgspec.structs.asdict(image))
@@ -183,6 +187,8 @@ def _check_entry(name: str, entry: Entry) -> None:
         raise UsageError(f"collection {name} has a time line {shown(entry.timeline)}")
     if entry.retain_ms is not None and entry.retain_ms <= 0:
         raise UsageError(f"collection {name} keeps history for {entry.retain_ms} milliseconds")
+    if entry.forget_within_ms is not None and entry.forget_within_ms <= 0:
+        raise UsageError(f"collection {name} forgets within {entry.forget_within_ms} milliseconds")
 
 
 # Changes. Each may be applied twice, if many others came after a lost reply: it knows by ids that it is done.
@@ -301,16 +307,21 @@ def taken_over(id: str, name: str, names: Names) -> Names | None:
 
 def retained(id: str, retain_ms: int | None, names: Names) -> Names | None:
     """With another policy for the history of a collection."""
-    name = next((name for name, entry in names.entries.items() if entry.id == id), None)
-    if name is None:
-        raise UsageError(f"collection {first_name(id)} was dropped")
-    entry = names.entries[name]
+    name, entry = entry_by_id(id, names)
     if retain_ms not in (None, FOR_EVER) and entry.timeline != "clock":
         raise UsageError(NO_RETENTION)
     if entry.retain_ms == retain_ms:
         return None
     changed = msgspec.structs.replace(entry, retain_ms=retain_ms)
     return msgspec.structs.replace(names, entries={**names.entries, name: changed})
+
+
+def entry_by_id(id: str, names: Names) -> tuple[str, Entry]:
+    """The name and the entry of a collection, or a UsageError if it was dropped."""
+    found = next(((name, entry) for name, entry in names.entries.items() if entry.id == id), None)
+    if found is None:
+        raise UsageError(f"collection {first_name(id)} was dropped")
+    return found
 
 
 def buried_for_good(id: str, names: Names) -> Names | None:

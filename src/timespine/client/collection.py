@@ -391,6 +391,10 @@ class Collection(OneProcess):
         found: Retention = self._maintain.retention(self._access)
         return found
 
+    def forget_within(self, duration: str | float | datetime.timedelta | None) -> None:
+        """After how long history that expired is physically gone, at the latest; None: as the store says."""
+        self._maintain.forget_within(duration, self.id)
+
     def compact(self, *, wait: bool = False) -> None:
         """Ask for everything to become one run; wait until it is."""
         self._access.committer.commit((self.id, RollUpAll()))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
 from timespine.client.access import Access
+from timespine.client.amplification import Amplification, amplification
 from timespine.columnar.parts import meta_of
 from timespine.core.hollow import HollowBatch, Order, Part
 from timespine.core.state import State
@@ -71,6 +74,10 @@ class Inspection:
     schemas: int
     rollups: list[int]
     history: int
+    amplification: Amplification
+    """What it costs compared with what is in it, over all processes."""
+    spine: dict[str, int]
+    """Batches of the spine that are compact, that wait to be merged, and others."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -101,6 +108,8 @@ def inspect(access: Access, state: State, *, parts: bool = False) -> Inspection:
         schemas=len(state.schemas),
         rollups=sorted(state.rollups),
         history=len(state.history),
+        amplification=amplification(access, state),
+        spine=msgspec.structs.asdict(state.trace.metrics()),
     )
 
 

@@ -8,11 +8,15 @@ moves an upper, so nobody who writes is ever refused because of it.
 One step does one small thing and says whether there was something to do:
 
 1. merge the smallest request that nobody works on, if enough small batches have
-   gathered, the collection has been idle for a while, or no larger request would
-   take it up if it is left alone: where one does, waiting saves work
-2. when a collection is idle, let its spine progress by itself, until it is compact
-   and nothing in it lags behind since
-3. write a rollup when enough was committed since the last, and then collect garbage
+   gathered, the collection is at rest, no larger request would take it up if it is
+   left alone (where one does, waiting saves work), or expired history must go
+2. write a rollup when enough was committed since the last, or there is much garbage,
+   and then collect garbage
+3. ask for a rewrite of what may hold expired history, once its deadline has passed
+4. when a collection is at rest, ask for a merge that the spine did not ask for, if it
+   pays for readers or removes much of what expired, and the budget allows it
+
+What it may write, and when each pays, is derived in `core/upkeep.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from typing import Any
 
 from timespine.client.access import Access
 from timespine.client.committer import TURN_S
+from timespine.client.due import is_claimed, is_one_run, is_untidy, size_of
+from timespine.client.forgetting import oldest_to_rewrite, worth_forgetting
 from timespine.client.report import NO_SPACE, Report, said
 from timespine.client.rewriting import worth_rewriting
 from timespine.client.settled import Settled
@@ -34,8 +40,8 @@ from timespine.core.layers import MergeRequest
 from timespine.core.protocols import collect, maintain
 from timespine.core.protocols.session import Session
 from timespine.core.state import State, Status
-from timespine.core.transitions import AdvanceUpper, Command, Exert, Finalize, Refresh, Retain
-from timespine.core.transitions.merges import is_at_work
+from timespine.core.transitions import AdvanceUpper, Command, Finalize, Forget, Retain, RollUpAll
+from timespine.core.upkeep import Collecting, is_forgetting_due, next_collecting, worth_compacting
 from timespine.errors import ClosedError, Fenced, TimespineError, Unavailable, UsageError
 from timespine.locks import Flag, Lock
 from timespine.model.frontier import CLOSED, Frontier
@@ -43,8 +49,12 @@ from timespine.model.frontier import CLOSED, Frontier
 GATHER = 8
 """Hollow batches of one request that are worth a merge while writers are at work."""
 
-IDLE_S = 0.5
-"""A collection that nobody wrote to for so long is made compact."""
+PAUSE_S = 0.5
+"""How long the background waits between two looks, at first: longer and longer while there is nothing to do."""
+
+REST_S = 10.0
+"""A collection that nobody wrote to for so long is at rest: its small requests are answered, too. Long enough for
+writers that append every few seconds to gather a merge, short enough that nobody waits long for fewer runs."""
 
 EXPIRE_S = 60.0
 """How often lapsed leases are looked for, per collection."""
@@ -83,10 +93,8 @@ class _Upkeep:
     """When they were seen to move."""
     expired: float = float("-inf")
     swept: float = float("-inf")
-    litter: bool = True
-    """Whether there may be blobs that only old states refer to: merges leave them."""
-    tidied: float = float("-inf")
-    """When they were last looked for."""
+    judged: int = -1
+    """The state for which no extra work was found worth doing."""
     skipped: dict[tuple[int, int], float] = field(default_factory=dict)
     rewrite_after: float = float("-inf")
     """An unsealed batch that could not be rewritten is left alone until then."""
@@ -168,13 +176,13 @@ class Maintenance:
 
     def _loop(self) -> None:
         """Work while there is work; then wait for a commit, or look again after a while, less and less often."""
-        pause = IDLE_S
+        pause = PAUSE_S
         while not self._stop.is_set():
             self._wake.clear()
             busy = self.round()
-            pause = IDLE_S if busy else min(pause * 2, 30.0)
+            pause = PAUSE_S if busy else min(pause * 2, 30.0)
             if not busy and self._wake.wait(pause):
-                pause = IDLE_S
+                pause = PAUSE_S
                 # Give writers a moment: a few commits together are one merge.
                 self._stop.wait(0.02)
 
@@ -211,9 +219,9 @@ class Maintenance:
                 with self._at_work:
                     upkeep = self._remembered(access)
                     self._settled.put(access.id, self._monotonic())
-                    idle = most is None and self._is_idle(upkeep)
-                    did = self._step(upkeep, idle=idle, most=most)
-                    if did or not idle or upkeep.skipped:
+                    resting = most is None and self._is_at_rest(upkeep)
+                    did = self._step(upkeep, resting=resting, most=most)
+                    if did or not resting or upkeep.skipped:
                         self._settled.take_back([access.id])
                     if not did:
                         return False
@@ -262,7 +270,7 @@ class Maintenance:
         for _ in range(STEPS_MIN + 4 * began.trace.hollow_count):
             state = access.state()
             quiet = (state.upper, state.unsealed_next) == (began.upper, began.unsealed_next)
-            if not self._step(upkeep, idle=quiet, before=None if quiet else began.trace.next_id):
+            if not self._step(upkeep, resting=quiet, before=None if quiet else began.trace.next_id):
                 break
         self._collect(upkeep, force=True)
 
@@ -278,7 +286,7 @@ class Maintenance:
                 why = self.report.skipped[-1] if self.report.failures > skips else ""
                 vain = vain + 1 if did and self.report.merges == merges else 0
             state = access.state()
-            if not state.trace.requests() or _is_one_run(state, goal):
+            if not state.trace.requests() or is_one_run(state, goal):
                 return
             if vain >= VAIN_MAX:
                 why = f"the results of {vain} merges in a row did not fit"
@@ -319,14 +327,14 @@ class Maintenance:
 
     # Steps.
 
-    def _is_idle(self, upkeep: _Upkeep) -> bool:
+    def _is_at_rest(self, upkeep: _Upkeep) -> bool:
         state = upkeep.access.state()
         now = self._monotonic()
         if upkeep.written != (state.upper, state.unsealed_next):
             upkeep.written, upkeep.changed = (state.upper, state.unsealed_next), now
-        return now - upkeep.changed >= IDLE_S
+        return now - upkeep.changed >= REST_S
 
-    def _step(self, upkeep: _Upkeep, *, idle: bool, before: int | None = None, most: int | None = None) -> bool:
+    def _step(self, upkeep: _Upkeep, *, resting: bool, before: int | None = None, most: int | None = None) -> bool:
         """One small thing; whether there was one.
 
         `before` restricts merges to what was inserted before that one, `most` to so many rows.
@@ -336,25 +344,22 @@ class Maintenance:
         if state.status is Status.FINALIZED:
             return self._collect(upkeep)
         self._expire(upkeep, state)
-        least = 1 if idle or before is not None or not state.trace.gathers else GATHER
+        least = 1 if resting or before is not None or not state.trace.gathers else GATHER
         if self._merge(upkeep, state, least=least, before=before, most=most):
             return True
         if self._collect(upkeep):
             return True
-        if _is_untidy(state):
+        if most is None and self._forget(access, state):
+            return True
+        if is_untidy(state):
             self._run(access.id, lambda session: maintain.tidy_unsealed(session, access.id))
             state = access.state()
         worth = worth_rewriting(state)
         if worth is not None and self._monotonic() >= upkeep.rewrite_after:
             done = self._run(access.id, lambda session: maintain.rewrite_unsealed(session, access.id, worth))
             upkeep.rewrite_after = self._monotonic() + (0.0 if done else EXPIRE_S)
-            upkeep.litter = True
             return bool(done)
-        if idle and self._progress(access, state):
-            return True
-        if idle and upkeep.litter and self._monotonic() - upkeep.tidied >= EXPIRE_S:
-            self._collect(upkeep, force=True)
-        return False
+        return resting and self._ask_for_more(upkeep, state)
 
     def _merge(
         self,
@@ -373,17 +378,19 @@ class Maintenance:
         access = upkeep.access
         now = self._monotonic()
         upkeep.skipped = {id: until for id, until in upkeep.skipped.items() if until > now}
+        # A rewrite of expired history does not wait for company.
+        owed = state.forgetting.below if state.forgetting is not None else 0
         wanted = [
             request
             for request in state.trace.requests()
-            if request.rope.count >= least
+            if (request.rope.count >= least or request.id[0] < owed)
             and (before is None or request.id[1] <= before)
             and (most is None or request.rope.len <= most)
         ]
         due = [
             request
             for request in wanted
-            if request.id not in upkeep.skipped and not _is_claimed(state, request, access, at_once=at_once)
+            if request.id not in upkeep.skipped and not is_claimed(state, request, access, at_once=at_once)
         ]
         self.report.passed_over += len(wanted) - len(due)
         if not due:
@@ -391,7 +398,7 @@ class Maintenance:
         request = min(due, key=lambda request: request.rope.len)
         if not self._fits(access, request):
             upkeep.skipped[request.id] = now + EXPIRE_S
-            self.report.skip(f"{access.name}: not enough free space for a merge of {_size(request)} bytes", NO_SPACE)
+            self.report.skip(f"{access.name}: not enough free space for a merge of {size_of(request)} bytes", NO_SPACE)
             return False
         self.report.told.discard(NO_SPACE)
         self.reason = ""
@@ -399,41 +406,48 @@ class Maintenance:
         if applied is None or not getattr(applied, "is_applied", False):
             upkeep.skipped[request.id] = now + EXPIRE_S
             if self.reason:
-                self.report.skip(f"{access.name}: a merge of {_size(request)} bytes failed: {self.reason}")
+                self.report.skip(f"{access.name}: a merge of {size_of(request)} bytes failed: {self.reason}")
         else:
             self.report.merges += 1
-            upkeep.litter = True
         return True
 
-    def _progress(self, access: Access, state: State) -> bool:
-        """Let an idle spine come together: fuel first, then what lags behind since."""
-        if state.trace.batch_count > 1 and not state.trace.requests():
-            before = state.seqno
-            access.committer.commit((access.id, Exert(max(state.trace.update_count, 1) * 2)))
-            if access.known().seqno != before:
-                return True
-        stale = state.trace.stale()
-        if stale:
-            access.committer.commit((access.id, Refresh(stale[0])))
-            return access.known().seqno != state.seqno
-        return False
+    def _forget(self, access: Access, state: State) -> bool:
+        """Ask for a rewrite of what may hold expired history, once its deadline has passed; whether it was asked."""
+        if not is_forgetting_due(state, access.now_ms(), access.forget_within_ms):
+            return False
+        access.committer.commit((access.id, Forget(oldest_to_rewrite(access, state))))
+        return access.known().seqno != state.seqno
+
+    def _ask_for_more(self, upkeep: _Upkeep, state: State) -> bool:
+        """Ask for a merge that the spine did not ask for, if it pays; whether one was."""
+        access = upkeep.access
+        if upkeep.judged == state.seqno:
+            return False
+        upkeep.judged = state.seqno
+        lo = worth_compacting(state)
+        command = worth_forgetting(state) if lo is None else RollUpAll(lo, extra=True)
+        if command is None:
+            return False
+        access.committer.commit((access.id, command))
+        return access.known().seqno != state.seqno
 
     def _collect(self, upkeep: _Upkeep, *, force: bool = False) -> bool:
-        """Roll up and collect garbage when it is due; sweep now and then."""
+        """Roll up and collect garbage when it is due; sweep now and then. Whether something was due and done."""
         access = upkeep.access
         state = access.state()
-        did = False
+        step = next_collecting(state)
+        if step is Collecting.WAIT and (idle := access.shared.leases.idle(access.id)):
+            access.committer.commit(*((access.id, command) for command in idle))
+            state = access.state()
+            step = next_collecting(state)
         due = maintain.is_rollup_due(access.config, state)
-        if due or (force and state.seqno > max(state.rollups, default=0) + 2):
+        if due or step is Collecting.ROLL_UP or (force and state.seqno > max(state.rollups, default=0) + 2):
             self.report.rollups += bool(self._run(access.id, lambda session: maintain.roll_up(session, access.id)))
-            did = bool(due)
-        if due or force:
+        acts = due or step in (Collecting.ROLL_UP, Collecting.COLLECT)
+        if acts or force:
             collected = self._run(access.id, lambda session: collect.collect_garbage(session, access.id))
             self.report.collected += int(collected or 0)
-            state = access.state()
-            # Readers of older states keep what those refer to: look again when they may be gone.
-            upkeep.litter = state.seqno_since < max(state.rollups, default=0)
-            upkeep.tidied = self._monotonic()
+        did = acts and access.state().seqno != state.seqno
         now = self._monotonic()
         if now - upkeep.swept >= SWEEP_S:
             upkeep.swept = now
@@ -472,30 +486,4 @@ class Maintenance:
             free = self._free_bytes()
         except OSError:
             return True  # nobody knows: the merge finds out
-        return free is None or free >= _size(request) + min(_size(request), SPARE_BYTES)
-
-
-def _is_claimed(state: State, request: MergeRequest, access: Access, *, at_once: bool) -> bool:
-    claim = state.claims.get(request.id)
-    if claim is None:
-        return False
-    return is_at_work(state, claim, access.now_ms()) if at_once else claim.until_ms >= access.now_ms()
-
-
-def _is_one_run(state: State, goal: Frontier) -> bool:
-    """Whether everything before a frontier is one run."""
-    first = next(iter(state.hollow_batches()), None)
-    return first is None or (goal <= first.desc.upper and len(first.runs) <= 1)
-
-
-def _is_untidy(state: State) -> bool:
-    """Whether there are unsealed batches that could be in the trace, or are."""
-    if not len(state.unsealed):
-        return False
-    if state.trace.upper != state.upper:
-        return True
-    return any(True for _ in state.unsealed.between(Frontier.minimum(state.arity), state.trace.upper))
-
-
-def _size(request: MergeRequest) -> int:
-    return sum(part.total_bytes for batch in request.inputs for part in batch.parts)
+        return free is None or free >= size_of(request) + min(size_of(request), SPARE_BYTES)

@@ -2,9 +2,11 @@
 
 Amplification, per collection:
 
-    write   bytes written (appends and merges) per byte appended
+    write   bytes written (appends, merges, rollups) per byte appended
     read    runs that a snapshot of now has to merge
-    space   updates stored per row that counts now
+    space   bytes stored (parts, garbage, rollups, log) per byte that is live
+
+They come from the state of the collection, so they are the same in every process (`amplification.py`).
 
 Where data lies, per collection: in the trace, or still unsealed, written ahead of the seal. What is drained and
 not evicted yet is in both.
@@ -20,9 +22,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from timespine.client.access import Access, Shared
+from timespine.client.amplification import Amplification, amplification, cost_of
 from timespine.columnar.part_reader import MissingBlob
 from timespine.columnar.tally import seen_through_bounds
 from timespine.core.state import State
+from timespine.core.upkeep import run_rows
 from timespine.errors import LeaseExpired, TimespineError
 
 if TYPE_CHECKING:
@@ -47,8 +51,20 @@ GAUGES = {
     "holds": "Critical holds.",
     "writers": "Registered writers.",
     "rollup_lag": "Commits since the last rollup.",
-    "write_amplification": "Bytes written by this process per byte it appended.",
-    "space_amplification": "Updates stored per row that counts.",
+    "write_amplification": "Bytes written by all processes per byte appended: appends, merges and rollups.",
+    "read_amplification": "Runs that a snapshot has to merge, parts of unordered runs each for itself.",
+    "space_amplification": "Bytes stored per byte that is live: parts, garbage, rollups and log.",
+    "update_amplification": "Updates stored per row that counts.",
+    "appended_rows": "Updates appended since the collection was created, by all processes.",
+    "merged_rows": "Updates that maintenance wrote since then, in all processes.",
+    "live_bytes": "Bytes of the parts that the state refers to.",
+    "garbage_bytes": "Bytes of the parts that only older states refer to, and that are still stored.",
+    "rollup_bytes": "Bytes of the rollups that the state lists.",
+    "log_bytes": "Bytes of the entries of the log.",
+    "compaction_seconds": "Seconds that merges took since the collection was created, in all processes.",
+    "spine_compact": "Batches of the spine that are a single sorted run.",
+    "spine_compacting": "Batches of the spine that wait to be merged.",
+    "spine_noncompact": "Batches of the spine with several runs, or none in order, that nothing asks to merge.",
 }
 
 REPLANS = 16
@@ -71,9 +87,7 @@ def _of_state(access: Access, state: State) -> dict[str, float]:
     batches = list(state.hollow_batches())
     parts = [part for batch in batches for part in batch.parts]
     updates, rows = _visible(access, state)
-    written = access.shared.counters_of(access.id)
-    appended = written.get("append bytes", 0)
-    merged = written.get("merge bytes out", 0) + written.get("merge bytes inline", 0)
+    spine = state.trace.metrics()
     return {
         "seqno": state.seqno,
         "batches": len(batches),
@@ -90,8 +104,27 @@ def _of_state(access: Access, state: State) -> dict[str, float]:
         "holds": len(state.holds),
         "writers": len(state.writers),
         "rollup_lag": _rollup_lag(state),
-        "write_amplification": (appended + merged) / appended if appended else 0.0,
-        "space_amplification": updates / rows if rows > 0 else 0.0,
+        "update_amplification": updates / rows if rows > 0 else 0.0,
+        **_costs(amplification(access, state)),
+        "spine_compact": spine.compact,
+        "spine_compacting": spine.compacting,
+        "spine_noncompact": spine.noncompact,
+    }
+
+
+def _costs(found: Amplification) -> dict[str, float]:
+    """What a collection costs, by the names of the gauges."""
+    return {
+        "write_amplification": found.write,
+        "read_amplification": found.read,
+        "space_amplification": found.space,
+        "appended_rows": found.appended_rows,
+        "merged_rows": found.merged_rows,
+        "live_bytes": found.live_bytes,
+        "garbage_bytes": found.garbage_bytes,
+        "rollup_bytes": found.rollup_bytes,
+        "log_bytes": found.log_bytes,
+        "compaction_seconds": found.merge_seconds,
     }
 
 
@@ -112,9 +145,10 @@ def buckets(shared: Shared, state: State) -> dict[str, float]:
     known = shared.buckets.get(state.collection)
     if known is not None and known[0] == state.seqno:
         return known[1]
-    unsealed = (part for batch in state.unsealed for part in batch.parts)
-    trace = (part for batch in state.hollow_batches() for part in batch.parts)
-    figures: dict[str, float] = {}
+    batches = list(state.hollow_batches())
+    unsealed = [part for batch in state.unsealed for part in batch.parts]
+    trace = [part for batch in batches for part in batch.parts]
+    figures: dict[str, float] = {"runs": sum(len(run_rows(batch)) for batch in batches) + len(unsealed)}
     for bucket, parts in (("trace", trace), ("unsealed", unsealed)):
         # A part that was cut in two is listed twice.
         sizes = {part.key: part.total_bytes for part in parts if part.key}
@@ -125,12 +159,22 @@ def buckets(shared: Shared, state: State) -> dict[str, float]:
 
 
 def of_store(store: Store) -> dict[str, float]:
-    """What this process counted, and what the collections that it has open consist of, as far as it knows."""
+    """What this process counted, and what the collections that it has open consist of, as far as it knows.
+
+    No storage is asked. So space amplification is that without the log, which `inspect` and Prometheus read.
+    """
     figures = of_process(store)
     states = store._committer.session.states
     found = [buckets(store._shared, state) for access in store.handles.all() if (state := states.get(access.id))]
     for name in BUCKETS:
         figures[name.replace("_", " ")] = sum(each[name] for each in found)
+    for access in store.handles.all():
+        if (state := states.get(access.id)) is not None:
+            costs = cost_of(state, int(buckets(store._shared, state)["runs"]), log_bytes=0)
+            for name, value in (("write", costs.write), ("read", costs.read), ("space", costs.space)):
+                figures[f"{name} amplification of {access.name}"] = value
+            figures["compaction seconds"] = figures.get("compaction seconds", 0.0) + costs.merge_seconds
+    figures["stream count"] = len(store.handles.all())
     return figures
 
 

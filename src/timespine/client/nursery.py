@@ -26,6 +26,7 @@ from timespine.client.catalog import (
     given_up,
 )
 from timespine.client.collection import Collection
+from timespine.client.moments import to_ms
 from timespine.client.retention import policy_of
 from timespine.columnar.schema import Schema, define
 from timespine.core.group import Answers, Transaction
@@ -46,14 +47,15 @@ def shape_of(
     return schema if schema is not None else define(key, value, cluster, arity)
 
 
-def entry_of(name: str, made: Schema, timeline: str, retain: Any, now: float) -> Entry:
+def entry_of(name: str, made: Schema, timeline: str, retain: Any, now: float, forget_within: Any = None) -> Entry:
     """An entry for a collection that does not exist yet, under an id that nobody had before."""
     if timeline not in TIMELINES:
         raise UsageError(f"timeline is 'clock' or 'counter', not {shown(timeline)}")
     retain_ms = policy_of(retain) if retain is not None else None
     if retain_ms not in (None, FOR_EVER) and (timeline != "clock" or made.arity != 1):
         raise UsageError(NO_RETENTION)
-    return Entry(fresh_collection_id(check_name(name)), timeline, retain_ms, int(now * 1000))
+    within_ms = to_ms(forget_within) if forget_within is not None else None
+    return Entry(fresh_collection_id(check_name(name)), timeline, retain_ms, int(now * 1000), within_ms)
 
 
 class Home(Protocol):
@@ -95,6 +97,7 @@ class Nursery:
         arity: int = 1,
         timeline: str = "clock",
         retain: Any = None,
+        forget_within: Any = None,
         replace: bool = False,
         merging: str | None = None,
         if_exists: str = "error",
@@ -103,7 +106,7 @@ class Nursery:
         if if_exists != "error":
             raise UsageError("a transaction creates what does not exist: leave out if_exists, or open the collection")
         made = shape_of(key, value, schema, cluster, arity)
-        entry = entry_of(name, made, timeline, retain, self._shared.clock())
+        entry = entry_of(name, made, timeline, retain, self._shared.clock(), forget_within)
         rule = rule_of(merging) or Merging.FUELED
         if name in self._expected:
             raise UsageError(f"this transaction creates {name} already")

@@ -12,7 +12,9 @@ import datetime
 from dataclasses import dataclass
 from functools import partial
 
-from timespine.client.catalog import FOR_EVER, NO_RETENTION, Catalog, Entry, Names, retained
+import msgspec
+
+from timespine.client.catalog import FOR_EVER, NO_RETENTION, Catalog, Entry, Names, entry_by_id, retained
 from timespine.client.moments import to_ms
 from timespine.errors import UsageError
 
@@ -68,6 +70,26 @@ def change_policy(catalog: Catalog, id: str, arity: int, retain_ms: int | None) 
     if retain_ms not in (None, FOR_EVER) and arity != 1:
         raise UsageError(NO_RETENTION)
     catalog.change(partial(retained, id, retain_ms))
+
+
+def change_deadline(catalog: Catalog, id: str | None, forget_within: Policy) -> None:
+    """Change after how long expired history is physically gone: of a collection, or of all that do not say so.
+
+    None: as the store says, and for the store as its configuration says.
+    """
+    within_ms = to_ms(forget_within) if forget_within is not None else None
+    catalog.change(partial(_forgotten, id, within_ms))
+
+
+def _forgotten(id: str | None, within_ms: int | None, names: Names) -> Names | None:
+    """With another deadline by which expired history is gone."""
+    if id is None:
+        changed = msgspec.structs.replace(names, forget_within_ms=within_ms)
+    else:
+        name, entry = entry_by_id(id, names)
+        entry = msgspec.structs.replace(entry, forget_within_ms=within_ms)
+        changed = msgspec.structs.replace(names, entries={**names.entries, name: entry})
+    return None if changed == names else changed
 
 
 def retention_of(names: Names, known: Entry, arity: int) -> Retention:

@@ -4,7 +4,8 @@ Its bounds are narrowed at once: that is metadata. Its blobs stay whole for as l
 as the trace refers to them too, so until those references are merged away nothing
 could be freed. After that it pays once half of its times are behind: then every time
 anew frees about half of what is left, and a batch is rewritten a logarithmic number
-of times, however finely its times are sealed.
+of times, however finely its times are sealed. What is written is charged to the budget
+of extra work (`core/upkeep.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def worth_rewriting(state: State) -> int | None:
     if not behind:
         return None
     needed = {key for batch in state.trace.hollow_batches() for key in batch.keys}
-    free = (batch.seqno for batch in behind if not any(part.key in needed for part in batch.parts))
+    budget = state.totals.budget_rows
+    free = (
+        batch.seqno for batch in behind if batch.rows <= budget and not any(part.key in needed for part in batch.parts)
+    )
     return next(free, None)
 
 

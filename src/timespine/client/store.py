@@ -40,7 +40,7 @@ from timespine.client.nursery import Nursery, entry_of, shape_of
 from timespine.client.one_process import OneProcess
 from timespine.client.reading import WAIT_S
 from timespine.client.report import Report, said
-from timespine.client.retention import Policy, Retention, change_policy, policy_of_store, retention_of
+from timespine.client.retention import Policy, Retention, change_deadline, change_policy, policy_of_store, retention_of
 from timespine.client.transaction import Transaction, listed
 from timespine.client.unsealed import Sealed
 from timespine.client.vacuum import Vacuumed, vacuum
@@ -60,7 +60,7 @@ from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.pool import Pool
 
-LOAD_OPTIONS = ("timeline", "retain", "if_exists", "merging")
+LOAD_OPTIONS = ("timeline", "retain", "forget_within", "if_exists", "merging")
 """What `load` takes besides what it names itself: options of `create`."""
 
 READ_THREADS = 4
@@ -148,6 +148,7 @@ class Store(OneProcess):
         arity: int = 1,
         timeline: str = "clock",
         retain: Any = None,
+        forget_within: Any = None,
         replace: bool = False,
         if_exists: str = "error",
         merging: str | None = None,
@@ -156,14 +157,15 @@ class Store(OneProcess):
 
         The name of a collection that was dropped stays blocked, unless `replace=True` takes it.
         "The same shape": the same schema, or one that it had before it was evolved, the same timeline and, if given,
-        the same `retain` and `merging`.
+        the same `retain`, `forget_within` and `merging`.
 
         `merging` is the rule by which its batches are merged, for good: "fueled", unless given, bounds the batches
         that a reader meets whatever is kept; "by level" never merges what has not expired yet, for collections
         whose history is expired regularly (`timespine.core.by_level`).
         """
         made = shape_of(key, value, schema, cluster, arity)
-        return self._create(name, made, timeline, retain, replace=replace, if_exists=if_exists, merging=merging)[0]
+        options = {"replace": replace, "if_exists": if_exists, "merging": merging, "forget_within": forget_within}
+        return self._create(name, made, timeline, retain, **options)[0]
 
     def _create(
         self,
@@ -175,13 +177,14 @@ class Store(OneProcess):
         replace: bool = False,
         if_exists: str = "error",
         merging: str | None = None,
+        forget_within: Any = None,
     ) -> tuple[Collection, bool]:
         """A collection of that name and shape, and whether it is new."""
         if if_exists not in ("error", "open"):
             raise UsageError(f"if_exists is 'error' or 'open', not {shown(if_exists)}")
         rule = rule_of(merging)
         self._committer.check_writable()
-        entry = entry_of(name, made, timeline, retain, self._shared.clock())
+        entry = entry_of(name, made, timeline, retain, self._shared.clock(), forget_within)
         if replace:
             self.check_replaceable(name)
         found, new = self._catalog.create(
@@ -268,7 +271,7 @@ class Store(OneProcess):
         """Make a collection of an existing Parquet file, folder of files, or Delta table, in one commit.
 
         With `replace` the rows are loaded first, and take over the name when all are there. Further options are
-        those of `create`: `timeline`, `retain`, `if_exists`, `merging`.
+        those of `create`: `timeline`, `retain`, `forget_within`, `if_exists`, `merging`.
         """
         self._committer.check_writable()
         unknown = next((option for option in options if option not in LOAD_OPTIONS), None)
@@ -410,6 +413,12 @@ class Store(OneProcess):
         self._catalog.change(partial(retained_by_all, policy_of_store(duration)))
         self._learn(self._catalog.read())
 
+    def forget_within(self, duration: Policy, collection: str | None = None) -> None:
+        """After how long expired history is physically gone: of a collection, by its id, or of all that do not say."""
+        self._committer.check_writable()
+        change_deadline(self._catalog, collection, duration)
+        self._learn(self._catalog.read())
+
     def set_retention(self, name: str, retain_ms: int | None) -> None:
         """Change how long a collection keeps history: see `timespine.client.retention.policy_of`."""
         self._committer.check_writable()
@@ -444,7 +453,7 @@ class Store(OneProcess):
 
     def _learn(self, names: Names) -> None:
         """Take over what others changed about collections that are open here: names, and how long history is kept."""
-        self._shared.retain_ms = names.retain_ms
+        self._shared.retain_ms, self._shared.forget_within_ms = names.retain_ms, names.forget_within_ms
         for name, entry in names.entries.items():
             if entry.id in self.handles:
                 self._collection(name, entry)

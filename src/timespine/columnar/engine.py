@@ -18,6 +18,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import msgspec
 import pyarrow as pa
 
 from timespine.columnar.cache import Hint, PartCache
@@ -107,11 +108,14 @@ class Engine:
 
     def merge(self, effect: MergeRuns) -> Output:
         """Carry out a MergeRuns effect; None if an input is gone."""
-        self._at_work[effect.writer] = (effect, self._monotonic())
+        began = self._monotonic()
+        self._at_work[effect.writer] = (effect, began)
         request = effect.request
         runs = tuple(run for batch in request.inputs for run in batch.runs)
         try:
-            return _Merge(self, Work(effect.collection, effect.writer, request.desc.since, runs)).run(request.desc)
+            output = _Merge(self, Work(effect.collection, effect.writer, request.desc.since, runs)).run(request.desc)
+            took_ms = int((self._monotonic() - began) * 1000)
+            return None if output is None else msgspec.structs.replace(output, ms=max(took_ms, 0))
         finally:
             del self._at_work[effect.writer]
 
@@ -291,7 +295,9 @@ class _Merge:
         if part.is_truncated or part.rewrite is not None:
             return False
         meta = meta_of(part)
-        return meta is not None and (meta.min_time == meta.max_time or _is_from(meta.min_time, self.since))
+        if meta is None:
+            return False
+        return meta.repeats == 0 or meta.min_time == meta.max_time or _is_from(meta.min_time, self.since)
 
     def _by_run(self, stretch: Stretch) -> Iterator[tuple[int, list[Piece]]]:
         """The pieces of a stretch by the run that they are of, each in its order."""

@@ -160,7 +160,15 @@ def _covering(children: Sequence[Part]) -> bytes:
         max_diff=max(meta.max_diff for meta in metas),
         columns={id: _united([(part.rows, meta.columns[id]) for part, meta in known]) for id in sorted(shared)},
         row_bytes=sum(meta.row_bytes for meta in metas) if all(meta.row_bytes for meta in metas) else 0,
+        repeats=_sum([meta.repeats for meta in metas]),
+        negatives=_sum([meta.negatives for meta in metas]),
     ).encode()
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    """What there is in all; None if one count is unknown."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _united(ranges: Sequence[tuple[int, Range]]) -> Range:

@@ -18,9 +18,11 @@ from functools import lru_cache
 from typing import Annotated
 
 import msgspec
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from timespine.columnar import bounds
 from timespine.columnar.schema import COLUMNS_MAX, DIFF, FieldId, Schema
@@ -72,6 +74,11 @@ class PartMeta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The columns by field id. One that is missing was trimmed: nothing is known of it."""
     row_bytes: Count = 0
     """Bytes that the rows take in memory, about; 0: unknown."""
+    repeats: Count | None = None
+    """Updates of the same row as the update before: what folding times can remove, at least one update for each.
+    None: unknown."""
+    negatives: Count | None = None
+    """Updates with a negative diff: each may cancel an older update, in this part or another. None: unknown."""
 
     def encode(self) -> bytes:
         """The bytes that the state keeps."""
@@ -167,7 +174,7 @@ def describe(
         final = bounds.encode_row(table, -1, order, enough) if sorted else _extreme_row(table, order, last=True)
         lower = bounds.truncate_lower(first, bound_bytes)
         upper = bounds.truncate_upper(final, bound_bytes)
-    times = [_integer_range(table.column(name)) for name in schema.time_names]
+    times = _time_ranges(table, schema)
     min_diff, max_diff = _integer_range(table.column(DIFF))
     return PartMeta(
         tail=0,
@@ -180,7 +187,49 @@ def describe(
         max_diff=max_diff,
         columns=_trim(table, schema, sorted, budget, bound_bytes, untrimmable),
         row_bytes=table.nbytes,
+        repeats=count_repeats(table, schema) if sorted else None,
+        negatives=count_negatives(table) if min_diff < 0 else 0,
     )
+
+
+def count_repeats(table: pa.Table, schema: Schema) -> int | None:
+    """How many updates of a sorted, consolidated table are of the same row as the update before.
+
+    Column by column, only the updates stay that are still equal. None if that is not known: Arrow does not compare
+    nested values.
+    """
+    if table.num_rows < 2 or all(low == high for low, high in _time_ranges(table, schema)):
+        return 0  # consolidated: a row has one update at each time
+    places = np.arange(1, table.num_rows)
+    for name in schema.order_names:
+        if not len(places):
+            break
+        column = table.column(name).combine_chunks()
+        if pa.types.is_nested(column.type):
+            return None
+        these, before = column.take(pa.array(places)), column.take(pa.array(places - 1))
+        places = places[_equal(these, before)]
+    return len(places)
+
+
+def count_negatives(table: pa.Table) -> int:
+    """How many updates have a negative diff."""
+    return int(pc.sum(pc.less(table.column(DIFF), 0)).as_py() or 0)
+
+
+def _equal(these: pa.Array, others: pa.Array) -> NDArray[np.bool_]:
+    """Where two arrays are equal, as rows are: null equals null, and NaN equals NaN."""
+    equal = pc.fill_null(pc.equal(these, others), False)
+    if these.null_count:
+        equal = pc.or_(equal, pc.and_(pc.is_null(these), pc.is_null(others)))
+    if pa.types.is_floating(these.type):
+        equal = pc.or_(equal, pc.fill_null(pc.and_(pc.is_nan(these), pc.is_nan(others)), False))
+    return np.asarray(equal.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _time_ranges(table: pa.Table, schema: Schema) -> list[tuple[int, int]]:
+    """The smallest and the largest value of each coordinate."""
+    return [_integer_range(table.column(name)) for name in schema.time_names]
 
 
 def column_range(column: pa.ChunkedArray, bound_bytes: int, *, ascending: bool = False) -> Range:

@@ -74,9 +74,10 @@ class ByLevel(Loom):
         """Merges need no fuel."""
         self._schedule()
 
-    def roll_up_all(self) -> None:
+    def roll_up_all(self, lo: int) -> None:
         """Everything as one batch, at the level below the one that it reaches if it is larger than each of them.
 
+        Wherever it is asked to begin: levels count insertions, and only the oldest of a level may wait to be merged.
         A batch of level k counts as 2^k, and as two if it waits to be merged. Two of level k together are at k,
         as when the rule merges them.
         """

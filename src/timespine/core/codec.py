@@ -27,6 +27,7 @@ from timespine.core.shape import check_frontiers, check_history, check_holders, 
 from timespine.core.state import (
     Claim,
     Committer,
+    Forgetting,
     HistoryEntry,
     Hold,
     Lease,
@@ -35,6 +36,7 @@ from timespine.core.state import (
     State,
     Status,
 )
+from timespine.core.totals import NOTHING, Totals
 from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.ids import check_segment
 from timespine.model.frontier import Frontier
@@ -85,6 +87,8 @@ class StateImage(msgspec.Struct, frozen=True, omit_defaults=True):
     claims: dict[Id, Claim] = {}
     history: tuple[HistoryEntry, ...] = ()
     inline_bytes: Count = 0
+    totals: Totals = NOTHING
+    forgetting: Forgetting | None = None
     status: Status = Status.OPEN
     merging: Merging = Merging.FUELED
 

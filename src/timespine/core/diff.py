@@ -23,6 +23,7 @@ from timespine.core.spine import Spine
 from timespine.core.state import (
     Claim,
     Committer,
+    Forgetting,
     HistoryEntry,
     Hold,
     Lease,
@@ -31,6 +32,7 @@ from timespine.core.state import (
     State,
     Status,
 )
+from timespine.core.totals import Place, increase, increased
 from timespine.errors import CorruptionError, UsageError
 from timespine.model.frontier import Frontier
 
@@ -87,6 +89,10 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """inline bytes"""
     status: Status | None = None
     unsealed_next: Count | None = None
+    o: dict[Place, Count] = {}
+    """totals: how much more there is, by the place of the field"""
+    g: tuple[Forgetting, ...] | None = None
+    """expired history that may still be stored: the new record, or nothing if there is none now"""
 
 
 def diff(old: State, new: State) -> StateDiff:
@@ -113,6 +119,8 @@ def diff(old: State, new: State) -> StateDiff:
         i=_changed(old.inline_bytes, new.inline_bytes),
         status=_changed(old.status, new.status),
         unsealed_next=_changed(old.unsealed_next, new.unsealed_next),
+        o=increase(old.totals, new.totals),
+        g=None if old.forgetting == new.forgetting else () if new.forgetting is None else (new.forgetting,),
     )
 
 
@@ -163,6 +171,8 @@ def _applied(old: State, change: StateDiff) -> State:
         _apply_map(old.claims, change.claims),
         (*old.history[change.f :], *change.h) if change.f or change.h else old.history,
         old.inline_bytes if change.i is None else change.i,
+        increased(old.totals, change.o),
+        old.forgetting if change.g is None else next(iter(change.g), None),
         old.status if change.status is None else change.status,
     )
 

@@ -33,6 +33,8 @@ class MergeOutput(msgspec.Struct, frozen=True):
     """Updates that were written: not those that were passed through."""
     size: Count = 0
     """Bytes that were written, lists of parts and inline data included."""
+    ms: Count = 0
+    """How long it took, in milliseconds."""
 
 
 class Effect(msgspec.Struct, frozen=True):

@@ -162,12 +162,33 @@ class Fueled(Loom):
         self._apply_fuel(fuel)
         self._tidy()
 
-    def roll_up_all(self) -> None:
-        """Everything as one batch, in the layer that fits its size."""
-        batches = tuple(batch for layer in reversed(self.layers) for batch in layer.batches)
-        whole = self._merged(batches, self._joined_since(batches))
+    def roll_up_all(self, lo: int) -> None:
+        """Everything from `lo` on as one batch: all of it in the layer that fits its size, the newest part of it
+        in the highest layer that it comes from, or above.
+
+        So no row sinks that the layers below still count on, and each later merge raises it. More is taken if there
+        is no room, or if a merge above would come too late (`_late`).
+        """
+        before = self.layers
+        tops = [level for level, layer in enumerate(before) if layer.batches]
+        top = next(level for level in tops if before[level].batches[0].id[0] <= lo or level == tops[-1])
+        while top != tops[-1]:
+            above = next(level for level in tops if level > top)
+            whole = self._rolled_up(before[: top + 1])
+            level = max(top, level_for(whole.len))
+            if level < above or (level == above and not before[above].is_full):
+                self.layers = [*(VACANT for _ in range(top + 1)), *before[top + 1 :]]
+                self._insert_at(whole, level)
+                if self._late() is None:
+                    return
+            top = above
+        whole = self._rolled_up(before)
         self.layers = []
         self._insert_at(whole, level_for(whole.len))
+
+    def _rolled_up(self, layers: list[Layer]) -> SpineBatch:
+        batches = tuple(batch for layer in reversed(layers) for batch in layer.batches)
+        return self._merged(batches, self._joined_since(batches))
 
     def put(self, level: int, old: SpineBatch, new: SpineBatch) -> None:
         """In the same layer: sizes are bounded from above, and no batch grows."""
@@ -189,7 +210,6 @@ class Fueled(Loom):
         With V virtual updates below a merge at layer k, V < 2^k and at most 4 * (2^k - V) units of work are
         left: an insertion at layer i gives 8 * 2^i units and adds fewer than 2 * 2^i to V.
         """
-        virtual = 0
         for level, layer in enumerate(self.layers):
             merge = layer.merge
             if layer.is_full != (merge is not None):
@@ -198,13 +218,21 @@ class Fueled(Loom):
                 if batch.len > 1 << level:
                     what = f"spine batch {batch.rope.lo}-{batch.rope.hi}"
                     raise CorruptionError(f"{what} has {batch.len} updates, too many for level {level}")
-            if merge is not None:
-                if virtual >= 1 << level or merge.remaining > 4 * ((1 << level) - virtual):
-                    left = f"{merge.remaining} left above {virtual} updates"
-                    raise CorruptionError(f"the merge at level {level} has {left}")
-                if not all(batch.desc.since <= merge.since <= self.since for batch in layer.batches):
-                    raise CorruptionError(f"the merge at level {level} has since {merge.since}")
+            if merge is not None and not all(each.desc.since <= merge.since <= self.since for each in layer.batches):
+                raise CorruptionError(f"the merge at level {level} has since {merge.since}")
+        late = self._late()
+        if late is not None:
+            raise CorruptionError(late)
+
+    def _late(self) -> str | None:
+        """Which merge may not be complete when another batch reaches it, if one may not."""
+        virtual = 0
+        for level, layer in enumerate(self.layers):
+            merge = layer.merge
+            if merge is not None and (virtual >= 1 << level or merge.remaining > 4 * ((1 << level) - virtual)):
+                return f"the merge at level {level} has {merge.remaining} left above {virtual} updates"
             virtual += len(layer.batches) << level
+        return None
 
     def _insert_at(self, batch: SpineBatch, level: int) -> None:
         """Put a batch, newer than what is there, into a layer that is not full."""

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from timespine.core.flat import validate_deep
 from timespine.core.state import State, Status
+from timespine.core.totals import FIELDS
 from timespine.errors import CorruptionError
 from timespine.ids import parse_blob_key
 
@@ -159,6 +160,22 @@ def claims_are_on_fueled_batches(old: State, new: State) -> str | None:
     return f"claims {idle} on nothing" if idle else None
 
 
+def totals_never_go_back(old: State, new: State) -> str | None:
+    """What it has cost only grows, and what was collected was dropped before."""
+    if new.totals is old.totals:
+        return None
+    back = [name for name in FIELDS if getattr(new.totals, name) < getattr(old.totals, name)]
+    if back or new.totals.collected_bytes > new.totals.dropped_bytes:
+        return f"{back} went back, or {new.totals.collected_bytes} bytes of {new.totals.dropped_bytes} were collected"
+    return None
+
+
+def extra_work_is_within_its_budget(old: State, new: State) -> str | None:
+    """Maintenance asks for no more by itself than was appended."""
+    over = new.totals.extra_rows > new.totals.appended_rows
+    return f"{new.totals.extra_rows} extra for {new.totals.appended_rows} appended" if over else None
+
+
 def schemas_only_grow(old: State, new: State) -> str | None:
     """Schema ids stay what they are."""
     kept = new.schemas[: len(old.schemas)] == old.schemas or new.status is Status.FINALIZED
@@ -198,6 +215,8 @@ INVARIANTS: tuple[Invariant, ...] = (
     rollups_are_of_the_past,
     last_needed_rollup_stays,
     claims_are_on_fueled_batches,
+    totals_never_go_back,
+    extra_work_is_within_its_budget,
     schemas_only_grow,
     finalized_stays_finalized,
 )

@@ -67,8 +67,8 @@ class Loom(ABC):
         """See `Spine.exert`."""
 
     @abstractmethod
-    def roll_up_all(self) -> None:
-        """See `Spine.roll_up_all`; there is at least one batch."""
+    def roll_up_all(self, lo: int) -> None:
+        """See `Spine.roll_up_all`; there is at least one batch from `lo` on."""
 
     @abstractmethod
     def put(self, level: int, old: SpineBatch, new: SpineBatch) -> None:

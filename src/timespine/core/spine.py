@@ -171,13 +171,18 @@ class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
         loom = self.loom()
         return [batch.id for batch in self.batches() if not batch.fueled and loom.is_stale(batch)]
 
-    def roll_up_all(self) -> Spine:
-        """All layers become one fueled batch, up to the spine's since: the way to a single run."""
-        batches = list(self.batches())
-        if len(batches) <= 1 and not self.stale() and all(self.since <= each.desc.since for each in batches):
-            return self
+    def roll_up_all(self, lo: int = 0) -> Spine:
+        """All layers become one fueled batch, up to the spine's since: the way to a single run.
+
+        With `lo`, those from the batch with that insertion on, and older ones if that is needed to keep the
+        layers in order.
+        """
         loom = self.loom()
-        loom.roll_up_all()
+        batches = [batch for batch in self.batches() if batch.id[1] > lo]
+        stale = any(not batch.fueled and loom.is_stale(batch) for batch in batches)
+        if len(batches) <= 1 and not stale and all(self.since <= batch.desc.since for batch in batches):
+            return self
+        loom.roll_up_all(lo)
         return _woven(loom)
 
     def requests(self) -> list[MergeRequest]:

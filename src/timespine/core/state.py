@@ -23,6 +23,7 @@ from timespine.core.forest import Forest
 from timespine.core.hollow import Count, HollowBatch, Part
 from timespine.core.layers import Merging
 from timespine.core.spine import Spine, empty_spine
+from timespine.core.totals import NOTHING, Totals
 from timespine.ids import check_segment
 from timespine.model.frontier import Frontier
 from timespine.model.time import check_arity
@@ -79,6 +80,32 @@ class Rollup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where it is."""
     size: Count
     """Bytes of it."""
+    dropped_bytes: Count = 0
+    """Bytes that the collection had dropped as of that state: what collecting garbage from it frees."""
+    rewritten_ms: int | None = None
+    """`Forgetting.asked_ms`, if the rewrite that was asked for then was done as of that state."""
+    is_last: bool = False
+    """Whether every rollup that the state lists is without that history too: then it is gone once garbage goes."""
+
+
+class Forgetting(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """History that expired, and that batches, garbage, the log or a rollup may still hold.
+
+    Its life: since moves (`expired_ms`); once the deadline has passed, maintenance asks for a rewrite of what
+    may hold it (`asked_ms`, `below`); when that is merged, and garbage was collected from a rollup that no longer
+    has it (`clean`), the next collection deletes the last rollup that had it, and the record goes.
+    """
+
+    expired_ms: int
+    """When since first moved past it, by the clock of the one who committed that."""
+    asked_ms: int | None = None
+    """When a rewrite was asked for; None: not yet."""
+    below: Count = 0
+    """No insertion before this one may wait to be merged once the rewrite is done."""
+    moved: bool = False
+    """Whether since moved again after the rewrite was asked for."""
+    clean: Count | None = None
+    """The first rollup without it from which garbage was collected."""
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -152,6 +179,10 @@ class State(msgspec.Struct, frozen=True, gc=False):
     """What was committed when, bounded, for times not below since."""
     inline_bytes: int = 0
     """Data that lives in the state itself."""
+    totals: Totals = NOTHING
+    """What it has cost so far."""
+    forgetting: Forgetting | None = None
+    """Expired history that may still be stored somewhere; None: there is none."""
     status: Status = Status.OPEN
     """Where the collection is in its life."""
 
@@ -204,15 +235,39 @@ def new_state(collection: str, arity: int = 1, merging: Merging = Merging.FUELED
     return State(collection, arity, 0, minimum, empty_spine(arity, merging), minimum)
 
 
-def settle_since(state: State) -> State:
-    """The state with its since moved as far as the holds allow. Never back."""
+def settle_since(state: State, now_ms: int) -> State:
+    """The state with its since moved as far as the holds allow, and a note of when that was. Never back."""
     target = state.retention
     for reader in state.readers.values():
         target = target.meet(reader.since)
     for hold in state.holds.values():
         target = target.meet(hold.since)
     trace = state.trace.downgrade_since(target)
-    return state if trace is state.trace else msgspec.structs.replace(state, trace=trace)
+    if trace is state.trace:
+        return state
+    known = state.forgetting
+    if known is None:
+        known = Forgetting(now_ms) if trace.update_count or len(state.unsealed) else None
+    elif known.asked_ms is not None and not known.moved:
+        known = msgspec.structs.replace(known, moved=True)
+    return msgspec.structs.replace(state, trace=trace, forgetting=known)
+
+
+def rewritten_ms(state: State) -> int | None:
+    """When the rewrite of expired history was asked for that is done: the batches hold none of it. None: not done."""
+    known = state.forgetting
+    if known is None or any(batch.fueled and batch.id[0] < known.below for batch in state.trace.batches()):
+        return None
+    return known.asked_ms
+
+
+def is_last(state: State) -> bool:
+    """Whether a state, and every rollup that it lists, is without the expired history that was to be rewritten.
+
+    The rollups that it does not list are deleted by a garbage collection from it.
+    """
+    clean = None if state.forgetting is None else state.forgetting.clean
+    return clean is not None and all(seqno >= clean for seqno in state.rollups)
 
 
 class Commit(msgspec.Struct, Generic[R], frozen=True, gc=False):

@@ -42,8 +42,12 @@ def collect_garbage(session: Session, collection: str) -> Protocol[int]:
     entries: Entries = yield from retried(session, Scan(collection, 0))
     oldest = yield from _oldest_state(session, state, entries)
     newer = yield from _rollup(session, state, base)
-    if oldest is None or newer is None or oldest.seqno >= base:
-        return 0  # nothing to do, or somebody else is at it
+    if oldest is None or newer is None or oldest.seqno > base:
+        return 0  # somebody else is at it
+    if oldest.seqno == base:
+        # The log is cut here already. Whoever did that may have died before this was said.
+        yield from commit(session, collection, RemoveRollups(base))
+        return 0
     diffs = diffs_of(entries)
     past = references(oldest)
     past.update(_added(change for change in diffs if change.n <= base))

@@ -14,7 +14,7 @@ from timespine.core.protocols.collect import delete_written
 from timespine.core.protocols.commit import commit
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Session, retried
-from timespine.core.state import State
+from timespine.core.state import State, is_last, rewritten_ms
 from timespine.core.transitions import (
     AddRollup,
     ApplyMerge,
@@ -48,6 +48,12 @@ def merge_once(session: Session, collection: str, id: tuple[int, int] | None = N
     request = _unclaimed(state, id, (yield Now())) if state is not None else None
     if request is None:
         return None
+    unchanged = _unchanged(request)
+    if unchanged is not None:
+        # SUBTLE: all of it is passed on. It may be a part of this session's own writer, which would pass for a new
+        # one after another merge has dropped it (test_upkeep.py).
+        offer = ApplyMerge(unchanged, session.writer, passed=tuple(unchanged.keys))
+        return (yield from _applied(session, collection, offer))
     writer: str = yield FreshId("m")
     register = RegisterWriter(writer, session.config.writer_lease_ms)
     claim = ClaimMerge(request.id, writer, session.config.claim_ms)
@@ -56,6 +62,30 @@ def merge_once(session: Session, collection: str, id: tuple[int, int] | None = N
         yield from commit(session, collection, ExpireWriter(writer))
         return None
     return (yield from _merge_as(session, collection, request, writer))
+
+
+def _unchanged(request: MergeRequest) -> HollowBatch | None:
+    """What a merge would only describe anew: one sorted run beside empty batches, none of whose times would move.
+
+    So to say that nothing happened, as sealing an idle collection does, never rewrites a row.
+    """
+    full = [batch for batch in request.inputs if not batch.is_empty]
+    if len(full) != 1 or not full[0].is_sorted or any(part.is_truncated for part in full[0].parts):
+        return None
+    desc, (only,) = request.desc, full
+    if request.rope.count == 1 or not (desc.since <= only.desc.since or desc.since <= only.desc.lower):
+        return None
+    return HollowBatch(desc, only.len, only.runs)
+
+
+def _applied(session: Session, collection: str, offer: ApplyMerge) -> Protocol[Applied | None]:
+    """Offer a result that no blob was written for."""
+    replies = yield from commit(session, collection, offer)
+    if isinstance(replies, Refused):
+        return None
+    session.count("merges applied" if replies[0].is_applied else "merges dropped")
+    applied: Applied = replies[0]
+    return applied
 
 
 def _merge_as(session: Session, collection: str, request: MergeRequest, writer: str) -> Protocol[Applied | None]:
@@ -71,7 +101,15 @@ def _merge_as(session: Session, collection: str, request: MergeRequest, writer: 
     if output is None:
         yield from commit(session, collection, ExpireWriter(writer))
         return None
-    offer = ApplyMerge(output.batch, writer, session.config.inline_total_bytes, output.passed)
+    offer = ApplyMerge(
+        output.batch,
+        writer,
+        session.config.inline_total_bytes,
+        output.passed,
+        output.rows,
+        output.size,
+        output.ms,
+    )
     replies = yield from commit(session, collection, offer, ExpireWriter(writer))
     if isinstance(replies, Refused):
         yield from commit(session, collection, ExpireWriter(writer))
@@ -125,8 +163,9 @@ def roll_up(session: Session, collection: str) -> Protocol[bool]:
     key = f"{collection}/{session.writer}/{(yield FreshId('s'))}"
     data = encode_state(state)
     yield from retried(session, PutBlob(key, data))
+    add = AddRollup(state.seqno, key, len(data), state.totals.dropped_bytes, rewritten_ms(state), is_last(state))
     try:
-        replies = yield from commit(session, collection, AddRollup(state.seqno, key, len(data)))
+        replies = yield from commit(session, collection, add)
     except Fenced as fenced:
         # SUBTLE: no sweep comes after this if the collection was dropped, and another process has emptied it
         # (test_maintain.py).
@@ -163,6 +202,8 @@ def rewrite_unsealed(session: Session, collection: str, seqno: int) -> Protocol[
     state = yield from refresh(session, collection)
     batch = next((each for each in state.unsealed if each.seqno == seqno), None) if state is not None else None
     if state is None or batch is None or batch.is_wholly_below(state.trace.upper):
+        return False
+    if batch.rows > state.totals.budget_rows:
         return False
     upper = state.trace.upper
     writer: str = yield FreshId("m")

@@ -114,7 +114,8 @@ def compare_and_append(state: State, command: CompareAndAppend, now_ms: int) -> 
         state = pushed(state, drained_runs(state, state.upper), state.upper)
     grown = pushed(state, [*appended, *drained_runs(state, new_upper)], new_upper, since)
     entry = HistoryEntry(new_upper, now_ms, command.operation, rows, size)
-    return Commit(remember(msgspec.structs.replace(grown, upper=new_upper), entry), new_upper)
+    totals = state.totals.plus(appended_rows=rows, appended_bytes=size)
+    return Commit(remember(msgspec.structs.replace(grown, upper=new_upper, totals=totals), entry), new_upper)
 
 
 def append(state: State, command: Append, now_ms: int) -> Commit[Appended] | NoOp[Appended | TimespineError]:

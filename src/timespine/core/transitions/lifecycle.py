@@ -9,7 +9,7 @@ from timespine.core.forest import Forest
 from timespine.core.hollow import Count, Part, empty_batch
 from timespine.core.layers import Layer, SpineBatch
 from timespine.core.spine import Spine
-from timespine.core.state import Commit, NoOp, Rollup, State, Status
+from timespine.core.state import Commit, Forgetting, NoOp, Rollup, State, Status
 from timespine.core.transitions.writers import refuse_unregistered
 from timespine.errors import TimespineError, UsageError
 from timespine.model.description import Description
@@ -28,10 +28,15 @@ class AddRollup(msgspec.Struct, frozen=True, array_like=True):
     seqno: Count
     key: str
     size: Count
+    dropped_bytes: Count = 0
+    """What the collection had dropped as of that state."""
+    rewritten_ms: int | None = None
+    is_last: bool = False
+    """What it says about expired history: see `Rollup`."""
 
 
 class RemoveRollups(msgspec.Struct, frozen=True, array_like=True):
-    """Forget rollups before the one that the log now begins after."""
+    """Forget rollups before the one that the log now begins after: all that only older states refer to is deleted."""
 
     below: int
 
@@ -62,8 +67,11 @@ def add_rollup(state: State, command: AddRollup, now_ms: int) -> Commit[bool] | 
         return NoOp(unregistered)
     if any(command.seqno <= seqno for seqno in state.rollups):
         return NoOp(False)
-    rollups = {**state.rollups, command.seqno: Rollup(command.key, command.size)}
-    return Commit(msgspec.structs.replace(state, rollups=rollups), True)
+    if command.dropped_bytes > state.totals.dropped_bytes:
+        return NoOp(UsageError(f"a rollup of {command.seqno} says that more was dropped than was"))
+    rollup = Rollup(command.key, command.size, command.dropped_bytes, command.rewritten_ms, command.is_last)
+    totals = state.totals.plus(rollup_bytes=command.size)
+    return Commit(msgspec.structs.replace(state, rollups={**state.rollups, command.seqno: rollup}, totals=totals), True)
 
 
 def remove_rollups(state: State, command: RemoveRollups, now_ms: int) -> Commit[int] | NoOp[int]:
@@ -76,7 +84,26 @@ def remove_rollups(state: State, command: RemoveRollups, now_ms: int) -> Commit[
     needed = max((seqno for seqno in state.rollups if seqno <= state.seqno_since), default=0)
     kept = {seqno: rollup for seqno, rollup in state.rollups.items() if seqno >= min(needed, command.below)}
     gone = len(state.rollups) - len(kept)
-    return Commit(msgspec.structs.replace(state, rollups=kept), gone) if gone else NoOp(0)
+    base = state.rollups.get(command.below)
+    collected = max(base.dropped_bytes - state.totals.collected_bytes, 0) if base is not None else 0
+    forgetting = _forgotten(state.forgetting, command.below, base)
+    if not gone and not collected and forgetting is state.forgetting:
+        return NoOp(0)
+    totals = state.totals.plus(collected_bytes=collected)
+    return Commit(msgspec.structs.replace(state, rollups=kept, totals=totals, forgetting=forgetting), gone)
+
+
+def _forgotten(known: Forgetting | None, seqno: int, base: Rollup | None) -> Forgetting | None:
+    """What there is still to forget after a garbage collection from a rollup.
+
+    SUBTLE: a rollup may be of an earlier rewrite, and say nothing about this one (test_upkeep.py).
+    """
+    if known is None or known.asked_ms is None or base is None or base.rewritten_ms != known.asked_ms:
+        return known
+    if base.is_last:
+        # What expired later gets a deadline of its own, counted from here: so there is one rewrite per deadline.
+        return Forgetting(known.asked_ms) if known.moved else None
+    return msgspec.structs.replace(known, clean=seqno) if known.clean is None else known
 
 
 def add_schema(state: State, command: AddSchema, now_ms: int) -> Commit[int] | NoOp[int | SchemaMismatch | UsageError]:
@@ -122,6 +149,7 @@ def finalize(state: State, command: Finalize, now_ms: int) -> Commit[None] | NoO
         writers=state.writers,
         committers=state.committers,
         rollups=state.rollups,
+        totals=state.totals.plus(dropped_bytes=state.totals.live_bytes),
         status=Status.FINALIZED,
     )
     return Commit(tombstone, None)

@@ -117,7 +117,7 @@ def downgrade_reader(
     if moved == reader:
         return NoOp(Granted(since, seqno))
     readers = {**state.readers, command.reader: moved}
-    return Commit(settle_since(msgspec.structs.replace(state, readers=readers)), Granted(since, seqno))
+    return Commit(settle_since(msgspec.structs.replace(state, readers=readers), now_ms), Granted(since, seqno))
 
 
 def expire_reader(state: State, command: ExpireReader, now_ms: int) -> Commit[None] | NoOp[None]:
@@ -125,7 +125,7 @@ def expire_reader(state: State, command: ExpireReader, now_ms: int) -> Commit[No
     if command.reader not in state.readers:
         return NoOp(None)
     readers = without(state.readers, command.reader)
-    return Commit(settle_since(msgspec.structs.replace(state, readers=readers)), None)
+    return Commit(settle_since(msgspec.structs.replace(state, readers=readers), now_ms), None)
 
 
 def register_hold(state: State, command: RegisterHold, now_ms: int) -> Commit[Granted] | NoOp[Granted | Fenced]:
@@ -154,7 +154,7 @@ def compare_and_downgrade(
     if moved == hold:
         return NoOp(Granted(since, state.seqno))
     holds = {**state.holds, command.name: moved}
-    return Commit(settle_since(msgspec.structs.replace(state, holds=holds)), Granted(since, state.seqno))
+    return Commit(settle_since(msgspec.structs.replace(state, holds=holds), now_ms), Granted(since, state.seqno))
 
 
 def release_hold(state: State, command: ReleaseHold, now_ms: int) -> Commit[None] | NoOp[Fenced | None]:
@@ -165,13 +165,13 @@ def release_hold(state: State, command: ReleaseHold, now_ms: int) -> Commit[None
     if hold.token != command.token:
         return NoOp(Fenced(f"hold {command.name} of {state.collection} was taken over"))
     holds = without(state.holds, command.name)
-    return Commit(settle_since(msgspec.structs.replace(state, holds=holds)), None)
+    return Commit(settle_since(msgspec.structs.replace(state, holds=holds), now_ms), None)
 
 
 def retain(state: State, command: Retain, now_ms: int) -> Commit[Expired] | NoOp[Expired]:
     """Move the retention hold forward, and since with it as far as other holds allow."""
     asked = check_arity_of(command.since, state.arity, "since")
-    moved = settle_since(msgspec.structs.replace(state, retention=state.retention.join(asked)))
+    moved = settle_since(msgspec.structs.replace(state, retention=state.retention.join(asked)), now_ms)
     held_by = tuple(who for who, since in moved.holders() if not asked <= since)
     reply = Expired(asked, moved.since, held_by)
     return NoOp(reply) if moved.retention == state.retention else Commit(moved, reply)
@@ -187,7 +187,7 @@ def expire_leases(state: State, command: ExpireLeases, now_ms: int) -> Commit[in
     if gone == 0:
         return NoOp(0)
     pruned = msgspec.structs.replace(state, readers=readers, writers=writers, committers=committers)
-    return Commit(settle_since(pruned), gone)
+    return Commit(settle_since(pruned, now_ms), gone)
 
 
 def _clamped(state: State, since: Frontier | None) -> Frontier:

@@ -17,6 +17,8 @@ each alone is dropped or kept whole.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from timespine.config import DEFAULT
@@ -106,6 +108,7 @@ def write(state: State, command: Write, now_ms: int) -> Commit[int] | NoOp[int |
         unsealed=state.unsealed.append(batch),
         unsealed_next=number + 1,
         inline_bytes=state.inline_bytes + inline,
+        totals=state.totals.plus(appended_rows=rows, appended_bytes=size),
     )
     return Commit(remember(grown, HistoryEntry(state.upper, now_ms, "write", rows, size)), number)
 
@@ -138,7 +141,8 @@ def evict(state: State, command: Evict, now_ms: int) -> Commit[int] | NoOp[int]:
         return NoOp(0)
     kept = Forest.of(batch for batch in state.unsealed if not batch.is_wholly_below(upper))
     inline = sum(inline_bytes(batch.parts) for batch in gone)
-    return Commit(_with_unsealed(state, kept, -inline), len(gone))
+    evicted = _with_unsealed(state, kept, -inline)
+    return Commit(_with_dropped(evicted, (part for batch in gone for part in batch.parts)), len(gone))
 
 
 def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool | TimespineError]:
@@ -177,8 +181,22 @@ def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool |
         return NoOp(InlineBudgetExceeded(inline, state.inline_bytes, command.inline_total_bytes))
     schema = batch.schema if command.schema is None else command.schema
     trimmed = UnsealedBatch(batch.seqno, batch.lower.join(upper), batch.max, rows, parts, schema)
-    changed = Forest.of(trimmed if each is batch else each for each in state.unsealed)
-    return Commit(_with_unsealed(state, changed, inline), True)
+    changed = _with_unsealed(state, Forest.of(trimmed if each is batch else each for each in state.unsealed), inline)
+    if command.parts is None:
+        return Commit(changed, True)
+    if rows > state.totals.budget_rows:
+        return NoOp(False)
+    size = sum(part.total_bytes for part in command.parts)
+    totals = state.totals.plus(merged_rows=rows, merged_bytes=size, extra_rows=rows)
+    return Commit(_with_dropped(msgspec.structs.replace(changed, totals=totals), batch.parts), True)
+
+
+def _with_dropped(state: State, gone: Iterable[Part]) -> State:
+    """The state with parts counted that its unsealed batches referred to before, and that nothing refers to now."""
+    sizes = {part.key: part.total_bytes for part in gone if part.key}
+    for part in state.parts() if sizes else ():
+        sizes.pop(part.key, None)
+    return msgspec.structs.replace(state, totals=state.totals.plus(dropped_bytes=sum(sizes.values())))
 
 
 def _with_unsealed(state: State, unsealed: Forest, inline: int) -> State:

@@ -1,0 +1,91 @@
+"""What a collection has cost so far, counted in its state: the same for every process that looks.
+
+Each transition adds what it did; nothing ever goes back. So
+
+    live bytes    = appended + merged - dropped        what the state refers to
+    garbage bytes = dropped - collected                what only old states refer to
+
+hold whoever wrote, merged or collected. What a merge wrote in vain is not counted: no state ever referred to it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from timespine.core.hollow import Count
+
+COUNT_MAX = 1 << 62
+"""The largest total: more than that is not counted."""
+
+Place = Annotated[int, msgspec.Meta(ge=0, le=8)]
+"""The place of a field of the totals, as a diff names it."""
+
+
+class Totals(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Rows and bytes since a collection was created."""
+
+    appended_rows: Count = 0
+    """Updates that writers appended, or wrote ahead of the seal."""
+    appended_bytes: Count = 0
+    """Bytes of them."""
+    merged_rows: Count = 0
+    """Updates that maintenance wrote. What it passed on by reference does not count."""
+    merged_bytes: Count = 0
+    """Bytes of them."""
+    extra_rows: Count = 0
+    """Updates of merges that the spine did not ask for, charged when maintenance asks: at most `appended_rows`."""
+    dropped_bytes: Count = 0
+    """Bytes of parts that the state referred to once, and does not refer to now."""
+    collected_bytes: Count = 0
+    """`dropped_bytes` of the state from which garbage was last collected."""
+    rollup_bytes: Count = 0
+    """Bytes of all rollups."""
+    merge_ms: Count = 0
+    """Milliseconds that merges took."""
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the parts that the state refers to, inline ones included."""
+        return max(self.appended_bytes + self.merged_bytes - self.dropped_bytes, 0)
+
+    @property
+    def garbage_bytes(self) -> int:
+        """Bytes of the parts that only older states refer to, and that are still there."""
+        return max(self.dropped_bytes - self.collected_bytes, 0)
+
+    @property
+    def budget_rows(self) -> int:
+        """Updates that maintenance may still write without a request of the spine (`core/upkeep.py`)."""
+        return max(self.appended_rows - self.extra_rows, 0)
+
+    @property
+    def write_amplification(self) -> float:
+        """Bytes written, rollups included, per byte appended; 0 if nothing was appended."""
+        written = self.appended_bytes + self.merged_bytes + self.rollup_bytes
+        return written / self.appended_bytes if self.appended_bytes else 0.0
+
+    def plus(self, **added: int) -> Totals:
+        """Add to some of them."""
+        grown = {name: min(getattr(self, name) + by, COUNT_MAX) for name, by in added.items() if by}
+        return msgspec.structs.replace(self, **grown) if grown else self
+
+
+NOTHING = Totals()
+"""The totals of a new collection: one object, so that an encoder can leave it out."""
+
+FIELDS = Totals.__struct_fields__
+
+
+def increase(old: Totals, new: Totals) -> dict[Place, Count]:
+    """What a diff says: by the place of the field, how much more there is."""
+    if old is new:
+        return {}
+    pairs = ((place, getattr(new, name) - getattr(old, name)) for place, name in enumerate(FIELDS))
+    return {place: by for place, by in pairs if by}
+
+
+def increased(old: Totals, change: dict[Place, Count]) -> Totals:
+    """The totals after a diff."""
+    return old.plus(**{FIELDS[place]: by for place, by in change.items()})

@@ -1,0 +1,174 @@
+"""What maintenance may do, and when: decided from a state alone.
+
+## What it may write
+
+With n updates appended, maintenance writes at most
+
+    n * (log2 n + 2)
+
+updates, whatever the arrival pattern. (By the fueled rule. By level, this holds for batches of about the same
+size, as `core/by_level.py` derives. What somebody asks for with `compact` comes on top, and so does one rewrite
+per `forget_within` of what may hold expired history.)
+
+- *Requests of the spine*: an update takes part in one only to rise at least one layer (`core/fueled.py`), and it
+  is written once for all of them that are answered together. With n updates there are at most ceil(log2 n) + 2
+  layers, and only the updates of one-row batches begin in the lowest. So at most log2 n + 1 per update.
+  `tests/core/test_upkeep.py` checks that together with what follows.
+- *Extra work*, that no request asks for: it is charged to `Totals.extra_rows` before it is done, in the same
+  commit that asks for it, and refused if that would be more than was appended. So at most 1 per update.
+
+Idle time alone is no reason for either: a spine that nobody writes to makes no requests.
+
+## When extra work pays
+
+A reader of r runs with m updates opens r runs and merges all updates but those of the largest run, which pass
+unsorted. Opening a run costs as much as reading RUN_ROWS updates. Merging these runs into one saves every later
+read
+
+    (r - 1) * RUN_ROWS + m - largest run
+
+and costs m updates written. It pays if READS reads save that much. Among the newest batches, those are merged
+for which the difference is largest: a few small runs beside a large one are merged with each other, not with it.
+
+## When garbage is collected
+
+To collect garbage, somebody writes a rollup of s bytes. It is due when the garbage is at least
+
+    max(live bytes / 2, ROLLUPS * s, GARBAGE_MIN)
+
+So rollups for it cost at most 1/ROLLUPS of what was dropped, and at rest storage holds at most
+1.5 * live + (ROLLUPS + 3) * s + GARBAGE_MIN: the parts, the garbage, and the three rollups that there may be. While
+s is below a tenth of what is live, as it is for all but tiny collections, that is 2.2 * live + GARBAGE_MIN.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+
+from timespine.core import rope as ropes
+from timespine.core.hollow import HollowBatch, Order
+from timespine.core.layers import Merging, SpineBatch
+from timespine.core.spine import Spine
+from timespine.core.state import Rollup, State, rewritten_ms
+
+RUN_ROWS = 8192
+"""Updates that a reader could read in the time that opening one more run takes, about (`docs/benchmarks.md`)."""
+
+READS = 2
+"""Reads that have to save as much as a merge for readers writes. Nobody knows how many will come: few are assumed."""
+
+REMOVED_SHARE = 5
+"""Expired history is removed before its deadline if one of so many updates that are rewritten goes, at least."""
+
+ROLLUPS = 4
+"""Rollups that the garbage must be as large as, before one is written to collect it."""
+
+GARBAGE_MIN = 64 << 10
+"""Bytes of garbage that a tiny collection may keep: to collect them would cost more than they do."""
+
+
+def written_rows_max(appended: int) -> float:
+    """Updates that maintenance writes at most for so many appended ones, but for what others ask it to."""
+    return appended * (math.log2(appended) + 2) if appended else 0.0
+
+
+def worth_compacting(state: State) -> int | None:
+    """The insertion from which on to merge everything into one run, for readers; None if nothing pays.
+
+    Only where nothing is asked for yet. A collection that is merged by level wants its batches as they are.
+    """
+    trace = state.trace
+    if trace.merging is not Merging.FUELED or trace.requests():
+        return None
+    best, chosen = 0, None
+    for batch in trace.batches():
+        asked = _asked(trace, batch.id[0])
+        if asked is not None and asked.len <= state.totals.budget_rows:
+            gain = _gain(asked)
+            if gain > best:
+                best, chosen = gain, batch.id[0]
+    return chosen
+
+
+def _asked(trace: Spine, lo: int) -> SpineBatch | None:
+    """The request that rolling up from an insertion on would make, if it makes one."""
+    return next((batch for batch in trace.roll_up_all(lo).batches() if batch.fueled), None)
+
+
+def _gain(asked: SpineBatch) -> int:
+    """What READS reads save by merging a batch into one run, less what it costs, in updates."""
+    runs = [rows for leaf in ropes.leaves(asked.rope) for rows in run_rows(leaf.batch)]
+    if len(runs) < 2:
+        return 0
+    return READS * ((len(runs) - 1) * RUN_ROWS + asked.len - max(runs)) - asked.len
+
+
+def run_rows(batch: HollowBatch) -> list[int]:
+    """The updates of each run that a reader has to merge: every part of an unordered one is one by itself."""
+    rows: list[int] = []
+    for run in batch.runs:
+        parts = [part.rows for part in run.parts]
+        rows.extend([sum(parts)] if run.order is Order.SORTED else parts)
+    return rows
+
+
+def run_count(state: State) -> int:
+    """Runs that a reader of everything has to merge: read amplification."""
+    unsealed = sum(len(batch.parts) for batch in state.unsealed)
+    return sum(len(run_rows(batch)) for batch in state.hollow_batches()) + unsealed
+
+
+def is_forgetting_due(state: State, now_ms: int, forget_within_ms: int) -> bool:
+    """Whether expired history must be rewritten now, and that was not asked for yet."""
+    known = state.forgetting
+    return known is not None and known.asked_ms is None and now_ms - known.expired_ms >= forget_within_ms
+
+
+class Collecting(enum.Enum):
+    """What to do about garbage."""
+
+    NOTHING = "nothing"
+    """There is little."""
+    WAIT = "wait"
+    """There is a rollup to collect it from, and readers of older states are in the way."""
+    ROLL_UP = "roll up"
+    """Write a rollup to collect it from."""
+    COLLECT = "collect"
+    """Collect it: there is a rollup, and no reader reads anything older."""
+
+
+def next_collecting(state: State) -> Collecting:
+    """What to do about garbage now.
+
+    A rollup is written once; while somebody reads older states it waits to be used, and nothing else is written.
+    """
+    known = state.forgetting
+    asked_ms = rewritten_ms(state)
+    if known is not None and asked_ms is not None:
+        last = known.clean is not None
+        useful = {
+            seqno: rollup
+            for seqno, rollup in state.rollups.items()
+            if rollup.rewritten_ms == asked_ms and (rollup.is_last or not last)
+        }
+        return _step(state, useful)
+    limit = garbage_max(state)
+    if state.totals.garbage_bytes < limit:
+        return Collecting.NOTHING
+    least = state.totals.collected_bytes + limit
+    return _step(state, {seqno: each for seqno, each in state.rollups.items() if each.dropped_bytes >= least})
+
+
+def _step(state: State, useful: dict[int, Rollup]) -> Collecting:
+    """What to do, given the rollups that are of use."""
+    if not useful:
+        return Collecting.ROLL_UP
+    return Collecting.COLLECT if min(useful) <= state.seqno_since else Collecting.WAIT
+
+
+def garbage_max(state: State) -> int:
+    """Bytes of garbage that may be left."""
+    newest = max(state.rollups, default=None)
+    rollup_bytes = 0 if newest is None else state.rollups[newest].size
+    return max(state.totals.live_bytes // 2, ROLLUPS * rollup_bytes, GARBAGE_MIN)
