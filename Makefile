@@ -90,6 +90,7 @@ replay: $(VENV)/.dev            ## one history, step by step: make replay SEED=4
 	$(RUN) -m timespine.testing.simulate --histories 1 --flavour $(FLAVOUR) --seed $(SEED) --trace
 
 soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and the search for every planted bug
+	$(RUN) -m pytest tests/client/test_interrupts.py -m slow
 	$(RUN) -m timespine.testing.simulate --histories 100000 --ops 60 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour streams --histories 100000 --ops 60 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --histories 10000 --ops 400 --seed 2000000 --jobs $(JOBS)

@@ -139,10 +139,9 @@ class Lock:
     def _wait(self, place: Place, limit_s: float | None) -> None:
         if self._pid != os.getpid():  # a thread of the parent may hold it, which does not exist here
             raise WrongProcess(f"{self._what} was in use while this process was forked: open the store again in it")
-        deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
+        left = float("inf") if limit_s is None else limit_s  # in ticks: a process that was suspended did not wait
         tick = TICK_S
         while (first := self._queue[0]) is not place:
-            left = deadline - time.monotonic()
             if first.frame is place.frame or first.is_gone():
                 self._remove(first)
             elif first.thread == place.thread:
@@ -150,6 +149,7 @@ class Lock:
             elif left <= 0:
                 raise Determinate(f"{self._what} was busy for {limit_s} s: try again later")
             elif not place.sleep(min(tick, left)):
+                left -= tick
                 tick = min(tick * 1.5, TICK_MAX_S)
 
     def _remove(self, place: Place) -> None:

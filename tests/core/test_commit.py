@@ -27,7 +27,7 @@ from timespine.core.protocols.commit import (
 )
 from timespine.core.protocols.fetch import create, refresh
 from timespine.core.protocols.maintain import expire_leases, roll_up
-from timespine.core.protocols.session import Session, pause_ms
+from timespine.core.protocols.session import Session, determinately_retried, pause_ms
 from timespine.core.state import new_state
 from timespine.core.transitions import (
     AddSchema,
@@ -41,7 +41,7 @@ from timespine.core.transitions import (
     Retain,
     Seal,
 )
-from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, UpperMismatch, UsageError
+from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, NoSpace, UpperMismatch, UsageError
 from timespine.testing import writes
 from timespine.testing.engine import data_of
 from timespine.testing.writes import append_to_many, compare_and_append
@@ -67,6 +67,16 @@ def frozen_append(fault: Fault, config: Config = CONFIG) -> tuple[Stage, Session
 
 
 # Winning and losing.
+
+
+def test_a_full_disk_is_not_tried_again() -> None:
+    stage = Stage()
+    session = stage.session()
+    protocol = determinately_retried(session, Now())
+    assert isinstance(next(protocol), Now)
+    with pytest.raises(NoSpace):
+        protocol.throw(NoSpace("full"))
+    assert session.counters.get("retries", 0) == 0
 
 
 def test_commit_on_the_newest_state_costs_one_clock_reading_and_one_compare_and_set() -> None:

@@ -99,7 +99,7 @@ class Line(Generic[T]):
 
     def _leads(self, waiting: Waiting[T]) -> bool:
         """Wait until it is the first or is answered; whether it leads."""
-        deadline = time.monotonic() + WAIT_S
+        left = WAIT_S  # in ticks: a process that was suspended did not wait
         tick = TICK_S
         while not waiting.is_answered:
             first = self._queue[0]
@@ -110,9 +110,10 @@ class Line(Generic[T]):
             elif first.thread == waiting.thread:
                 waiting.begin()
                 raise UsageError("this thread commits already: do not call a store from a signal handler")
-            elif time.monotonic() > deadline:
+            elif left <= 0:
                 raise self._late(waiting)
             elif not waiting.sleep(tick):
+                left -= tick
                 tick = min(tick * 1.5, TICK_MAX_S)
         return False
 

@@ -377,15 +377,15 @@ class Store(OneProcess):
     def close(self, timeout: float = CLOSE_S) -> None:
         """Stop the background, give back leases, close the ports. Twice is fine.
 
-        Determinate if something is still at work after `timeout` seconds, and what: close it again to go on waiting.
+        Determinate if something is still at work after `timeout` seconds, and what it is: close it again to go on.
         In a forked child nothing happens: the store belongs to the parent.
         """
         if not self._committer.is_own:
             return
         with self._closing.within(timeout):
             if not self._closed:
-                left = end_background(self._shared, self.maintenance, self.heart, self._upkeep, timeout)
-                self._pool.shutdown(limit_s=left)
+                end_background(self._shared, self.maintenance, self.heart, self._upkeep, timeout)
+                self._pool.shutdown(limit_s=timeout)
                 try:
                     self._driver.close()
                 except Exception:
