@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scene import WRITER, Scene, at, batch, up
 from stage import Stage
-from timespine.core.protocols.write import write
 
 from timespine.core.effects import CompareAndSet, MergeRuns
 from timespine.core.flat import validate_deep
@@ -52,6 +51,7 @@ from timespine.core.upkeep import (
 )
 from timespine.errors import UsageError
 from timespine.testing.engine import data_of
+from timespine.testing.writes import write
 
 TERM_MS = 60_000
 
