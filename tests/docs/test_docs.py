@@ -27,7 +27,10 @@ ON_SPARK = [ROOT / "docs" / "spark.md"]
 
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:src|tests|bench|docs|model|core|location|client|testing)/[\w./-]+)`")
-PLANTED = "".join((ROOT / "tests" / "simulation" / name).read_text() for name in ("planted.py", "planted_streams.py"))
+PLANTED = "".join(
+    (ROOT / "tests" / "simulation" / name).read_text()
+    for name in ("planted.py", "planted_streams.py", "planted_client.py")
+)
 
 
 def prose(page):

@@ -86,7 +86,8 @@ STORE_CALLS = 40
 """Calls of a history of real stores."""
 
 SPREAD = 12
-"""Seeds from the pinned one on that may give such a bug away: what a history meets changes with the columnar layer."""
+"""Seeds from the pinned one on that may give a bug of real rows or stores away: what their histories meet changes with
+the columnar layer and the client."""
 
 
 @bug
@@ -842,7 +843,7 @@ def history(name: str, seed: int) -> Result:
 def is_caught(name: str, seed: int) -> bool:
     """Whether a check of its promise notices a planted bug at its pinned seed, or one of those right after it."""
     with BUGS[name]():
-        later = range(SPREAD if name in REAL else 1)
+        later = range(SPREAD if name in REAL | STORES else 1)
         return any(catching(name, history(name, seed + each).violations) for each in later)
 
 

@@ -1,7 +1,14 @@
 """Simulated histories of real stores: replayed by one seed, disturbed in every way, and without violations."""
 
+import re
 from collections import Counter
+from pathlib import Path
 
+import planted
+import pytest
+
+import timespine
+from timespine.testing import simulate
 from timespine.testing.checker import FAULT_KINDS
 from timespine.testing.simulator import Faults
 from timespine.testing.stores.course import run_history
@@ -32,3 +39,39 @@ def test_every_kind_of_fault_and_of_call_happens():
     upkeep = {"maintain", "compact", "vacuum", "expire", "hold", "hold for good", "evolve", "close"}
     names = {"create", "drop", "rename", "names", "transaction", "transaction on what was read"}
     assert writes | reads | upkeep | names <= kinds
+
+
+def test_no_module_that_a_history_runs_holds_on_to_the_real_threads():
+    root = Path(timespine.__file__).parent
+    early = re.compile(r"^(from threading import|class .*\(threading\.|.*default_factory=threading\.(?!get_ident))")
+    for path in [*root.glob("client/*.py"), *root.glob("columnar/*.py"), root / "locks.py", root / "pool.py"]:
+        held = [line for line in path.read_text().splitlines() if early.search(line)]
+        assert held == [], f"{path.name} looks it up when it is imported, and not when it is called"
+
+
+def test_the_command_runs_histories_of_stores(capsys):
+    assert simulate.main(["--flavour", "stores", "--histories", "2", "--ops", "10", "--json"]) == 0
+    assert '"violations": 0' in capsys.readouterr().out
+    assert simulate.main(["--flavour", "stores", "--histories", "1", "--ops", "10", "--trace"]) == 0
+    assert "begins append" in capsys.readouterr().out
+
+
+def test_a_violation_is_reported_with_its_seed_and_a_shrunken_trace(capsys):
+    with planted.BUGS["a_transaction_is_committed_step_by_step"]():
+        failed = simulate.run_seeds(range(12), 40, flavour="stores")[3]
+        assert failed
+        simulate.report_failure(failed[0][0], 40, failed[0][1], flavour="stores")
+    assert f"seed {failed[0][0]}: step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [["--real"]])
+def test_histories_of_stores_have_real_rows_in_any_case(wrong, capsys):
+    with pytest.raises(SystemExit):
+        simulate.main(["--flavour", "stores", *wrong])
+
+
+@pytest.mark.parametrize(
+    "seed", [254, 5055, 5112], ids=["closed after a commit", "placed again", "no goodbye to what was dropped"]
+)
+def test_histories_that_once_went_wrong_go_right(seed):
+    assert run_history(seed, 40).violations == []

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 
@@ -90,7 +91,7 @@ def _run_seeds(seeds: range, operations: int, real: bool, flavour: str) -> Done:
 def shrink(seed: int, operations: int, real: bool = False, flavour: str = "mixed") -> tuple[Result, Faults, int]:
     """A shorter and calmer history of the same seed that still goes wrong, with its trace."""
     run = partial(run_history, seed, real=real, flavour=flavour)
-    faults, smallest = Faults(), operations
+    faults, smallest = replace(course.FAULTS) if flavour == STORES else Faults(), operations
     for fewer in sorted({*range(1, min(operations, 12)), *range(12, operations, 6)}):
         if run(fewer, faults).violations:
             smallest = fewer

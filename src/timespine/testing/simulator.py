@@ -246,7 +246,7 @@ class Simulator:
             process.wake = self.now + self.random.randrange(200)
             self._resume(process, perform(effect), None)
         elif isinstance(effect, CompareAndSet) and kind == 5:
-            self._resume(process, perform(effect) or _as_conflict(effect), None)
+            self._resume(process, perform(effect) or as_conflict(effect), None)
         else:
             if kind == 3 and isinstance(effect, DeleteBlobs):
                 perform(DeleteBlobs(effect.keys[: self.random.randrange(len(effect.keys) + 1)]))
@@ -330,7 +330,7 @@ class Simulator:
             self.trace.append(f"{self.world.step:5} {self.now - 1_000_000:7} ms  {process.name:11} {what}")
 
 
-def _as_conflict(effect: CompareAndSet) -> dict[str, int]:
+def as_conflict(effect: CompareAndSet) -> dict[str, int]:
     """What storage says that finds what it has just written, and takes it for the entries of another process."""
     return {key: 0 if expected is None else expected + 1 for key, expected, _ in effect.writes}
 

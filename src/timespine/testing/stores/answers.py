@@ -122,7 +122,7 @@ class Answers:
             return
         expected = self.world.truths[collection].at(as_of, schema)
         if found != expected:
-            self.differ(call, f"as of {as_of}", found, expected)
+            self.rows_violate(call, f"as of {as_of}", found, expected)
 
     def check_changes(self, call: Call, collection: str, after: int, until: int, found: Counts, schema: Schema) -> None:
         """Net changes are the difference of two snapshots."""
@@ -132,9 +132,9 @@ class Answers:
             expected[row] = expected.get(row, 0) - count
         expected = {row: count for row, count in expected.items() if count}
         if found != expected:
-            self.differ(call, f"in ({after}, {until}]", found, expected)
+            self.rows_violate(call, f"in ({after}, {until}]", found, expected)
 
-    def differ(self, call: Call, what: str, found: Counts, expected: Counts) -> None:
+    def rows_violate(self, call: Call, what: str, found: Counts, expected: Counts) -> None:
         """Report rows that should not be there, and rows that should."""
         more = {
             pair_of(row): count - expected.get(row, 0) for row, count in found.items() if count > expected.get(row, 0)

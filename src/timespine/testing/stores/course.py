@@ -182,7 +182,7 @@ class Course:
             found = counted(call.result, rows.columns_of)
             expected = self.history.world.truths[collection.id].at(as_of, rows.columns_of)
             if found != expected:
-                self.answers.differ(call, f"as of {as_of} in the end", found, expected)
+                self.answers.rows_violate(call, f"as of {as_of} in the end", found, expected)
 
     def _check_storage(self) -> None:
         """Exactly what live states refer to is there."""

@@ -24,6 +24,7 @@ from timespine.location.arguments import (
 )
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
 from timespine.location.consensus import Entry, Write
+from timespine.testing.simulator import KINDS, as_conflict
 from timespine.testing.stores.scheduler import Scheduler
 from timespine.testing.stores.world import StoreWorld
 
@@ -46,8 +47,13 @@ class Storage:
     ghosts: list[Callable[[], object]] = field(default_factory=list)
     """Writes that happen later, when their callers have long moved on."""
 
-    def call(self, what: str, perform: Callable[[], T], *, writes: bool = False) -> T:
-        """One call of a port. Others go on before it, and again before its caller hears of it."""
+    def call(
+        self, what: str, perform: Callable[[], T], *, writes: bool = False, conflict: Callable[[], T] | None = None
+    ) -> T:
+        """One call of a port. Others go on before it, and again before its caller hears of it.
+
+        A compare-and-set may also be done and reported as a `conflict`.
+        """
         scheduler, chance = self.scheduler, self.scheduler.random.random
         scheduler.switch(what)
         self.world.step = scheduler.steps
@@ -56,13 +62,17 @@ class Storage:
             result = perform()
             scheduler.switch(f"{what} was done")
             return result
-        kind = int(chance() * (5 if writes else 2))
-        self.world.counts[("determinate", "slow", "indeterminate not", "indeterminate done", "ghost")[kind]] += 1
+        kind = int(chance() * (6 if conflict is not None else 5 if writes else 2))
+        self.world.counts[KINDS[kind]] += 1
         if kind == 0:
             raise Determinate("injected: did not happen")
         if kind == 1:
             scheduler.sleep(chance() * 0.5)
             result = perform()
+            scheduler.switch(f"{what} was done")
+            return result
+        if kind == 5 and conflict is not None:
+            result = perform() or conflict()
             scheduler.switch(f"{what} was done")
             return result
         if kind == 3:
@@ -95,9 +105,11 @@ class _Port:
         """Others still use the storage behind it."""
         self._is_closed = True
 
-    def _call(self, what: str, perform: Callable[[], T], *, writes: bool = False) -> T:
+    def _call(
+        self, what: str, perform: Callable[[], T], *, writes: bool = False, conflict: Callable[[], T] | None = None
+    ) -> T:
         check_open(self._is_closed, self.kind)
-        return self._storage.call(what, perform, writes=writes)
+        return self._storage.call(what, perform, writes=writes, conflict=conflict)
 
 
 class SimulatedBlob(_Port):
@@ -162,10 +174,13 @@ class SimulatedConsensus(_Port):
 
     def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
         checked = tuple((write.key, write.expected, write.data) for write in check_writes(writes))
+        effect = CompareAndSet(checked)
         keys = ",".join(key for key, _, _ in checked)
-        return self._call(
-            f"compare and set {keys}", lambda: self._world._compare_and_set(CompareAndSet(checked)), writes=True
-        )
+
+        def perform() -> Mapping[str, int | None] | None:
+            return self._world._compare_and_set(effect)
+
+        return self._call(f"compare and set {keys}", perform, writes=True, conflict=lambda: as_conflict(effect))
 
     def truncate(self, key: str, below: int) -> int:
         check_truncate(key, below)

@@ -217,7 +217,7 @@ class Reading(Caller):
             if event.through < feed.through:
                 self.violate(call, f"went back from {feed.through} to {event.through}")
             if told != expected:
-                self.answers.differ(call, f"through {event.through}", told, expected)
+                self.answers.rows_violate(call, f"through {event.through}", told, expected)
             feed.through = event.through
         if feed.feed._closed:
             self.feed = None

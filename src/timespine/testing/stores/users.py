@@ -95,6 +95,11 @@ class Caller:
         first = state.since.elements[0][0] if state.since.elements else 0
         return self.chance.randint(max(first, last - 6), last) if first <= last else last
 
+    def upper_of(self, collection: Collection) -> int:
+        """Up to where it is complete, as far as is known; 0 if it was dropped and is closed."""
+        state = collection._access.known()
+        return 0 if state.upper.is_closed else last_of(state) + 1
+
     def dawdle(self) -> None:
         """Take some time in the middle of something."""
         if self.chance.random() < 0.3:

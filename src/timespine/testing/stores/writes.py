@@ -11,9 +11,9 @@ import pyarrow as pa
 from timespine.client.collection import Collection
 from timespine.client.transaction import Transaction
 from timespine.columnar.schema import DIFF, TIME
-from timespine.errors import UpperMismatch, UsageError
+from timespine.errors import Fenced, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
-from timespine.testing.stores.answers import Pair, last_of, pair_of
+from timespine.testing.stores.answers import Pair, pair_of
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.users import EXTRAS, KEYS, SHAPE, TIMELINES, Caller, Kinds, uppers_of
 
@@ -83,7 +83,7 @@ class Writing(Caller):
 
         def work(call: Call) -> Any:
             orders = self.some()
-            upper = last_of(orders._access.known()) + 1
+            upper = self.upper_of(orders)
             rows = self.rows(call, orders.id)
             if self.chance.random() < 0.5:
                 return orders.id, upper, orders.append(rows, expected_upper=upper)
@@ -105,7 +105,7 @@ class Writing(Caller):
         def work(call: Call) -> Any:
             orders = self.some()
             writer = orders.writer()
-            upper = last_of(orders._access.known()) + 1
+            upper = self.upper_of(orders)
             schema = orders._access.schema(orders._access.known())[1]
             rows = [{**row, TIME: upper, DIFF: 1} for row in self.rows(call, orders.id)]
             with writer.builder(upper) as builder:
@@ -118,7 +118,7 @@ class Writing(Caller):
                 writer.delete(batch)
                 raise
 
-        call = self.call("append built", work, UpperMismatch)
+        call = self.call("append built", work, UpperMismatch, Fenced)
         self.answers.check_effect(call)
         if call.is_done:
             id, upper, _ = call.result
@@ -212,7 +212,7 @@ class Writing(Caller):
 
         def work(call: Call) -> Any:
             orders = self.some()
-            at = last_of(orders._access.known()) + 1 + self.chance.randrange(4)
+            at = self.upper_of(orders) + self.chance.randrange(4)
             late = self.chance.choice(("refuse", "move"))
             return orders.id, at, late, orders.write(self.rows(call, orders.id), at=at, late=late)
 
@@ -231,7 +231,7 @@ class Writing(Caller):
 
         def work(call: Call) -> Any:
             orders = self.some()
-            upper = last_of(orders._access.known()) + 1 + self.chance.randrange(5)
+            upper = self.upper_of(orders) + self.chance.randrange(5)
             return orders.id, upper, orders.seal(upper)
 
         call = self.call("seal", work, UsageError)
@@ -281,7 +281,7 @@ class Writing(Caller):
             changed.append((orders.id, len(tx._steps)))
             tx.upsert(orders, self._upserted(call, orders.id))
         elif choice < 0.5:
-            at = last_of(orders._access.known()) + 1 + self.chance.randrange(4)
+            at = self.upper_of(orders) + self.chance.randrange(4)
             tx.write(orders, self.rows(call, orders.id), at=at)
         else:
             tx.append(orders, self.rows(call, orders.id))
