@@ -122,7 +122,7 @@ def test_every_module_can_be_imported_and_says_what_it_is_for():
 EXPORTED = {
     "timespine": ["Collection", "Config", "Store", "__version__", "col", "open"],
     "timespine.model": ["CLOSED", "Description", "Frontier", "Time", "advance_by"],
-    "timespine.testing.conformance": ["BlobConformance", "ConsensusConformance"],
+    "timespine.testing.conformance": ["BlobConformance", "ConsensusConformance", "ConsensusUnderFaults"],
 }
 
 

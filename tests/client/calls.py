@@ -52,6 +52,7 @@ def of_store(folder):
         "maintain": [lambda store: store.maintain(), lambda store: store.maintain("orders", sweep=True)],
         "advance": [lambda store: store.advance(), lambda store: store.advance(0)],
         "retain": [lambda store: store.retain(None), lambda store: store.retain("7 days")],
+        "forget_within": [lambda store: store.forget_within("2 days")],
         "set_retention": [lambda store: store.set_retention("orders", None)],
         "compact": [lambda store: store.compact("orders-id")],
         "vacuum": [lambda store: store.vacuum(dry_run=False)],
@@ -93,6 +94,7 @@ def of_collection():
         "hold": [lambda orders: orders.hold(1), lambda orders: orders.hold(1, critical="other")],
         "expire": [lambda orders: orders.expire(before=0)],
         "retain": [lambda orders: orders.retain(None)],
+        "forget_within": [lambda orders: orders.forget_within("2 days")],
         "compact": [lambda orders: orders.compact(), lambda orders: orders.compact(wait=True)],
         "evolve": [lambda orders: orders.evolve(add={"more": "string"})],
     }

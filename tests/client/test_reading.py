@@ -695,7 +695,7 @@ def passing(place, collection, monkeypatch):
     """Let time pass while a collection waits, and only then; how often it has waited."""
     waits = []
 
-    def wait(seconds):
+    def wait(heard, seconds):
         waits.append(seconds)
         place.clock.advance(seconds)
 

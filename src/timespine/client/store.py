@@ -66,7 +66,6 @@ LOAD_OPTIONS = ("timeline", "retain", "forget_within", "if_exists", "merging")
 READ_THREADS = 4
 """Threads that read ahead and encode, at least: decoding and encoding run outside of the interpreter's lock."""
 
-
 CLOSE_S = 600.0
 """How long closing waits for a merge or a call that is under way, unless the caller says otherwise."""
 
