@@ -11,6 +11,7 @@ from timespine.columnar import parts as parts_module
 from timespine.columnar.stretches import SMALL, Piece, stretches
 from timespine.core.hollow import Order, Part, Run
 from timespine.model.frontier import Frontier
+from timespine.model.oracle import compact
 
 PER_PART = 100
 MANY = 69
@@ -74,10 +75,32 @@ def test_rows_between_two_parts_become_a_part_of_their_own_that_later_rows_join(
 
 def test_times_that_would_fold_are_written_again_inside_hollow_runs_too():
     place = place_of()
-    folding = place.run([kv(n, time=n % 3) for n in range(4 * PER_PART)], cuts=(100, 200, 300), nested=True)
+    updates = [kv(n, time=time) for n in range(2 * PER_PART) for time in (0, 1)]
+    folding = place.run(updates, cuts=(100, 200, 300), nested=True)
     merged = output(place, [folding], Frontier.at(2))
-    assert merged.rows == 4 * PER_PART
+    assert merged.rows == 2 * PER_PART
     assert merged.passed == ()
+    assert comparable(rows_of(place, merged.batch)[0]) == comparable(compact(updates, Frontier.at(2)))
+
+
+def test_times_that_would_move_but_fold_nothing_pass_inside_hollow_runs_too():
+    place = place_of()
+    updates = [kv(n, time=n % 3) for n in range(4 * PER_PART)]
+    apart = place.run(updates, cuts=(100, 200, 300), nested=True)
+    merged = output(place, [apart], Frontier.at(2))
+    assert merged.rows == 0
+    assert merged.passed == (apart.parts[0].key,)
+    assert comparable(rows_of(place, merged.batch)[0]) == comparable(updates)
+
+
+def test_updates_of_a_row_in_two_neighbours_are_folded_though_neither_part_repeats_one():
+    place = place_of()
+    updates = [kv(n, time=n % 3) for n in range(2 * PER_PART)]
+    updates.insert(PER_PART, kv(PER_PART - 1, time=1))
+    run = place.run(updates, cuts=(PER_PART,), nested=True)
+    merged = output(place, [run], Frontier.at(2))
+    assert merged.rows == 2 * PER_PART
+    assert comparable(rows_of(place, merged.batch)[0]) == comparable(compact(updates, Frontier.at(2)))
 
 
 # The rule for small parts, by example: full parts have 16 KiB here.
