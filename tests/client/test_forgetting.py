@@ -1,5 +1,7 @@
 """Which batches may hold expired history, and which rewrites are worth it before the deadline."""
 
+from dataclasses import replace
+
 import pytest
 from places import BLOBS
 
@@ -92,3 +94,19 @@ def test_a_closed_collection_is_left_alone(collection):
     collection.close_for_good()
     collection.expire(before=2, ahead=True)
     assert oldest(collection) is not None
+
+
+@pytest.mark.parametrize("run_parts", [2, 32], ids=["inside hollow runs", "listed"])
+def test_a_retraction_in_another_part_of_its_run_is_forgotten_by_the_deadline(place, run_parts):
+    store = place.open(config=replace(BLOBS, part_bytes=1024, run_parts=run_parts))
+    collection = create(store)
+    collection.append(rows([1, 2, 3], "s" * 3000))
+    collection.append(rows([2], "s" * 3000, _diff=-1))
+    collection.append(rows([9]))
+    collection.compact(wait=True)
+    collection.expire(before=2)
+    for _ in range(4):
+        place.clock.advance(86_400)
+        store.maintain(sweep=True)
+    state = collection._access.state()
+    assert (sum(part.rows for part in state.parts()), state.forgetting) == (3, None)
