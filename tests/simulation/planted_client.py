@@ -15,8 +15,6 @@ from timespine.client import (
     dropping,
     gathering,
     leases,
-    listening,
-    reading,
     storing,
     transaction,
     unsealed,
@@ -26,12 +24,10 @@ from timespine.client.driver import fresh_id
 from timespine.client.heart import Heart
 from timespine.client.leases import Held, Leases
 from timespine.client.listening import Listener
-from timespine.client.maintenance import OVERDUE, Maintenance
-from timespine.client.nursery import Nursery
+from timespine.client.maintenance import Maintenance
 from timespine.client.subscription import Subscription
 from timespine.client.transaction import Transaction
 from timespine.core.group import Answers
-from timespine.core.protocols import maintain
 from timespine.core.transitions import ExpireReader
 from timespine.errors import Determinate, Indeterminate, UpperMismatch
 from timespine.model.frontier import Frontier
@@ -109,20 +105,6 @@ def leases_are_not_kept_alive() -> Iterator[None]:
 
 @in_stores
 @bug
-def the_heartbeat_lets_go_of_states_that_nobody_has_heard_yet() -> Iterator[None]:
-    def released(self, lease, newest):
-        with self._lock:
-            if not lease.own or newest <= lease.seqno:
-                return None
-            lease.seqno = newest
-            return newest
-
-    with patched(Leases, "_released", released):
-        yield
-
-
-@in_stores
-@bug
 def the_end_of_a_store_gives_no_lease_back() -> Iterator[None]:
     def close(self):
         self._leases = {}
@@ -188,17 +170,6 @@ def blobs_are_put_under_a_writer_that_nobody_registered() -> Iterator[None]:
 
     real = Committer.writer
     with patched(Committer, "writer", writer):
-        yield
-
-
-@in_stores
-@bug
-def what_follows_a_commit_may_fail_it() -> Iterator[None]:
-    def bound(self, access):
-        if self._thread is None and maintain.is_rollup_due(access.config, access.known(), OVERDUE):
-            self._run(access.id, lambda session: maintain.roll_up(session, access.id))
-
-    with patched(Maintenance, "bound", bound):
         yield
 
 
@@ -293,18 +264,6 @@ def a_change_counts_what_was_written_ahead_twice() -> Iterator[None]:
 
 @in_stores
 @bug
-def a_change_does_not_say_which_writes_it_has_seen() -> Iterator[None]:
-    real = basis.Pending.command
-
-    def command(self, runs):
-        return msgspec.structs.replace(real(self, runs), written=None)
-
-    with patched(basis.Pending, "command", command):
-        yield
-
-
-@in_stores
-@bug
 def moving_late_rows_loses_one_of_them() -> Iterator[None]:
     real = unsealed.by_rule
 
@@ -355,16 +314,6 @@ def the_reads_of_a_transaction_are_checked_before_its_commit_only() -> Iterator[
         yield
 
 
-@in_stores
-@bug
-def blobs_are_put_before_their_collection_is_announced() -> Iterator[None]:
-    def announce(self, id):
-        return None
-
-    with patched(Nursery, "_announce", announce):
-        yield
-
-
 # Names.
 
 
@@ -409,34 +358,7 @@ def a_dropped_collection_is_emptied_while_it_is_read() -> Iterator[None]:
         yield
 
 
-@in_stores
-@bug
-def a_change_of_names_that_lost_to_another_one_counts_as_done() -> Iterator[None]:
-    def change(self, what):
-        changed = what(self.read())
-        if changed is None:
-            return False
-        self._store(changed)
-        return True
-
-    with patched(catalog.Catalog, "change", change):
-        yield
-
-
 # Reading.
-
-
-@in_stores
-@bug
-def a_read_of_the_newest_time_is_of_what_the_process_knows() -> Iterator[None]:
-    real = reading._hold_newest
-
-    def hold_newest(access, timeout, first):
-        known = reading.last_complete(access.known())
-        return real(access, timeout, first) if known is None else reading._hold_at(access, known, timeout, first)
-
-    with patched(reading, "_hold_newest", hold_newest):
-        yield
 
 
 @in_stores
@@ -448,29 +370,6 @@ def a_listener_does_not_hear_what_is_written_ahead() -> Iterator[None]:
         return real(self, state, found) if found.upper is not None else None
 
     with patched(Listener, "_read", read):
-        yield
-
-
-@in_stores
-@bug
-def a_listener_passes_over_what_it_could_not_read() -> Iterator[None]:
-    def step(self):
-        if self._is_over:
-            return False
-        if not self._coming:
-            committer = self._access.committer
-            diffs = committer.look(
-                lambda session: listening.follow(session, self._access.id, self._cursor.seqno, listening.AHEAD)
-            )
-            if diffs is None:
-                raise self._behind()
-            self._coming.extend(diffs)
-        if not self._coming:
-            return False
-        self._hear(self._coming.popleft())
-        return True
-
-    with patched(Listener, "_step", step):
         yield
 
 
