@@ -14,6 +14,8 @@ from places import BLOBS, QUICK, Place, Script, counted
 
 from timespine.client.writing import once
 from timespine.config import Config
+from timespine.core.protocols.collect import collect_garbage
+from timespine.core.protocols.maintain import expire_leases, roll_up
 from timespine.errors import (
     ClosedError,
     Determinate,
@@ -682,14 +684,48 @@ def test_an_append_that_is_refused_because_its_writer_was_expired_is_put_again_o
     orders = create(store)
     orders.append(ROWS)
 
+    writer = store._committer.session.writer
+
     def expire():
         place.clock.advance(2 * 3600)
-        other.maintain()
+        other._committer.run(orders.id, lambda session: expire_leases(session, orders.id))
+        assert writer not in other["orders"]._access.state().writers
 
     script.add("compare_and_set", Fault.NONE, key=orders.id, hook=expire)
     orders.append([{"k": 5, "v": "x"}], at=7)
+    assert script.is_done
     assert now(other["orders"])[5, "x"] == 1
-    assert len(parts_of(place, orders)) == 2
+    assert sorted(key.split("/")[1] == writer for key in parts_of(place, orders)) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("fault", "meanwhile", "there"),
+    [(Fault.NONE, "compare_and_set", 0), (Fault.CONFLICT_DONE, "scan", 1)],
+    ids=["lost", "misreported"],
+)
+def test_an_append_whose_log_was_cut_before_it_knew_is_in_doubt_and_keeps_its_blobs(place, fault, meanwhile, there):
+    script = Script()
+    store, other = place.open(script=script, config=BLOBS), place.open(config=BLOBS)
+    orders = create(store)
+    orders.append(ROWS)
+    writer = store._committer.session.writer
+
+    def expire_and_cut():
+        place.clock.advance(2 * 3600)
+        for step in (expire_leases, roll_up, collect_garbage):
+            other._committer.run(orders.id, lambda session, step=step: step(session, orders.id))
+
+    if meanwhile == "scan":
+        script.add("compare_and_set", fault, key=orders.id)
+    script.add(meanwhile, Fault.NONE, key=orders.id, hook=expire_and_cut)
+    with pytest.raises(Fenced) as raised:
+        orders.append([{"k": 5, "v": "x"}], at=7)
+    assert raised.value.in_doubt
+    assert script.is_done
+    assert [key.split("/")[1] for key in parts_of(place, orders)] == [writer] * 2, "neither deleted nor put again"
+    assert now(other["orders"])[5, "x"] == there
+    orders.append([{"k": 6, "v": "y"}], at=8)
+    assert now(other["orders"])[6, "y"] == 1
 
 
 def test_a_conflict_that_never_ends_is_reported_and_leaves_nothing(place):

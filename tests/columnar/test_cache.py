@@ -104,7 +104,7 @@ def test_threads_that_miss_the_same_key_load_it_once():
 
     def load():
         loads.append(threading.get_ident())
-        until(lambda: len(cache._loads["a"].done._cond._waiters) == 7)  # all others wait for this one
+        until(lambda: len(cache._loads["a"].done._bell._waiting) == 7)  # all others wait for this one
         return "A", 1
 
     def work(number):

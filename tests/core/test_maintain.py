@@ -13,7 +13,7 @@ from timespine.config import DEFAULT
 from timespine.core.effects import CompareAndSet, DeleteBlobs, Effect, FreshId, GetBlob, MergeOutput, MergeRuns, PutBlob
 from timespine.core.hollow import HollowBatch, Part, Run
 from timespine.core.merging import Applied
-from timespine.core.protocols.collect import references, sweep
+from timespine.core.protocols.collect import collect_garbage, references, sweep
 from timespine.core.protocols.maintain import (
     expire_leases,
     finalize,
@@ -570,19 +570,45 @@ def test_rollup_of_a_writer_that_was_expired_is_refused_and_deleted() -> None:
     assert stage.there() == set()
 
 
-def test_rollup_of_a_committer_that_was_expired_is_deleted_unless_it_may_be_recorded() -> None:
+def test_rollup_of_a_committer_that_was_expired_is_deleted_if_it_is_not_recorded() -> None:
     stage = Stage()
     other, session = stage.session(), stage.session()
     stage.before(CompareAndSet, lambda: stage.commit(other, ExpireCommitter(session.committer)))
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced) as raised:
         stage.run(roll_up(session, "c"))
+    assert not raised.value.in_doubt
     assert stage.there() == set()
-    session = stage.session()
+
+
+def test_rollup_that_was_recorded_before_its_committer_was_expired_is_kept() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
     stage.fail(CompareAndSet, Fault.DONE)
     stage.before(CompareAndSet, lambda: stage.commit(other, ExpireCommitter(session.committer)), nth=2)
-    with pytest.raises(Fenced):
-        stage.run(roll_up(session, "c"))
+    assert stage.run(roll_up(session, "c")) is True
     assert stage.there() == {rollup.key for rollup in stage.head().rollups.values()} != set()
+
+
+def test_rollup_in_doubt_is_left_to_the_sweep() -> None:
+    stage = Stage()
+    other, session = stage.session(), stage.session()
+
+    def expire_and_cut() -> None:
+        stage.commit(other, ExpireCommitter(session.committer))
+        stage.run(roll_up(other, "c"))
+        stage.run(collect_garbage(other, "c"))
+
+    stage.fail(CompareAndSet, Fault.NOT_DONE)
+    stage.before(CompareAndSet, expire_and_cut, nth=2)
+    with pytest.raises(Fenced) as raised:
+        stage.run(roll_up(session, "c"))
+    assert raised.value.in_doubt
+    recorded = {rollup.key for rollup in stage.head().rollups.values()}
+    (left,) = stage.there() - recorded
+    assert left.split("/")[1] == session.writer
+    stage.commit(other, ExpireWriter(session.writer))
+    assert stage.run(sweep(other, "c")) == 1
+    assert stage.there() == recorded
 
 
 def test_rollup_of_a_state_that_moved_on_is_still_of_use() -> None:

@@ -93,7 +93,10 @@ class Held:
     def check(self) -> None:
         """LeaseExpired if the lease is gone, or if there never was one: what it read may be gone."""
         if not self.is_leased:
-            raise LeaseExpired("what was being read is gone: a store that is not written to holds nothing back")
+            raise LeaseExpired(
+                "what was being read is gone: a store that is open for reading only, or that cannot write now, "
+                "holds nothing back; read again"
+            )
         if self._leases.is_lost(self.lease):
             raise LeaseExpired(f"the lease of a reader of {self._leases.name_of(self.lease)} expired: read again")
 
