@@ -659,3 +659,47 @@ def test_whatever_storage_does_what_is_said_of_a_write_is_true(place, config, se
     assert set(there.values()) == {1}
     assert {n for n, what in said.items() if what == "there"} <= set(there)
     assert {n for n, what in said.items() if what == "not there"}.isdisjoint(there)
+
+
+class BetweenCommitAndReply:
+    """Does something when a compare-and-set that changes the catalog is durable, and its caller does not know yet."""
+
+    def __init__(self, inner):
+        self._inner = inner
+        self.then = None
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def compare_and_set(self, writes):
+        lost = self._inner.compare_and_set(writes)
+        if self.then is not None and len(writes) > 1:
+            then, self.then = self.then, None
+            then()
+        return lost
+
+
+def test_a_collection_that_another_thread_has_just_created_can_be_written_to(place):
+    consensus = BetweenCommitAndReply(place.consensus)
+    store = place.open(consensus=consensus)
+    told = []
+
+    def append():
+        try:
+            told.append(store["new"].append([{"n": 2}]).rows)
+        except UsageError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=append)
+
+    def then():
+        thread.start()
+        while not told and len(store._committer._turn._queue) < 2:  # until it is answered, or waits for the commit
+            thread.join(0.001)
+
+    with store.transaction() as tx:
+        tx.append(tx.create("new", key={"n": "int64"}, timeline="counter"), [{"n": 1}])
+        consensus.then = then
+    thread.join()
+    assert told == [1]
+    assert rows_of(store["new"]) == [1, 2]

@@ -409,9 +409,7 @@ def test_what_cannot_be_loaded_is_said_in_plain_words(place, file):
     for path in (None, 5, "a\0b"):
         with pytest.raises(UsageError, match="is not a path"):
             store.load("orders", path)
-    with pytest.raises(
-        UsageError, match="load has no option bogus; there are: timeline, retain, forget_within"
-    ):
+    with pytest.raises(UsageError, match="load has no option bogus; there are: timeline, retain, forget_within"):
         store.load("orders", file, bogus=1)
     assert nothing_left(place, store)
 

@@ -136,8 +136,13 @@ class Committer:
     def offer(self, transaction: Transaction) -> Answers | Refused:
         """Commit one transaction together with whatever else waits; its replies, or why it was refused."""
         self.check_writable()
-        for name, _ in transaction.commands:
-            self._refuse_unborn(name)
+        if any(_is_unborn(self.session, name) for name, _ in transaction.commands):
+            # SUBTLE: another thread may just have committed the transaction that creates it. The catalog shows its
+            # name before this process has learned of that, so wait for that commit (test_committer.py).
+            with self._turn:
+                self._settle()
+                for name, _ in transaction.commands:
+                    self._refuse_unborn(name)
         reply: Answers | Refused = self._line.offer(transaction, self._lead)
         return reply
 
