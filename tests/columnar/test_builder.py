@@ -559,6 +559,15 @@ def test_bounds_that_cannot_be_cut_are_omitted_and_counted() -> None:
     assert (meta.upper is None) == (counters["bounds omitted"] == 1)
 
 
+def test_statistics_over_the_budget_are_counted_in_columns_and_bytes() -> None:
+    counters = Counter()
+    built([up(1, 0, v="a"), up(2, 0, v="b" * 500)], at(1), chunk=2, counters=counters)
+    assert (counters["column statistics trimmed"], counters["column statistics trimmed bytes"]) == (0, 0)
+    built([up(1, 0, v="a")], at(1), chunk=2, counters=counters, config=replace(TINY, stats_bytes=1))
+    assert counters["column statistics trimmed"] == len(SCHEMA.fields)
+    assert counters["column statistics trimmed bytes"] > len(SCHEMA.fields)
+
+
 # Together with the core.
 
 

@@ -87,6 +87,8 @@ class Encoded:
     """Updates in it."""
     diff_sum: int
     """The sum of their diffs modulo 2^64."""
+    trimmed_bytes: int
+    """Bytes of column statistics that were left out to keep within the budget."""
 
 
 def encode_part(
@@ -107,7 +109,8 @@ def encode_part(
     if table.nbytes > config.part_decoded_bytes_max:
         raise UsageError(f"part {name} would have {table.nbytes} bytes of rows, over {config.part_decoded_bytes_max}")
     groups = [table.slice(start, config.row_group_rows) for start in range(0, table.num_rows, config.row_group_rows)]
-    meta = _described(table, schema, name, config, is_sorted=is_sorted)
+    trimmed: list[int] = []
+    meta = _described(table, schema, name, config, trimmed, is_sorted=is_sorted)
     blooms = _BLOOMS_SUPPORTED and bool(_layout(schema).blooms) and table.num_rows >= BLOOM_ROWS_MIN
     footer = Footer(
         version=FORMAT_VERSION,
@@ -127,10 +130,12 @@ def encode_part(
     if len(data) > config.object_bytes_max:
         raise UsageError(f"part {name} would have {len(data)} bytes, more than {config.object_bytes_max}")
     meta = msgspec.structs.replace(meta, tail=len(tail), tail_hash=hash_of(tail))
-    return Encoded(data, meta, table.num_rows, _diff_sum(table))
+    return Encoded(data, meta, table.num_rows, _diff_sum(table), sum(trimmed))
 
 
-def _described(table: pa.Table, schema: Schema, name: str, config: Config, *, is_sorted: bool) -> PartMeta:
+def _described(
+    table: pa.Table, schema: Schema, name: str, config: Config, trimmed: list[int], *, is_sorted: bool
+) -> PartMeta:
     """What the state will know of the rows, if they are updates."""
     if any(table.column(each).null_count for each in schema.system_names):
         raise UsageError(f"part {name} would have a row without a time or a diff")
@@ -141,6 +146,7 @@ def _described(table: pa.Table, schema: Schema, name: str, config: Config, *, is
         budget=config.stats_bytes,
         bound_bytes=config.bound_bytes,
         untrimmable=untrimmable_of(config.untrimmable),
+        trimmed=trimmed,
     )
     if min(meta.min_time) < 0:
         raise UsageError(f"part {name} would have a time before 0")

@@ -158,11 +158,12 @@ def describe(
     budget: int = DEFAULT.stats_bytes,
     bound_bytes: int = DEFAULT.bound_bytes,
     untrimmable: Untrimmable = NOTHING_UNTRIMMABLE,
+    trimmed: list[int] | None = None,
 ) -> PartMeta:
     """What there is to know of an update table; the tail of the part is not known yet.
 
     `sorted` promises that the rows are in the order of the schema. Bounds are cut
-    to `bound_bytes`, and columns over `budget` bytes are left out.
+    to `bound_bytes`, and columns over `budget` bytes are left out: their bytes are added to `trimmed`.
     """
     bound_bytes = min(bound_bytes, BOUND_BYTES_MAX)
     lower = upper = None
@@ -185,7 +186,7 @@ def describe(
         max_time=tuple(high for _, high in times),
         min_diff=min_diff,
         max_diff=max_diff,
-        columns=_trim(table, schema, sorted, budget, bound_bytes, untrimmable),
+        columns=_trim(table, schema, sorted, budget, bound_bytes, untrimmable, trimmed),
         row_bytes=table.nbytes,
         repeats=count_repeats(table, schema) if sorted else None,
         negatives=count_negatives(table) if min_diff < 0 else 0,
@@ -246,7 +247,13 @@ def column_range(column: pa.ChunkedArray, bound_bytes: int, *, ascending: bool =
 
 
 def _trim(
-    table: pa.Table, schema: Schema, sorted: bool, budget: int, bound_bytes: int, untrimmable: Untrimmable
+    table: pa.Table,
+    schema: Schema,
+    sorted: bool,
+    budget: int,
+    bound_bytes: int,
+    untrimmable: Untrimmable,
+    trimmed: list[int] | None,
 ) -> dict[int, Range]:
     """The ranges that fit: first those that must be kept, then by the order of columns, keys before values."""
     must: list[str] = []
@@ -261,6 +268,8 @@ def _trim(
         if place < len(must) or size <= budget:
             kept[field] = its
             budget -= size
+        elif trimmed is not None:
+            trimmed.append(size)
     return kept
 
 

@@ -9,6 +9,7 @@ What is counted, by name (seconds are those of the injected clock):
     stalls, stall seconds        somebody who adds rows had to wait for an upload
     bounds truncated             bounds of parts that were longer than `bound_bytes`
     bounds omitted               bounds of parts that could not be kept at all
+    column statistics trimmed    columns whose statistics the budget of a part had no room for; `... bytes`: their size
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ class Target:
             "bounds truncated": sum(len(bound) > config.bound_bytes for bound in bounds),
             "bounds omitted": sum(bound is None for bound in kept),
             "column statistics trimmed": encoded.meta.trimmed(self.schema),
+            "column statistics trimmed bytes": encoded.trimmed_bytes,
         }
         del table
         encoded_at = self.clock()
