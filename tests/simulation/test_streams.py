@@ -31,7 +31,7 @@ def test_histories_without_faults_have_no_violations():
 def test_every_operation_happens_and_processes_die_and_storage_goes_at_marked_points():
     counts: Counter[str] = Counter()
     kinds: set[str] = set()
-    for seed in range(20):
+    for seed in range(40):
         result = run_history(seed, 60, Faults(crash=0.01, outage=0.006), tracing=True, flavour="streams")
         assert result.violations == []
         counts.update(result.counts)
