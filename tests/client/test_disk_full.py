@@ -4,14 +4,20 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 from places import Script
 
 import timespine as ts
+from timespine.client.line import Waiting
+from timespine.core.group import Transaction
+from timespine.core.transitions import AdvanceUpper, Retain
 from timespine.errors import Determinate, Indeterminate, NoSpace
+from timespine.location.reserve import RESERVE_BYTES
 from timespine.location.sqlite import SqliteConsensus
 from timespine.location.unreliable import Fault
+from timespine.model.frontier import Frontier
 
 ROW = {"k": 0, "v": b"x" * 100}
 
@@ -46,33 +52,139 @@ def free(place):
     return found.f_bavail * found.f_frsize
 
 
-def test_a_full_disk_is_named_reading_goes_on_and_expiring_frees_space(disk):
-    config = ts.Config(inline_part_bytes=1, rollup_seqnos=4)
-    with ts.open(disk / "store", maintenance=False, config=config) as store:
+def reserve_of(place):
+    return place / "store" / "consensus.db.reserve"
+
+
+def test_a_full_disk_is_named_and_reading_goes_on_and_the_reserve_is_not_for_rows(disk):
+    with ts.open(disk / "store", maintenance=False) as store:
         orders = store.create("orders", key={"k": "int64"}, value={"v": "binary"}, timeline="counter")
         for n in range(12):
-            orders.upsert([{"k": 1, "v": os.urandom(100_000)}, {"k": 2, "v": b"%d" % n}])
+            orders.append([{"k": n, "v": b"%d" % n}])
+    # A rollup is overdue now, and each append tries to write it.
+    with ts.open(disk / "store", maintenance=False, config=ts.Config(rollup_seqnos=1)) as store:
+        orders = store["orders"]
         fill(disk)
-        for write in (
+        writes = (
             lambda: orders.append([ROW]),
             lambda: orders.append([{"k": 3, "v": os.urandom(100_000)}]),
-            lambda: orders.expire(before=10),
-        ):
+            lambda: orders.write([ROW], at=100),
+            lambda: orders.update(set={"v": b"new"}),
+            lambda: orders.seal(100),
+            lambda: store.create("more", key={"k": "int64"}),
+        )
+        for write in writes:
             with pytest.raises(NoSpace, match="No space left on device; free some space on the disk") as caught:
                 write()
             assert "may or may not" not in str(caught.value)
-        assert orders.count() == 2
-        assert {each["k"] for each in orders.snapshot().to_pylist()} == {1, 2}
-        assert orders.lookup({"k": 2})[0]["v"] == b"11"
+        assert orders.count() == 12
+        assert {each["k"] for each in orders.snapshot().to_pylist()} == set(range(12))
+        assert orders.lookup({"k": 2})[0]["v"] == b"2"
         assert store.metrics()["reads without a lease"] > 0
-        fill(disk, leave=3_500_000)  # a commit needs little; a merge what it reads, and as much again
-        before = free(disk)
-        orders.expire(before=11)
-        for _ in range(3):
-            store.maintain()
-        assert free(disk) > before + 1_000_000, "versions that expired are gone"
-        orders.append([ROW])
-        assert orders.count() == 3
+        assert free(disk) == 0
+        assert reserve_of(disk).stat().st_size == RESERVE_BYTES
+        (disk / "fill").unlink()
+
+
+def test_a_disk_without_a_free_byte_gets_space_back_by_expiring_and_maintenance(disk):
+    """A merge needs what it reads, and as much again: here that fits into the reserve, one collection at a time."""
+    config = ts.Config(inline_part_bytes=1)
+    with ts.open(disk / "store", maintenance=False, config=config) as store:
+        made = [
+            store.create(f"orders{n}", key={"k": "int64"}, value={"v": "binary"}, timeline="counter") for n in range(9)
+        ]
+        for orders in made:
+            for _ in range(4):
+                orders.upsert([{"k": 1, "v": os.urandom(60_000)}])
+            assert orders.count() == 1, "a lease that is not used stays for a while"
+        fill(disk)
+        assert free(disk) == 0
+        for orders in made:
+            orders.expire(before=3)
+        assert not reserve_of(disk).exists(), "the first one took it"
+        assert store.maintain().skipped == []
+        assert reserve_of(disk).stat().st_size == RESERVE_BYTES, "it is back"
+        assert free(disk) > 1_000_000, "versions that expired are gone"
+        made[0].append([ROW])
+        assert made[0].count() == 2
+        assert all(len(orders.snapshot().to_pylist()) == 1 for orders in made[1:])
+
+
+def test_maintenance_says_which_merge_does_not_fit(disk):
+    with ts.open(disk / "store", maintenance=False, config=ts.Config(inline_part_bytes=1)) as store:
+        orders = store.create("orders", key={"k": "int64"}, value={"v": "binary"}, timeline="counter")
+        for _ in range(4):
+            orders.upsert([{"k": 1, "v": os.urandom(200_000)}])
+        fill(disk)
+        orders.expire(before=3)
+        (skipped,) = store.maintain().skipped
+        assert skipped.startswith("orders: not enough free space for a merge of ")
+        (disk / "fill").unlink()
+
+
+def test_garbage_goes_before_a_rollup_that_does_not_fit_although_the_reserve_is_gone(disk):
+    with ts.open(disk / "store", maintenance=False, config=ts.Config(inline_part_bytes=1, rollup_seqnos=8)) as store:
+        orders = store.create("orders", key={"k": "int64"}, value={"v": "binary"}, timeline="counter")
+        for _ in range(4):
+            orders.upsert([{"k": 1, "v": os.urandom(200_000)}])
+        orders.expire(before=3)
+        orders.compact(wait=True)
+        store.maintenance._roll_up(orders._access)
+        for _ in range(8):
+            orders.append([ROW])
+        reserve_of(disk).unlink()
+        fill(disk)
+        report = store.maintain()
+        assert (report.rollups, report.collected) == (1, 4)
+        assert free(disk) > 1_000_000
+
+
+def test_maintenance_uses_the_reserve_for_the_rollup_that_garbage_is_collected_from(disk):
+    with ts.open(disk / "store", maintenance=False, config=ts.Config(inline_part_bytes=1)) as store:
+        orders = store.create("orders", key={"k": "int64"}, value={"v": "binary"}, timeline="counter")
+        for _ in range(4):
+            orders.upsert([{"k": 1, "v": os.urandom(300_000)}])
+        orders.expire(before=3)
+        orders.compact(wait=True)
+        fill(disk)
+        report = store.maintain()
+        assert report.collected >= 4
+        assert free(disk) > 1_000_000
+        assert reserve_of(disk).stat().st_size == RESERVE_BYTES, "it is back"
+
+
+def test_of_a_group_only_what_frees_space_uses_the_reserve(disk):
+    with ts.open(disk / "store", maintenance=False) as store:
+        orders = store.create("orders", key={"k": "int64"}, timeline="counter")
+        for k in range(4):
+            orders.append([{"k": k}])
+        fill(disk)
+        frame = sys._getframe()
+        seals = Waiting(Transaction(((orders.id, AdvanceUpper(Frontier.at(100))),)), frame)
+        expires = Waiting(Transaction(((orders.id, Retain(Frontier.at(2))),)), frame)
+        store._committer._lead([seals, expires])
+        with pytest.raises(NoSpace):
+            seals.answer()
+        (expired,) = expires.answer()
+        assert expired.since == Frontier.at(2)
+        assert orders.upper == Frontier.at(4)
+        assert not reserve_of(disk).exists()
+
+
+def test_what_frees_space_fails_like_any_write_if_the_reserve_is_gone(disk):
+    with ts.open(disk / "store", maintenance=False) as store:
+        orders = store.create("orders", key={"k": "int64"}, timeline="counter")
+        for k in range(4):
+            orders.append([{"k": k}])
+        reserve_of(disk).unlink()
+        fill(disk)
+        with pytest.raises(NoSpace):
+            orders.expire(before=2)
+        (disk / "fill").unlink()
+        orders.expire(before=2)
+        assert not reserve_of(disk).exists()
+    ts.open(disk / "store").close()
+    assert reserve_of(disk).stat().st_size == RESERVE_BYTES, "the next process that opens the store makes it"
 
 
 def test_a_full_disk_is_found_at_the_first_try(disk, monkeypatch):

@@ -6,14 +6,14 @@ import pytest
 
 from timespine.client.driver import Driver, fresh_id
 from timespine.config import Config
-from timespine.core.effects import DeleteBlobs, FreshId, GetBlob, Now, PutBlob, Sleep
+from timespine.core.effects import DeleteBlobs, FreshId, GetBlob, MergeRuns, Now, PutBlob, Sleep
 from timespine.core.group import Refused
 from timespine.core.protocols import collect, maintain
 from timespine.core.protocols.commit import commit, enter
 from timespine.core.protocols.fetch import create
 from timespine.core.protocols.session import Session
 from timespine.core.transitions import Retain, RollUpAll
-from timespine.errors import Determinate, UpperMismatch
+from timespine.errors import Determinate, NoSpace, UpperMismatch
 from timespine.ids import parse_blob_key
 from timespine.location.local import LocalBlob
 from timespine.location.memory import MemoryBlob, MemoryConsensus
@@ -109,6 +109,64 @@ def test_an_append_whose_reply_was_lost_is_committed_once():
         assert append(driver, session, 0, "once") == Frontier.at(1)
         assert session.counters["indeterminate"] == 1
         assert counted(*driver.run(reads.snapshot(session, "c", (0,)))) == {"once": 1}
+
+
+class Full(MemoryBlob):
+    """A disk without space, and with so many reserves."""
+
+    def __init__(self, reserves):
+        super().__init__()
+        self.reserves = reserves
+        self.puts = 0
+        self.free = 0
+
+    def put(self, key, value):
+        self.puts += 1
+        if not self.free:
+            raise NoSpace("full")
+        self.free -= 1
+        super().put(key, value)
+
+    def release_reserve(self):
+        self.free += self.reserves > 0
+        self.reserves -= 1
+        return self.reserves >= 0
+
+
+@pytest.mark.parametrize(
+    ("frees_space", "reserves", "puts", "is_put"),
+    [(True, 1, 2, True), (True, 0, 1, False), (False, 1, 1, False)],
+)
+def test_a_write_that_frees_space_is_tried_once_more_with_the_reserve(frees_space, reserves, puts, is_put):
+    disk, logs = Full(reserves), MemoryConsensus()
+    logs.release_reserve = disk.release_reserve
+
+    def protocol():
+        try:
+            yield PutBlob("c/w/p", b"x")
+        except NoSpace:
+            return False
+        return True
+
+    with Driver(disk, logs, merge_runs) as driver:
+        assert driver.run(protocol(), frees_space=frees_space) is is_put
+    assert disk.puts == puts
+
+
+def test_a_merge_that_finds_no_space_leaves_the_reserve():
+    def no_room(effect):
+        yield Now()
+        raise NoSpace("full")
+
+    disk, logs = Full(1), MemoryConsensus()
+    logs.release_reserve = disk.release_reserve
+
+    def protocol():
+        yield MergeRuns("c", None, "w")
+
+    with Driver(disk, logs, no_room) as driver, pytest.raises(NoSpace):
+        driver.run(protocol(), frees_space=True)
+    assert disk.reserves == 1
 
 
 def test_effects_are_carried_out_with_the_injected_clock_and_sleep():

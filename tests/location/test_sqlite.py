@@ -74,7 +74,7 @@ def test_a_new_file_is_durable_in_its_folder(path: Path, monkeypatch: pytest.Mon
     SqliteConsensus(path).close()
     mark = path.with_name(f"{path.name}.mark")
     assert synced == [mark.stat().st_ino, path.stat().st_ino, path.parent.stat().st_ino]
-    assert sorted(os.listdir(path.parent)) == [path.name, mark.name]
+    assert sorted(os.listdir(path.parent)) == [path.name, mark.name, f"{path.name}.reserve"]
 
 
 def test_creating_that_fails_is_determinate(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

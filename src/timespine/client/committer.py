@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from timespine.client.driver import Driver
+from timespine.client.freeing import is_freeing
 from timespine.client.judging import Judge, judged
 from timespine.client.line import Line, Waiting
 from timespine.client.session import SharedSession
@@ -41,6 +42,7 @@ from timespine.errors import (
     Fenced,
     Indeterminate,
     LeaseExpired,
+    NoSpace,
     TimespineError,
     UsageError,
     VersionError,
@@ -231,20 +233,20 @@ class Committer:
             for name, _ in transaction.commands:
                 self._announcing.pop(name, None)
 
-    def run(self, collection: str, make: Callable[[Session], Protocol[T]]) -> T:
-        """Run a protocol that commits by itself, alone, with this committer's session."""
+    def run(self, collection: str, make: Callable[[Session], Protocol[T]], *, frees_space: bool = True) -> T:
+        """Run a protocol of maintenance, alone, with this committer's session. What frees space may use the reserve."""
         with self._turn:
             self._settle()
             self._refuse_unborn(collection)
             try:
-                self._enter(collection)
-                return self.driver.run(make(self.session))
+                self._enter(collection, frees_space=frees_space)
+                return self.driver.run(make(self.session), frees_space=frees_space)
             except Fenced as fenced:
                 self._renew()
                 if fenced.in_doubt:
                     raise
-            self._enter(collection)
-            return self.driver.run(make(self.session))
+            self._enter(collection, frees_space=frees_space)
+            return self.driver.run(make(self.session), frees_space=frees_space)
 
     def look(self, make: Callable[[Session], Protocol[T]]) -> T:
         """Run a protocol that only reads: it needs no registration, and a store that is open for reading may."""
@@ -371,6 +373,15 @@ class Committer:
                 return
             for each in group:
                 each.error = error
+        except NoSpace as error:
+            # Appends must not use the reserve. What frees space may, so it is committed without them.
+            freeing = [each for each in group if is_freeing(each.item)]
+            if len(freeing) == len(group):
+                freeing = []  # it did
+            for each in group:
+                each.error = None if each in freeing else error
+            if freeing:
+                self._answer(freeing)
         except Exception as error:
             for each in group:
                 each.error = error
@@ -407,8 +418,11 @@ class Committer:
         """Commit transactions as one group. Indeterminate only if they themselves may be in."""
         try:
             self._settle()
-            self._enter(*(name for each in transactions for name, _ in (*each.commands, *each.reads)))
-            return self.driver.run(commit_transactions(self.session, *transactions, beside=beside))
+            frees_space = all(map(is_freeing, transactions))
+            names = (name for each in transactions for name, _ in (*each.commands, *each.reads))
+            self._enter(*names, frees_space=frees_space)
+            commit = commit_transactions(self.session, *transactions, beside=beside)
+            return self.driver.run(commit, frees_space=frees_space)
         except Indeterminate as error:
             frozen = self.session.frozen
             if frozen is not None and frozen.group.transactions == transactions:
@@ -434,7 +448,7 @@ class Committer:
         committer, writer = self.session.committer, self.session.writer
         return all(state is None or (committer in state.committers and writer in state.writers) for state in states)
 
-    def _enter(self, *collections: str) -> None:
+    def _enter(self, *collections: str, frees_space: bool = False) -> None:
         """Register committer and writer with collections, once. Holds the turn."""
         session = self.session
         new = [name for name in dict.fromkeys(collections) if (session.writer, name) not in self._entered]
@@ -445,7 +459,7 @@ class Committer:
             new.remove(name)
         for start in range(0, len(new), ENTER_MAX):
             some = new[start : start + ENTER_MAX]
-            self.driver.run(enter(session, *some))
+            self.driver.run(enter(session, *some), frees_space=frees_space)
             self._entered.update(((session.writer, name), session.committer) for name in some)
 
 

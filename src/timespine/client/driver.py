@@ -28,6 +28,7 @@ from timespine.core.effects import (
     Sleep,
     Truncate,
 )
+from timespine.errors import NoSpace
 from timespine.location.blob import Blob
 from timespine.location.consensus import Consensus, Write
 from timespine.pool import Pool
@@ -39,6 +40,9 @@ Engine = Callable[[MergeRuns], Protocol[Output]]
 
 DELETES_AT_ONCE = 8
 """Threads that delete blobs: deletions are mostly waiting."""
+
+SMALL_WRITES = (CompareAndSet, Truncate, PutBlob)
+"""What the reserve is meant for. The blobs that protocols put by themselves are rollups; a merge is too large."""
 
 
 class Driver:
@@ -77,8 +81,9 @@ class Driver:
         """This process's clock."""
         return int(self._clock() * 1000)
 
-    def run(self, protocol: Protocol[T]) -> T:
-        """Run a protocol to its end: its result, or what it raises."""
+    def run(self, protocol: Protocol[T], *, frees_space: bool = False) -> T:
+        """Run a protocol to its end: its result, or what it raises. One that frees space may use the reserve."""
+        perform = self._perform_with_reserve if frees_space else self._perform_once
         value: Any = None
         error: Exception | None = None
         while True:
@@ -88,9 +93,21 @@ class Driver:
                 result: T = stop.value
                 return result
             try:
-                value, error = self._perform[type(effect)](effect), None
+                value, error = perform(effect), None
             except Exception as raised:
                 value, error = None, raised
+
+    def _perform_once(self, effect: Effect) -> Any:
+        return self._perform[type(effect)](effect)
+
+    def _perform_with_reserve(self, effect: Effect) -> Any:
+        """Carry out an effect, and once more with the space of the reserve if a small write finds the disk full."""
+        try:
+            return self._perform_once(effect)
+        except NoSpace:
+            if not isinstance(effect, SMALL_WRITES) or not self.consensus.release_reserve():
+                raise
+        return self._perform_once(effect)
 
     def _delete(self, effect: DeleteBlobs) -> None:
         """Delete several blobs at once; the first failure is raised when all have been tried."""

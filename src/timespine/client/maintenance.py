@@ -26,23 +26,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from timespine.client.access import Access
-from timespine.client.committer import TURN_S
+from timespine.client.committer import TURN_S, Committer
 from timespine.client.due import is_claimed, is_one_run, is_untidy, size_of
 from timespine.client.forgetting import oldest_to_rewrite, worth_forgetting
 from timespine.client.report import NO_SPACE, Report, said
 from timespine.client.rewriting import worth_rewriting
 from timespine.client.settled import Settled
-from timespine.core.effects import Protocol
 from timespine.core.layers import MergeRequest
 from timespine.core.protocols import collect, maintain
-from timespine.core.protocols.session import Session
 from timespine.core.state import State, Status
 from timespine.core.transitions import AdvanceUpper, Command, Finalize, Forget, Retain, RollUpAll
 from timespine.core.upkeep import Collecting, is_forgetting_due, next_collecting, worth_compacting
-from timespine.errors import ClosedError, Fenced, TimespineError, Unavailable, UsageError
+from timespine.errors import ClosedError, Fenced, NoSpace, TimespineError, Unavailable, UsageError
 from timespine.locks import Flag, Lock
 from timespine.model.frontier import CLOSED, Frontier
 
@@ -105,7 +102,7 @@ class Maintenance:
 
     def __init__(
         self,
-        run: Callable[[str, Callable[[Session], Protocol[Any]]], Any],
+        committer: Committer,
         accesses: Callable[[], list[Access]],
         free_bytes: Callable[[], int | None],
         *,
@@ -113,7 +110,8 @@ class Maintenance:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._run = run
+        self._run = committer.run
+        self._driver = committer.driver
         self._accesses = accesses
         self._others = others
         self._free_bytes = free_bytes
@@ -157,12 +155,12 @@ class Maintenance:
     def bound(self, access: Access) -> None:
         """Where nobody works in the background: roll up what is long overdue, so that opening it stays cheap.
 
-        SUBTLE: it never fails, not even if the store is closed meanwhile. What called it is committed, and its
-        caller would be told that it is not, and would delete its blobs (test_close.py).
+        An append may call it, so it leaves the reserve alone. SUBTLE: it never fails, not even if the store is closed
+        meanwhile. What called it is committed, and its caller would delete its blobs (test_close.py).
         """
         try:
             if self._thread is None and maintain.is_rollup_due(access.config, access.known(), OVERDUE):
-                self._run(access.id, lambda session: maintain.roll_up(session, access.id))
+                self._run(access.id, lambda session: maintain.roll_up(session, access.id), frees_space=False)
         except Exception as error:  # the next commit tries again
             self.report.skip(f"{access.name}: {said(error)}")
 
@@ -180,6 +178,8 @@ class Maintenance:
         while not self._stop.is_set():
             self._wake.clear()
             busy = self.round()
+            if not busy:
+                self._driver.consensus.restore_reserve()
             pause = PAUSE_S if busy else min(pause * 2, 30.0)
             if not busy and self._wake.wait(pause):
                 pause = PAUSE_S
@@ -252,6 +252,7 @@ class Maintenance:
                     failure = failure or error
                     self.report.skip(f"{access.name}: {said(error)}")
             done = self.report.since(before)
+        self._driver.consensus.restore_reserve()
         if failure is not None:
             raise failure
         return done
@@ -442,11 +443,15 @@ class Maintenance:
             step = next_collecting(state)
         due = maintain.is_rollup_due(access.config, state)
         if due or step is Collecting.ROLL_UP or (force and state.seqno > max(state.rollups, default=0) + 2):
-            self.report.rollups += bool(self._run(access.id, lambda session: maintain.roll_up(session, access.id)))
+            try:
+                self._roll_up(access)
+            except NoSpace:  # to collect garbage from an older rollup needs no space before it frees some
+                if not self._collect_garbage(access):
+                    raise
+                self._roll_up(access)
         acts = due or step in (Collecting.ROLL_UP, Collecting.COLLECT)
         if acts or force:
-            collected = self._run(access.id, lambda session: collect.collect_garbage(session, access.id))
-            self.report.collected += int(collected or 0)
+            self._collect_garbage(access)
         did = acts and access.state().seqno != state.seqno
         now = self._monotonic()
         if now - upkeep.swept >= SWEEP_S:
@@ -459,6 +464,14 @@ class Maintenance:
                 self.report.swept += access.committer.look(lambda session: collect.sweep(session, access.id))
         return did
 
+    def _roll_up(self, access: Access) -> None:
+        self.report.rollups += self._run(access.id, lambda session: maintain.roll_up(session, access.id))
+
+    def _collect_garbage(self, access: Access) -> int:
+        collected = self._run(access.id, lambda session: collect.collect_garbage(session, access.id))
+        self.report.collected += collected
+        return collected
+
     def _expire(self, upkeep: _Upkeep, state: State) -> None:
         """Remove what lapsed, and move retention."""
         now = self._monotonic()
@@ -469,9 +482,7 @@ class Maintenance:
         now_ms = access.now_ms()
         ends = [lease.until_ms for held in (state.readers, state.writers, state.committers) for lease in held.values()]
         if any(until_ms < now_ms for until_ms in ends):
-            self.report.leases += int(
-                self._run(access.id, lambda session: maintain.expire_leases(session, access.id)) or 0
-            )
+            self.report.leases += self._run(access.id, lambda session: maintain.expire_leases(session, access.id))
         retain_ms = access.entry.retain_ms if access.entry.retain_ms is not None else access.shared.retain_ms
         if retain_ms is not None and access.entry.timeline == "clock" and state.arity == 1 and state.upper.elements:
             # Never past the newest complete time: what is there now stays readable.

@@ -24,7 +24,9 @@ CONSENSUS = "consensus.db"
 """The file of the logs, in that of the store."""
 
 
-CONSENSUS_FILES = tuple(f"{CONSENSUS}{suffix}" for suffix in ("", "-wal", "-shm", ".lock", ".next", ".mark"))
+CONSENSUS_FILES = tuple(
+    f"{CONSENSUS}{suffix}" for suffix in ("", "-wal", "-shm", ".lock", ".next", ".mark", ".reserve")
+)
 """That file, and what is kept beside it."""
 
 

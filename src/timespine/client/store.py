@@ -123,7 +123,7 @@ class Store(OneProcess):
         """The collections that are open here."""
         self._closing = Lock("the end of this store")
         self.maintenance = Maintenance(
-            self._upkeep.run, self.handles.all, free_bytes, others=self._others, monotonic=monotonic, sleep=sleep
+            self._upkeep, self.handles.all, free_bytes, others=self._others, monotonic=monotonic, sleep=sleep
         )
         """What looks after the collections."""
         self._committer.told.append(self._told)

@@ -15,6 +15,9 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
   cannot be written again.
 - Failures are `Determinate` (nothing happened) or `Indeterminate` (may have,
   or may still): the caller finds out by reading.
+- An adapter on a disk may keep some space in reserve. `release_reserve` frees it, for
+  a commit that gets space back; `restore_reserve` keeps it again. Neither changes a
+  log. An adapter without a reserve answers False, and does nothing.
 """
 
 from __future__ import annotations
@@ -80,6 +83,14 @@ class Consensus(Protocol):
 
     def list_keys(self, prefix: str = "") -> list[str]:
         """All keys that begin with `prefix` (any text), in order."""
+        ...
+
+    def release_reserve(self) -> bool:
+        """Free the space that is kept for a full disk; whether there is more space than before."""
+        ...
+
+    def restore_reserve(self) -> None:
+        """Keep that space again if there is enough. Never an error: logs work without it."""
         ...
 
     def close(self) -> None:

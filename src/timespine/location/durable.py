@@ -36,7 +36,7 @@ def mode_of(path: str, most: int) -> int:
 
 def no_space(what: str, reason: str) -> NoSpace:
     """The error for a full disk: what was not done, and what to do."""
-    return NoSpace(f"{what}: {reason}; free some space on the disk, then expire history and run maintenance")
+    return NoSpace(f"{what}: {reason}; free some space on the disk, or expire history and run maintenance")
 
 
 def sync(fd: int) -> None:

@@ -152,6 +152,12 @@ class MemoryConsensus:
         with self._lock:
             return sorted(key for key in self._live() if key.startswith(prefix))
 
+    def release_reserve(self) -> bool:
+        return False
+
+    def restore_reserve(self) -> None:
+        """There is none."""
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

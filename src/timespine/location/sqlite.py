@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from timespine.errors import CorruptionError, UsageError
+from timespine.location import reserve
 from timespine.location.arguments import check_key, check_scan, check_text, check_truncate, check_writes
 from timespine.location.consensus import Entry, Write, differing
 from timespine.location.durable import PRIVATE_FILE, mode_of
@@ -62,6 +63,8 @@ class SqliteConsensus:
         kind = SqliteFileAtRest if read_only else SqliteFile
         self._file = kind(os.path.realpath(os.fspath(path)), wait_s, mode)
         weakref.finalize(self, self._file.close)
+        self._read_only = read_only
+        self.restore_reserve()
 
     def head(self, key: str) -> Entry | None:
         check_key(key)
@@ -117,6 +120,13 @@ class SqliteConsensus:
             prefix = "\x7f"  # keys are ASCII, and all below this
         found = self._file.read(lambda connection: connection.execute(_KEYS, (prefix, prefix + "\x7f")).fetchall())
         return sorted(key for (key,) in found)
+
+    def release_reserve(self) -> bool:
+        return not self._read_only and reserve.release(self._file.path)
+
+    def restore_reserve(self) -> None:
+        if not self._read_only:
+            reserve.restore(self._file.path)
 
     def close(self) -> None:
         self._file.close()

@@ -155,5 +155,11 @@ class UnreliableConsensus(_Faults):
     def list_keys(self, prefix: str = "") -> list[str]:
         return self._run("list_keys", prefix, lambda: self._inner.list_keys(prefix))
 
+    def release_reserve(self) -> bool:
+        return self._inner.release_reserve()
+
+    def restore_reserve(self) -> None:
+        self._inner.restore_reserve()
+
     def close(self) -> None:
         self._inner.close()

@@ -258,6 +258,16 @@ class ConsensusConformance(Conformance[Consensus]):
 
             race_until(3, write, read)
 
+    def test_the_reserve_changes_no_log(self, tmp_path: Path) -> None:
+        with contextlib.closing(self.make(tmp_path)) as log:
+            fill(log, "a", 2)
+            log.release_reserve()
+            check_equal(log.release_reserve(), False)  # it is free: there is no more
+            fill(log, "a", 1)
+            log.restore_reserve()
+            log.restore_reserve()
+            check_equal([entry.seqno for entry in log.scan("a")], [0, 1, 2])
+
     def test_what_was_written_survives_reopening(self, tmp_path: Path) -> None:
         first = self.make(tmp_path)
         fill(first, "a", 3)

@@ -189,3 +189,9 @@ class SimulatedConsensus(_Port):
     def list_keys(self, prefix: str = "") -> list[str]:
         check_text(prefix, "prefix")
         return self._call(f"list {prefix}", lambda: sorted(key for key in self._world.logs if key.startswith(prefix)))
+
+    def release_reserve(self) -> bool:
+        return False
+
+    def restore_reserve(self) -> None:
+        """There is none."""
