@@ -50,6 +50,13 @@ def test_create_list_describe_rename_drop(store):
     assert [each["name"] for each in document("list", store)] == ["items", "orders"]
 
 
+def test_collections_of_one_and_of_several_coordinates_are_listed_together(store):
+    run("create", store, "prices", "--key", "id:int64", "--arity", "2", "--timeline", "counter")
+    run("seal", store, "prices", "--at", "3,0", "--at", "0,3")
+    for more in ((), ("-v",), ("-o", "csv")):
+        assert "prices" in run("list", store, *more).stdout
+
+
 def test_what_a_collection_costs_is_listed_described_and_inspected(store):
     run("create", store, "quick", "--key", "id:int64", "--forget-within", "2 hours")
     (quick,) = (each for each in document("list", store, "-v") if each["name"] == "quick")

@@ -536,3 +536,42 @@ def test_what_a_change_looks_at_decides_what_a_patch_is_worked_out_from():
     assert changing.updating(None, by_all)(schema).grain is Grain.ALL
     assert changing.updating(None, by_row)(keyless).grain is Grain.ALL, "nested rows cannot be found by their columns"
     assert changing.deleting_where("n = 1")(schema).grain is Grain.NEWS
+
+
+def test_a_change_whose_own_count_overflows_keeps_the_blobs_that_it_committed(place, monkeypatch):
+    store, other = place.open(config=BLOBS), place.open(config=BLOBS)
+    table = store.create("t", value={"v": "int64"}, timeline="counter")
+    table.append([{"v": each} for each in range(100)])
+    table.append([{"v": 0, "_diff": (1 << 63) - 2}])
+    real = changing.commit_together
+
+    def lost_once(access, commands):
+        monkeypatch.setattr(changing, "commit_together", real)
+        other["t"].append([{"v": 0, "_diff": 2}])
+        return real(access, commands)
+
+    monkeypatch.setattr(changing, "commit_together", lost_once)
+    table.delete(where="v >= 0")
+    assert table.snapshot().to_arrow().num_rows == 0
+
+
+def test_a_change_that_gives_up_leaves_no_blob_of_its_patches(place, monkeypatch):
+    monkeypatch.setattr(changing, "PLACES_MAX", 3)
+    store, other = place.open(config=BLOBS), place.open(config=BLOBS)
+    table = create(store)
+    table.append([row(each) for each in range(50)])
+    together, committed = changing.commit_together, store._committer._committed
+
+    def first(*given):
+        other["t"].append([row(each, 1) for each in range(50)])
+        return together(*given)
+
+    def later(*given):
+        other["t"].append([row(each, 1) for each in range(50)])
+        return committed(*given)
+
+    monkeypatch.setattr(changing, "commit_together", first)
+    monkeypatch.setattr(store._committer, "_committed", later)
+    with pytest.raises(Contention):
+        table.delete(where="k >= 0")
+    assert set(place.blobs(f"{table.id}/")) <= set(table._access.state().keys())

@@ -1,6 +1,8 @@
 """Standing in line: who leads, who is answered, and what becomes of the others when somebody is interrupted."""
 
+import sys
 import threading
+from collections import deque
 
 import pytest
 from places import until
@@ -138,3 +140,20 @@ def test_what_waits_and_is_interrupted_is_not_done_and_holds_up_nobody(monkeypat
     assert isinstance(results["b"], KeyboardInterrupt)
     assert (results["a"], results["c"]) == ("a", "c")
     assert crowd.work.groups == [["a"], ["c"]]
+
+
+def test_a_leader_that_is_interrupted_while_it_tells_others_leaves_none_without_an_answer():
+    class Interrupted(deque):
+        def remove(self, value):
+            super().remove(value)
+            raise KeyboardInterrupt
+
+    line = Line()
+    frame = sys._getframe()
+    group = [lines.Waiting(each, frame) for each in range(3)]
+    line._queue = Interrupted(group)
+    for each in group:
+        each.reply = "done"
+    with pytest.raises(KeyboardInterrupt):
+        line._tell(group)
+    assert all(each.is_answered or each in line._queue for each in group)

@@ -279,3 +279,14 @@ def test_a_mark_of_a_newer_version_is_refused() -> None:
     checksum = zlib.crc32(body[: 21 + 3], zlib.crc32(head))
     with pytest.raises(VersionError):
         decode(head + struct.pack(">I", checksum) + body, 0)
+
+
+def test_what_was_committed_is_acknowledged_though_the_mark_cannot_be_counted(tmp_path: Path) -> None:
+    log = SqliteConsensus(tmp_path / "log.db")
+    assert log.compare_and_set([Write("a", None, b"0")]) is None
+    with open(tmp_path / "log.db.mark", "r+b") as file:
+        file.write(b"\xff" * 1024)
+    with pytest.raises(Indeterminate):  # never an error that says that nothing was committed
+        log.compare_and_set([Write("a", 0, b"1")])
+    assert [entry.data for entry in log.scan("a", 0, 10)] == [b"0", b"1"]
+    log.close()

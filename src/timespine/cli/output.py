@@ -197,9 +197,15 @@ def write_table(where: Destination, names: Sequence[str], rows: Sequence[dict[st
     if where.format is Format.json:
         write_document(where, rows, lambda: "")
         return
-    flat = [{name: _cell(row.get(name)) for name in names} for row in rows]
-    table = pa.table({name: pa.array([row[name] for row in flat]) for name in names})
+    table = pa.table({name: pa.array(_of_one_type([_cell(row.get(name)) for row in rows])) for name in names})
     write_rows(where, table.schema, table.to_batches())
+
+
+def _of_one_type(cells: list[Any]) -> list[Any]:
+    """Make all cells of a column text if one of them is: frontiers of several times stand beside plain times."""
+    if any(isinstance(cell, str) for cell in cells):
+        return [cell if cell is None or isinstance(cell, str) else str(cell) for cell in cells]
+    return cells
 
 
 def write_document(where: Destination, value: Any, text: Callable[[], str]) -> None:

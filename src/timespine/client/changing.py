@@ -111,11 +111,11 @@ def place(pending: Pending, runs: Runs, together: Together) -> Answers:
                 continue
             pending.done()
             return answers
+        raise contention(access.name, PLACES_MAX)
     except TimespineError as error:
         if surely_not(error):
             pending.unstage()
         raise
-    raise contention(access.name, PLACES_MAX)
 
 
 def contention(names: str, attempts: int) -> Contention:

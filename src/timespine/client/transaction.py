@@ -306,12 +306,12 @@ class Transaction(OneProcess):
                 except UpperMismatch:
                     self._check_reads()
                     self._committer.session.count("transactions placed again")
+            raise contention(self._names, PLACES_MAX)
         except TimespineError as error:
             if surely_not(error):
                 for step in self._steps:
                     step.unstage()
             raise
-        raise contention(self._names, PLACES_MAX)
 
     @property
     def _names(self) -> str:

@@ -53,7 +53,6 @@ from timespine.errors import (
 )
 from timespine.location.arguments import check_open
 from timespine.location.durable import PRIVATE_FILE, SPACE, mode_of, no_space, open_regular, sync_path
-from timespine.location.marks import ADVICE
 from timespine.location.mounts import mount_table, refuse_network_file_system
 from timespine.location.sqlite_mark import Appended, SqliteMark
 from timespine.location.turns import WriteLine
@@ -142,12 +141,12 @@ class SqliteFile:
         if path in _inherited:
             raise WrongProcess(f"{path} was in use while this process was forked: start processes with spawn instead")
         refuse_network_file_system(path, mount_table())
+        _files.add(self)  # before anything is open: a fork in another thread waits, or closes it (test_fork.py)
         self._prepare()
         (report,) = self.read(lambda connection: connection.execute("PRAGMA integrity_check(1)").fetchone())
         if report != "ok":
             self.close()
             raise CorruptionError(f"{path} is damaged: {report:.200}")
-        _files.add(self)
 
     def _prepare(self) -> None:
         """Make the file if there is none."""
@@ -235,7 +234,8 @@ class SqliteFile:
             return
         try:
             self.mark.count(self.appended)
-        except OSError as error:  # it is committed, and whoever asks again finds it
+        except (OSError, CorruptionError, VersionError) as error:
+            # SUBTLE: it is committed. An error that says otherwise would have it committed again (test_marks.py).
             raise Indeterminate(f"{self.mark.path} cannot be written: {error}") from error
 
     def close(self) -> None:
@@ -377,7 +377,10 @@ def _create_if_missing(path: str, mark: SqliteMark, mode: int) -> None:
     if os.path.lexists(path):  # SUBTLE: looked at last, or what another creator counts looks lost
         return
     if counted is not None and counted.entries:
-        raise CorruptionError(f"{path} is gone, and {mark.path} counts {counted.entries} entries of it: {ADVICE}")
+        raise CorruptionError(
+            f"{path} is gone, and {mark.path} counts {counted.entries} entries of it: "
+            "restore the store from a copy, or remove the whole store to start anew"
+        )
     if orphaned:
         raise CorruptionError(f"{log} has lost its database: restore {path}, or remove both to start anew")
     mark.create(mode)
