@@ -328,7 +328,9 @@ with ts.open(path, maintenance=False) as store:
 """
 
 
-@pytest.mark.parametrize("touched", [False, True], ids=["others", "the same rows"])
+@pytest.mark.parametrize(
+    "touched", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["others", "the same rows"]
+)
 def test_every_change_goes_in_beside_processes_that_append_all_the_time_and_reads_once(tmp_path, touched):
     with ts.open(tmp_path / "store", maintenance=False) as store:
         table = create(store)

@@ -463,6 +463,7 @@ def test_a_batch_is_deleted_by_the_writer_that_built_it_alone(place):
 @pytest.mark.parametrize("settled", ["left", "committed", "deleted", "transmitted"])
 def test_a_batch_that_was_built_and_left_is_told_of(place, settled):
     numbers = create(place.open(config=BLOBS))
+    gc.collect()  # what other tests left is told of before
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         writer = numbers.writer()

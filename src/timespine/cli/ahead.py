@@ -103,7 +103,8 @@ def write(
         "late": done.late,
         "seqno": done.seqno,
     }
-    when = f" from {done.first} to {done.last}" if done.rows else ""
+    span = f"up to {done.last}" if done.first is None else f"from {done.first} to {done.last}"
+    when = f" {span}" if done.rows else ""
     too_late = f"; {counted(done.late, 'row')} came too late ({late.value})" if done.late else ""
     said = f"{counted(rows.num_rows, 'row')}, {counted(done.rows, 'update')}{when}{too_late}\n"
     write_done(where, result, lambda: said)

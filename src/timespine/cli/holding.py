@@ -104,7 +104,8 @@ def retain(
     with opened(store, read_only=duration is None) as open_store:
         if name is None:
             open_store.retain(policy)
-            write_done(where, {"store": store, "for": duration}, lambda: "collections go by it, unless they differ\n")
+            said = f"history is kept {'for ever' if policy is None else f'for {policy}'}, unless a collection differs\n"
+            write_done(where, {"store": store, "for": duration}, lambda: said)
             return
         collection = open_store.collection(name)
         if duration is not None:

@@ -186,7 +186,8 @@ def metrics(store: StorePath, output: Output = None, to: To = None) -> None:
 def doctor(
     store: StorePath, names: Names = None, accept_loss: AcceptLoss = False, output: Output = None, to: To = None
 ) -> None:
-    """Compare everything that can be reached with what was written: every byte of every file. Changes nothing.
+    """Compare everything that can be reached with what was written: every byte of every file. Changes nothing
+    unless --accept-loss is given.
 
     Exit code 6 if something is missing or damaged. A log that lost what was committed is an error, and nothing opens
     the store. With --accept-loss the store goes on with what is there: restore it from a copy instead, if there is one.

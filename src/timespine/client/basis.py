@@ -40,7 +40,7 @@ from timespine.core.plan import Plan, plan_ahead, plan_runs, plan_snapshot, plan
 from timespine.core.state import State
 from timespine.core.transitions import CompareAndAppend
 from timespine.core.transitions.push import rewritten
-from timespine.errors import DiffOverflow, UpperMismatch, UsageError
+from timespine.errors import DiffOverflow, LeaseExpired, UpperMismatch, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MIN
@@ -87,6 +87,13 @@ class Look:
 
 Compute = Callable[[Schema], Look]
 """What a change looks at, and what it makes of that, under the newest schema."""
+
+
+class _RowsOfState(Rows):
+    """Rows of one state. SUBTLE: planned again on a newer one, they would hold what `news` counts once more."""
+
+    def _replanned(self) -> bool:
+        return False
 
 
 @dataclass(slots=True)
@@ -155,8 +162,13 @@ class Present:
         return Wanted(self.schema, self.schema.names, window, where=where, keys=keys)
 
     def _read(self, plan: Plan | None, state: State, wanted: Wanted) -> pa.Table:
-        rows = Rows(self.access, self.held, plan, wanted, Shape("column"), state=state, owned=False)
-        return rows.to_arrow().select([*self.schema.names, DIFF])
+        rows = _RowsOfState(self.access, self.held, plan, wanted, Shape("column"), state=state, owned=False)
+        try:
+            return rows.to_arrow().select([*self.schema.names, DIFF])
+        except LeaseExpired as error:
+            if self.held.is_leased:
+                raise
+            raise Stale(self.upper, self.access.known().upper) from error
 
     def _none(self) -> pa.Table:
         return self.schema.update_arrow.empty_table().select([*self.schema.names, DIFF])
