@@ -110,6 +110,22 @@ def test_a_disk_without_a_free_byte_gets_space_back_by_expiring_and_maintenance(
         assert all(len(orders.snapshot().to_pylist()) == 1 for orders in made[1:])
 
 
+def test_a_disk_without_a_free_byte_gets_space_back_by_dropping(disk):
+    with ts.open(disk / "store", maintenance=False, config=ts.Config(inline_part_bytes=1)) as store:
+        orders, old = (store.create(name, key={"k": "int64"}, value={"v": "binary"}) for name in ("orders", "old"))
+        orders.append([ROW])
+        old.append([{"k": 1, "v": os.urandom(2_000_000)}])
+        fill(disk)
+        assert free(disk) == 0
+        assert store.drop("old")
+        assert store.names() == ["orders"]
+        store.maintain()
+        assert free(disk) > 1_000_000
+        assert reserve_of(disk).stat().st_size == RESERVE_BYTES, "it is back"
+        orders.append([ROW])
+        assert orders.count() == 2
+
+
 def test_maintenance_says_which_merge_does_not_fit(disk):
     with ts.open(disk / "store", maintenance=False, config=ts.Config(inline_part_bytes=1)) as store:
         orders = store.create("orders", key={"k": "int64"}, value={"v": "binary"}, timeline="counter")

@@ -65,10 +65,11 @@ def check_bound(collection, *, more=0):
 
 
 def check_storage(place, collection):
-    """At rest, with no lease: 2.2 times what is live, and the constant of tiny collections."""
+    """At rest, with no lease: blobs and log are 2.2 times what is live, and the constant of tiny collections."""
     state = collection._access.state()
     assert not state.readers
     stored = sum(info.size for info in place.blob.list_keys(f"{collection.id}/"))
+    stored += sum(len(data) for _, data in place.consensus.scan(collection.id))
     rollup = max((each.size for each in state.rollups.values()), default=0)
     assert stored <= 2.2 * (state.totals.live_bytes + rollup) + GARBAGE_MIN
     referred = sum({part.key: part.total_bytes for part in state.parts() if part.key}.values())
@@ -101,6 +102,33 @@ def test_rows_written_per_row_appended_stay_within_the_bound(place, gaps, config
     check_storage(place, collection)
     assert run_count(collection._access.state()) <= 8
     assert collection.count() == 1200
+
+
+@pytest.mark.parametrize("size", [100, 130], ids=["inline", "blobs"])
+def test_storage_at_rest_is_bounded_by_what_is_live_if_that_is_more_than_the_constant(place, size):
+    store = place.open()
+    collection = create(store)
+    for number in range(250):
+        collection.append(rows(size, seed=number))
+        passing(store, place.clock, 1.0)
+    passing(store, place.clock, 120.0)
+    assert totals(collection).live_bytes > 5 * GARBAGE_MIN
+    check_storage(place, collection)
+
+
+def test_the_log_of_commits_without_rows_is_cut(place):
+    """No merge drops a part here, so there is no garbage: the rollups of the log alone let it be cut."""
+    store = place.open()
+    collection = create(store, timeline="counter")
+    collection.append(rows(2000, seed=1))
+    for number in range(1000):
+        collection.seal(10 + number)
+        if number % 20 == 0:
+            passing(store, place.clock, 1.0)
+    passing(store, place.clock, 120.0)
+    assert totals(collection).garbage_bytes == 0
+    assert len(place.consensus.scan(collection.id)) < 500
+    check_storage(place, collection)
 
 
 @pytest.mark.parametrize("retain", [None, "10 min"])

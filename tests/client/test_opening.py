@@ -9,7 +9,7 @@ import pytest
 
 import timespine as ts
 from timespine.client.doctor import Kind, examine
-from timespine.client.opening import BLOBS, CONSENSUS_FILES
+from timespine.client.opening import BLOBS, CONSENSUS_FILES, accept_loss
 from timespine.client.report import Report
 from timespine.errors import CorruptionError, UsageError
 
@@ -49,6 +49,30 @@ def test_a_shared_store_is_made_as_the_umask_says_and_stays_shared(tmp_path, uma
     os.umask(0o077)
     (tmp_path / "store" / "consensus.db.lock").unlink()
     assert set(filled(tmp_path / "store").values()) == {0o775, 0o664}, "whoever opens it later"
+
+
+@pytest.mark.parametrize(
+    "reopen",
+    [
+        lambda root: ts.open(root, read_only=True),
+        lambda root: ts.open(root, create=False),
+        lambda root: ts.open(root),
+        accept_loss,
+    ],
+    ids=["read_only", "no create", "create", "accept_loss"],
+)
+def test_a_store_whose_log_was_deleted_is_damaged_and_not_missing(tmp_path, reopen):
+    root = tmp_path / "store"
+    filled(root)
+    (root / "consensus.db").unlink()
+    before = modes(root)
+    with pytest.raises(CorruptionError, match=r"consensus\.db is gone.*\.mark.*restore the store from a copy"):
+        reopen(root)
+    assert modes(root) == before
+    with pytest.raises(UsageError, match="there is no store in"):
+        ts.open(tmp_path / "elsewhere", read_only=True)
+    with pytest.raises(UsageError, match="there is no store in"):
+        accept_loss(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize("name", [BLOBS, *CONSENSUS_FILES])

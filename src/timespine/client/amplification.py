@@ -14,7 +14,6 @@ from timespine.core.effects import Protocol, Scan
 from timespine.core.protocols.fetch import Entries
 from timespine.core.protocols.session import Session, retried
 from timespine.core.state import State
-from timespine.core.upkeep import run_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +42,26 @@ class Amplification:
     """How long merges took, all together."""
 
 
-def amplification(access: Access, state: State) -> Amplification:
-    """What a collection costs. Reads its log."""
+def amplification(access: Access, state: State, runs: int) -> Amplification:
+    """Say what a collection costs, given the runs that a reader merges (`run_count`). Scans its log."""
 
     def log_bytes(session: Session) -> Protocol[int]:
         entries: Entries = yield from retried(session, Scan(access.id, 0))
         return sum(len(data) for _, data in entries)
 
-    return cost_of(state, run_count(state), int(access.committer.look(log_bytes)))
-
-
-def cost_of(state: State, runs: int, log_bytes: int) -> Amplification:
-    """What a collection costs, given the runs that a reader merges and the bytes of its log."""
+    log = int(access.committer.look(log_bytes))
     totals = state.totals
     rollups = sum(rollup.size for rollup in state.rollups.values())
     live = totals.live_bytes
     return Amplification(
         write=totals.write_amplification,
         read=runs,
-        space=(live + totals.garbage_bytes + rollups + log_bytes) / live if live else 0.0,
+        space=(live + totals.garbage_bytes + rollups + log) / live if live else 0.0,
         appended_rows=totals.appended_rows,
         merged_rows=totals.merged_rows,
         live_bytes=live,
         garbage_bytes=totals.garbage_bytes,
         rollup_bytes=rollups,
-        log_bytes=log_bytes,
+        log_bytes=log,
         merge_seconds=totals.merge_ms / 1000,
     )

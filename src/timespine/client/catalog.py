@@ -386,7 +386,7 @@ class Catalog:
             if self._store(
                 change,
                 _named(names, name, entry),
-                (entry.id, None, encode_state(first_state(entry.id, arity, merging, schema))),
+                ((entry.id, None, encode_state(first_state(entry.id, arity, merging, schema))),),
             ):
                 return entry, True
         raise Determinate(f"collection {name} could not be created: others keep changing the catalog")
@@ -417,10 +417,10 @@ class Catalog:
             in_doubt = stored is None
         raise Determinate("nothing was committed: others keep changing the catalog")
 
-    def change(self, what: Callable[[Names], Names | None]) -> bool:
+    def change(self, what: Callable[[Names], Names | None], *, frees_space: bool = False) -> bool:
         """Apply a function from names to names (or None for no change) until it is stored; whether this call did it.
 
-        (If a reply was lost and it is done, this call may have done it: that counts as if it had.)
+        What frees space may use the reserve. If a reply was lost and it is done, it counts as done by this call.
 
         SUBTLE: it is applied again after a reply was lost, perhaps to names in which it is done already: it
         must see that, and change nothing then (test_catalog.py).
@@ -433,16 +433,16 @@ class Catalog:
             changed = what(names)
             if changed is None:
                 return in_doubt
-            stored = self._store(change, changed)
+            stored = self._store(change, changed, frees_space=frees_space)
             if stored:
                 return True
             in_doubt = in_doubt or stored is None
         raise Determinate("the catalog could not be changed: others keep changing it")
 
-    def _store(self, change: str, names: Names, *more: tuple[str, int | None, bytes]) -> bool | None:
+    def _store(self, change: str, names: Names, more: Beside = (), *, frees_space: bool = False) -> bool | None:
         names = msgspec.structs.replace(names, changes=(*names.changes, change)[-CHANGES_KEPT:])
         _check_ids(names)  # what nobody could read is not written
-        stored = self._driver.run(_store(self._session, names, more))
+        stored = self._driver.run(_store(self._session, names, more), frees_space=frees_space)
         if stored:
             self._known = msgspec.structs.replace(names, seqno=0 if names.seqno is None else names.seqno + 1)
         return stored

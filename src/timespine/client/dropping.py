@@ -53,7 +53,7 @@ class Dropping:
                 raise names.unknown(name)
             if not force:
                 self.check_unheld(name, entry.id, "pass force=True to drop it all the same")
-            if self._catalog.change(partial(dropped, entry.id, name, force)):
+            if self._catalog.change(partial(dropped, entry.id, name, force), frees_space=True):
                 self.close()
                 return True
             # Somebody else dropped, renamed or replaced it just now: look again.
@@ -101,7 +101,7 @@ class Dropping:
                     left = delete_keys(keys, blob, None)
                     gone += len(keys) - left
                     if not left:
-                        self._catalog.change(partial(buried_for_good, id))
+                        self._catalog.change(partial(buried_for_good, id), frees_space=True)
                     continue
                 freed = released(access.state()) if id in names.forced else []
                 is_buried, collected = maintenance.bury(access, freed)
@@ -110,8 +110,10 @@ class Dropping:
                 continue
             gone += collected
             if is_buried:
-                self._catalog.change(partial(buried_for_good, id))
+                self._catalog.change(partial(buried_for_good, id), frees_space=True)
                 buried.append(id)
+        if gone:
+            self._committer.driver.consensus.restore_reserve()
         return buried, gone
 
     def _abandoned(self) -> Names:
@@ -121,7 +123,7 @@ class Dropping:
         late = {id for id, since in names.expected.items() if since < before}
         if not late:
             return names
-        self._catalog.change(partial(abandoned, late))
+        self._catalog.change(partial(abandoned, late), frees_space=True)
         return self._catalog.read()
 
 

@@ -12,6 +12,7 @@ from timespine.client.amplification import Amplification, amplification
 from timespine.columnar.parts import meta_of
 from timespine.core.hollow import HollowBatch, Order, Part
 from timespine.core.state import State
+from timespine.core.upkeep import run_count
 from timespine.model.frontier import Frontier
 
 
@@ -108,7 +109,7 @@ def inspect(access: Access, state: State, *, parts: bool = False) -> Inspection:
         schemas=len(state.schemas),
         rollups=sorted(state.rollups),
         history=len(state.history),
-        amplification=amplification(access, state),
+        amplification=amplification(access, state, run_count(state)),
         spine=msgspec.structs.asdict(state.trace.metrics()),
     )
 

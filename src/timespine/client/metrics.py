@@ -6,7 +6,8 @@ Amplification, per collection:
     read    runs that a snapshot of now has to merge
     space   bytes stored (parts, garbage, rollups, log) per byte that is live
 
-They come from the state of the collection, so they are the same in every process (`amplification.py`).
+They come from the state and the log of the collection, so they are the same in every process and in `inspect`,
+`describe` and `list -v` (`amplification.py`).
 
 Where data lies, per collection: in the trace, or still unsealed, written ahead of the seal. What is drained and
 not evicted yet is in both.
@@ -14,7 +15,7 @@ not evicted yet is in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -22,12 +23,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from timespine.client.access import Access, Shared
-from timespine.client.amplification import Amplification, amplification, cost_of
+from timespine.client.amplification import Amplification, amplification
 from timespine.columnar.part_reader import MissingBlob
 from timespine.columnar.tally import seen_through_bounds
 from timespine.core.state import State
 from timespine.core.upkeep import run_rows
-from timespine.errors import LeaseExpired, TimespineError
+from timespine.errors import LeaseExpired, TimespineError, Unavailable
 
 if TYPE_CHECKING:
     from timespine.client.store import Store
@@ -74,7 +75,12 @@ BUCKETS = ("trace_blobs", "trace_blob_bytes", "unsealed_blobs", "unsealed_blob_b
 
 
 def of_collection(access: Access) -> dict[str, float]:
-    """The figures of one collection, from its state. Only of parts that bounds cut are times and diffs read, once."""
+    """Give the figures of one collection, from its state and its log.
+
+    This scans the log behind the known state and then the whole log. It also reads the times and diffs of each part
+    that bounds cut, the first time that it sees the cut (`seen_through_bounds`): no statistics say how many updates
+    lie within bounds. The memory cache keeps the two numbers.
+    """
     for _ in range(REPLANS):
         try:
             return _of_state(access, access.state())
@@ -105,11 +111,16 @@ def _of_state(access: Access, state: State) -> dict[str, float]:
         "writers": len(state.writers),
         "rollup_lag": _rollup_lag(state),
         "update_amplification": updates / rows if rows > 0 else 0.0,
-        **_costs(amplification(access, state)),
+        **_costs(_cost(access, state)),
         "spine_compact": spine.compact,
         "spine_compacting": spine.compacting,
         "spine_noncompact": spine.noncompact,
     }
+
+
+def _cost(access: Access, state: State) -> Amplification:
+    """Say what a collection costs, without walking over its batches again."""
+    return amplification(access, state, int(buckets(access.shared, state)["runs"]))
 
 
 def _costs(found: Amplification) -> dict[str, float]:
@@ -159,23 +170,35 @@ def buckets(shared: Shared, state: State) -> dict[str, float]:
 
 
 def of_store(store: Store) -> dict[str, float]:
-    """What this process counted, and what the collections that it has open consist of, as far as it knows.
+    """Count what this process did, and what the collections that it has open consist of and cost.
 
-    No storage is asked. So space amplification is that without the log, which `inspect` and Prometheus read.
+    Counters and blobs come from memory. Amplification asks storage: for each open collection, one scan of the log
+    behind the known state, and one of the whole log, whose bytes it counts. No blob is read. If storage does not
+    answer, or the store is closed, the figures that need it are left out.
     """
     figures = of_process(store)
     states = store._committer.session.states
-    found = [buckets(store._shared, state) for access in store.handles.all() if (state := states.get(access.id))]
+    accesses = store.handles.all()
+    found = [buckets(store._shared, state) for access in accesses if (state := states.get(access.id))]
     for name in BUCKETS:
         figures[name.replace("_", " ")] = sum(each[name] for each in found)
-    for access in store.handles.all():
-        if (state := states.get(access.id)) is not None:
-            costs = cost_of(state, int(buckets(store._shared, state)["runs"]), log_bytes=0)
-            for name, value in (("write", costs.write), ("read", costs.read), ("space", costs.space)):
-                figures[f"{name} amplification of {access.name}"] = value
-            figures["compaction seconds"] = figures.get("compaction seconds", 0.0) + costs.merge_seconds
-    figures["stream count"] = len(store.handles.all())
+    for access, costs in _costs_of(accesses):
+        for name, value in (("write", costs.write), ("read", costs.read), ("space", costs.space)):
+            figures[f"{name} amplification of {access.name}"] = value
+        figures["compaction seconds"] = figures.get("compaction seconds", 0.0) + costs.merge_seconds
+    figures["stream count"] = len(accesses)
     return figures
+
+
+def _costs_of(accesses: Iterable[Access]) -> Iterator[tuple[Access, Amplification]]:
+    """Say what each collection costs, as long as storage answers."""
+    for access in accesses:
+        try:
+            yield access, _cost(access, access.state())
+        except Unavailable:
+            return  # each further collection would wait for storage as long as this one did
+        except TimespineError:
+            continue  # dropped, damaged, or the store is closed
 
 
 def of_process(store: Store) -> dict[str, float]:

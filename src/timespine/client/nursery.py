@@ -144,7 +144,7 @@ class Nursery:
         unborn = {id for id in unborn if self._shared.committer.forget_unborn(id)}
         if unborn & self._announced:
             with contextlib.suppress(TimespineError):  # maintenance does it, some time later
-                self._catalog.change(partial(given_up, unborn & self._announced))
+                self._catalog.change(partial(given_up, unborn & self._announced), frees_space=True)
 
     def _announce(self, id: str) -> None:
         if id in self._announced:

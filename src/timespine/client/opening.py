@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import shutil
 import time
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from collections.abc import Callable
 from timespine.client.loading import as_path
 from timespine.client.store import Store
 from timespine.config import DEFAULT, Config
-from timespine.errors import UsageError, shown
+from timespine.errors import CorruptionError, TimespineError, UsageError, shown
 from timespine.location import sqlite
 from timespine.location.durable import PRIVATE_FILE, PRIVATE_FOLDER, make_folders, refuse_links, shared_modes
 from timespine.location.local import LocalBlob
 from timespine.location.sqlite import SqliteConsensus
+from timespine.location.sqlite_mark import SUFFIX as MARK_SUFFIX
 
 BLOBS = "blobs"
 """The folder of the blobs, in that of the store."""
@@ -35,7 +37,10 @@ def accept_loss(location: str | os.PathLike[str]) -> tuple[int | None, int]:
 
     How many entries were committed (None: that is lost too), and how many are there.
     """
-    return sqlite.accept_loss(as_path(location) / CONSENSUS)
+    root = as_path(location)
+    if not (root / CONSENSUS).exists():
+        raise _missing_log(root)
+    return sqlite.accept_loss(root / CONSENSUS)
 
 
 def open(  # as users know it
@@ -66,7 +71,7 @@ def open(  # as users know it
     if "://" in os.fsdecode(location):
         raise UsageError(f"{shown(location)}: this version keeps stores in folders; give a path")
     if not create and not (root / CONSENSUS).exists():
-        raise UsageError(f"there is no store in {root}: create it with timespine.open(path) or `timespine init`")
+        raise _missing_log(root)
     refuse_links(*(os.path.join(root, name) for name in (BLOBS, *CONSENSUS_FILES)))
     file_mode, folder_mode = shared_modes() if shared else (PRIVATE_FILE, PRIVATE_FOLDER)
     try:
@@ -93,3 +98,15 @@ def open(  # as users know it
         )
         ports.pop_all()
     return store
+
+
+def _missing_log(root: pathlib.Path) -> TimespineError:
+    """Say why a folder has no log: it never was a store, or lost the log, which only the mark beside it tells."""
+    log = root / CONSENSUS
+    mark = log.with_name(CONSENSUS + MARK_SUFFIX)
+    if not mark.is_file():
+        return UsageError(f"there is no store in {root}: create it with timespine.open(path) or `timespine init`")
+    return CorruptionError(
+        f"{log} is gone, although its mark {mark} is there: the log of this store was deleted or moved; "
+        "restore the store from a copy, or remove the whole store to start anew"
+    )

@@ -292,7 +292,7 @@ class Store(OneProcess):
         except BaseException:
             if new:
                 with contextlib.suppress(TimespineError):  # storage is away: an empty collection stays
-                    self._catalog.change(partial(discarded, collection.id, under))
+                    self._catalog.change(partial(discarded, collection.id, under), frees_space=True)
             raise
         return self.collection(name) if replace else collection
 

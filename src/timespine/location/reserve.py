@@ -1,8 +1,9 @@
 """A file that only takes up space: what a full disk needs to get space back.
 
-To expire history and to collect garbage are commits, and a commit needs space. So
-`consensus.db.reserve` takes up a little of it beside the database. The client deletes
-the file when such a commit finds the disk full, and tries the commit again.
+To expire history, to drop a collection and to collect garbage are commits, and a
+commit needs space. So `consensus.db.reserve` takes up a little of it beside the
+database. The client deletes the file when such a commit finds the disk full, and tries
+the commit again.
 
 Processes share the file without a lock. To make it twice changes nothing, and of
 several processes that delete it one is told that it did. A process that makes it while
