@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 from places import BLOBS, QUICK, Script
 
-from timespine.client.catalog import CHANGES_KEPT, LOG, abandoned, buried_for_good
+from timespine.client.catalog import CHANGES_KEPT, LOG
+from timespine.client.reservations import EXPECTED_MS, forget_given_up, give_up_late
 from timespine.core.transitions import CommitSink
 from timespine.errors import Determinate
 from timespine.location.unreliable import Fault
@@ -94,8 +95,8 @@ def test_an_announcement_that_was_given_up_before_it_was_known_is_not_made_again
     orders_of(store)
 
     def give_up():
-        other._catalog.change(partial(abandoned, {"x-1"}))
-        other._catalog.change(partial(buried_for_good, "x-1"))
+        other._catalog.change(partial(give_up_late, EXPECTED_MS + 6))
+        other._catalog.change(partial(forget_given_up, {"x-1"}))
 
     script.add("compare_and_set", Fault.CONFLICT_DONE, key=LOG)
     script.add("scan", Fault.NONE, key=LOG, skip=1, hook=give_up)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import BLOBS, QUICK, Gate, Place, Script, counted, in_threads, together
 
-from timespine.client.dropping import EXPECTED_MS
+from timespine.client.dropping import LOOK_MS
 from timespine.client.maintenance import EXPIRE_S
+from timespine.client.reservations import EXPECTED_MS, REMEMBERED_MS
 from timespine.client.transaction import Transaction
 from timespine.config import Config
 from timespine.core.transitions import CommitSink
@@ -800,6 +801,56 @@ def test_a_transaction_that_took_longer_than_a_day_is_told_so_and_leaves_nothing
     assert (other.names(), place.blobs(f"{audit.id}/")) == ([], [])
 
 
+def test_nothing_is_put_for_a_collection_that_maintenance_gave_up(place):
+    """The process sleeps for a day between two puts for what it creates: the second one is refused."""
+    script = Script()
+    store, other = place.open(script=script, config=BLOBS), place.open()
+    tx, audit = to_be_created(store)
+    tx.append(audit, [row(2)], at=5)
+
+    def slow():
+        place.clock.advance(EXPECTED_MS / 1000 + 1)
+        other.maintain()
+
+    put = []
+    script.add("put", Fault.NONE, key=f"{audit.id}/", hook=slow)
+    script.add("put", Fault.NONE, key=f"{audit.id}/", times=50, hook=lambda: put.append(1))
+    with pytest.raises(Determinate, match="not expected any more"):
+        tx.commit()
+    assert put == []
+
+
+def test_blobs_that_arrive_after_their_collection_was_given_up_are_deleted_for_a_week(place):
+    ids = dies_when_it_commits(place)
+    (part, *_) = place.blobs(f"{ids[0]}/")
+    store = place.open()
+    place.clock.advance(EXPECTED_MS / 1000 + 1)
+    store.maintain()
+    assert set(store._catalog.read().given_up) == set(ids)
+    place.blob.put(part, b"late")
+    store._bury()
+    assert place.blobs(f"{ids[0]}/") == [part], "the background looks once an hour"
+    place.clock.advance(LOOK_MS / 1000)
+    store._bury()
+    assert place.blobs(f"{ids[0]}/") == []
+    place.blob.put(part, b"later")
+    place.clock.advance(REMEMBERED_MS / 1000)
+    assert store.maintain().collected == 1
+    assert (store._catalog.read().given_up, place.blobs()) == ({}, [])
+
+
+def test_a_listing_that_fails_keeps_no_other_from_being_swept(place):
+    ids = dies_when_it_commits(place)
+    place.clock.advance(EXPECTED_MS / 1000 + 1)
+    script = Script()
+    store = place.open(script=script)
+    script.add("list_keys", Fault.DETERMINATE, key=f"{sorted(ids)[0]}/")
+    assert store.maintain().failures == 1
+    assert [bool(place.blobs(f"{id}/")) for id in sorted(ids)] == [True, False]
+    store.maintain()
+    assert place.blobs() == []
+
+
 @pytest.mark.parametrize("fault", [Fault.DETERMINATE, Fault.INDETERMINATE_NOT, Fault.INDETERMINATE_DONE])
 def test_what_was_announced_is_there_or_goes_at_once(place, fault):
     script = Script()
@@ -892,7 +943,7 @@ def test_what_was_given_up_is_never_announced_again(place, cleared):
         if cleared:
             other.maintain()
         else:
-            other._dropping._abandoned()
+            other._dropping._with_late_given_up(place.clock.ms)
 
     tx, audit = to_be_created(store)
     script.add("compare_and_set", Fault.INDETERMINATE_DONE, key="catalog")

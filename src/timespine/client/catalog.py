@@ -93,6 +93,8 @@ class Names(msgspec.Struct, frozen=True):
     """Ids that a transaction puts blobs under, and that are not collections before it is committed; and since when."""
     changes: tuple[str, ...] = ()
     """Ids of the last changes, oldest first: whoever is told that its change was lost sees whether that is true."""
+    given_up: dict[str, int] = {}
+    """Ids that were expected, and that no transaction will create; and since when. Blobs may still arrive there."""
 
     def unknown(self, name: str) -> UnknownCollection:
         """What to raise for a name that no collection has: it names the ones there are."""
@@ -110,6 +112,7 @@ class _Image(msgspec.Struct, frozen=True):
     expected: dict[str, int] = {}
     changes: tuple[str, ...] = ()
     forget_within_ms: int | None = None
+    given_up: dict[str, int] = {}
 
 
 _decoder = msgspec.msgpack.Decoder(_Image)
@@ -152,7 +155,7 @@ def decode(seqno: int, data: bytes) -> Names:
         image = _decoder.decode(data[8:])
         for name, entry in image.entries.items():
             _check_entry(check_name(name), entry)
-        for id in (*image.dropped, *image.forced, *image.graves.values(), *image.expected):
+        for id in (*image.dropped, *image.forced, *image.graves.values(), *image.expected, *image.given_up):
             check_segment(id, "collection id")
         for change in image.changes:
             check_segment(change, "change id")
@@ -176,8 +179,10 @@ def _check_ids(names: _Image | Names) -> None:
     there = {entry.id for entry in names.entries.values()}
     if not there.isdisjoint(names.dropped):
         raise UsageError("a collection is there and was dropped")
-    if not names.expected.keys().isdisjoint({*there, *names.dropped}):
+    if not {*there, *names.dropped}.isdisjoint({*names.expected, *names.given_up}):
         raise UsageError("a collection is there, or was dropped, and is yet to come")
+    if not names.expected.keys().isdisjoint(names.given_up):
+        raise UsageError("a collection is yet to come, and was given up")
 
 
 def _check_entry(name: str, entry: Entry) -> None:
@@ -266,31 +271,8 @@ def born(births: Sequence[tuple[str, Entry, bool]], awaited: Collection[str], na
                 raise UsageError(f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
         names = _named(names, name, entry)
     ids = {entry.id for _, entry, _ in births}
-    return msgspec.structs.replace(names, expected=_without(names.expected, ids))
-
-
-def abandoned(ids: Collection[str], names: Names) -> Names | None:
-    """Without collections that were to come: they never will, and their blobs may go."""
-    return _never_born(tuple(id for id in names.expected if id in ids), names)
-
-
-def given_up(ids: Collection[str], names: Names) -> Names | None:
-    """Without collections that their own transaction has given up, which is over by now.
-
-    Also if others did before, and nothing is left of them: something may have been put since.
-    """
-    there = {entry.id for entry in names.entries.values()}
-    return _never_born(tuple(id for id in sorted(ids) if id not in there and id not in names.dropped), names)
-
-
-def _never_born(gone: tuple[str, ...], names: Names) -> Names | None:
-    if not gone:
-        return None
-    return msgspec.structs.replace(names, expected=_without(names.expected, gone), dropped=(*names.dropped, *gone))
-
-
-def _without(expected: dict[str, int], gone: Collection[str]) -> dict[str, int]:
-    return {id: since for id, since in expected.items() if id not in gone}
+    expected = {id: since for id, since in names.expected.items() if id not in ids}
+    return msgspec.structs.replace(names, expected=expected)
 
 
 def taken_over(id: str, name: str, names: Names) -> Names | None:
@@ -408,7 +390,7 @@ class Catalog:
             names = self.read()
             if id in names.expected or any(entry.id == id for entry in names.entries.values()):
                 return  # what was born, though its transaction was not told so, is not to come any more
-            if in_doubt or change in names.changes or id in names.dropped:
+            if in_doubt or change in names.changes or id in names.given_up:
                 raise Determinate("nothing was committed: what was to be created is not expected any more: do it again")
             expected = {**names.expected, id: now_ms}
             stored = self._store(change, msgspec.structs.replace(names, expected=expected))

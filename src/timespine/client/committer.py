@@ -87,8 +87,8 @@ class Committer:
         self._entered: dict[tuple[str, str], str] = {}
         # By writer and collection, the committer that was registered with it. SUBTLE: by writer, so that whoever
         # reads the session and then looks here sees both of one moment (test_committer.py).
-        self._announcing: dict[str, Callable[[], None]] = {}
-        """By collections that are not there yet: what is to happen before anything is put for them."""
+        self._reserving: dict[str, Callable[[], None]] = {}
+        """By collections that are not there yet: what reserves their ids, and checks that they still are reserved."""
         self._kept: set[tuple[str, str]] = set()
         """Writers and collections whose leases outlive this process: what they put was handed to another one."""
         self._closed = False
@@ -109,16 +109,15 @@ class Committer:
         self.check_process()
         session = self.session
         is_entered = (session.writer, collection) in self._entered
-        if is_entered and collection not in self._announcing and not self._closed:
+        if is_entered and collection not in self._reserving and not self._closed:
             return session.writer
         with self._turn:
             self._settle()
-            announce = self._announcing.get(collection)
-            if announce is not None:
-                # SUBTLE: before anything is put. Otherwise what a transaction leaves that dies would be under an id
-                # that nobody knows (test_transaction.py).
-                announce()
-                del self._announcing[collection]
+            reserve = self._reserving.get(collection)
+            if reserve is not None:
+                # SUBTLE: before anything is put, every time. Otherwise what a transaction leaves that dies would be
+                # under an id that nobody knows, or that maintenance has given up (test_transaction.py).
+                reserve()
             self._enter(collection)
             return self.session.writer
 
@@ -153,20 +152,20 @@ class Committer:
         if _is_unborn(self.session, collection):
             raise UsageError(f"{self.name_of(collection)} is not there before its transaction is committed: use that")
 
-    def expect(self, first: State, announce: Callable[[], None]) -> None:
+    def expect(self, first: State, reserve: Callable[[], None]) -> None:
         """Know a collection that is not there yet: it is born with the first transaction that names it.
 
-        Before this process puts anything for it, it is announced.
+        Every time before this process puts anything for it, it calls `reserve`.
         """
         with self._turn:
             self._settle()
             self.session.states[first.collection] = unborn(first)
-            self._announcing[first.collection] = announce
+            self._reserving[first.collection] = reserve
 
     def forget_unborn(self, collection: str) -> bool:
         """It was not born, and never will be; False if it was."""
         with self._turn:
-            self._announcing.pop(collection, None)
+            self._reserving.pop(collection, None)
             if not _is_unborn(self.session, collection):
                 return False
             self._forget(collection)
@@ -231,7 +230,7 @@ class Committer:
         """
         if not isinstance(reply, Refused):
             for name, _ in transaction.commands:
-                self._announcing.pop(name, None)
+                self._reserving.pop(name, None)
 
     def run(self, collection: str, make: Callable[[Session], Protocol[T]], *, frees_space: bool = True) -> T:
         """Run a protocol of maintenance, alone, with this committer's session. What frees space may use the reserve."""

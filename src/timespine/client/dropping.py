@@ -6,8 +6,7 @@
 
 Whoever stops in between leaves the rest to the next who comes along: what is not buried is in the catalog.
 
-What a transaction was to create and did not is buried, too: at once if it failed, after a day
-if nobody knows what became of it.
+Maintenance also deletes the blobs of collections that a transaction did not come to create: see `reservations`.
 """
 
 from __future__ import annotations
@@ -17,18 +16,20 @@ from collections.abc import Callable
 from functools import partial
 
 from timespine.client.access import Access
-from timespine.client.catalog import Catalog, Names, abandoned, buried_for_good, check_name, dropped, first_name
+from timespine.client.catalog import Catalog, Names, buried_for_good, check_name, dropped, first_name
 from timespine.client.committer import Committer
 from timespine.client.maintenance import Maintenance
-from timespine.client.report import said
+from timespine.client.report import Report, said
+from timespine.client.reservations import REMEMBERED_MS, forget_given_up, give_up_late
 from timespine.columnar.runs import delete_keys
 from timespine.core.state import State
 from timespine.core.transitions import AdvanceUpper, Command, ReleaseHold
 from timespine.errors import TimespineError, UsageError
+from timespine.location.blob import Blob
 from timespine.model.frontier import CLOSED
 
-EXPECTED_MS = 24 * 3_600_000
-"""How long a transaction may take that puts blobs for a collection that it creates, if others maintain the store."""
+LOOK_MS = 3_600_000
+"""How often a process looks for blobs under an id that was given up."""
 
 HOLDS_NAMED = 5
 """Critical holds that a message names, at most."""
@@ -40,6 +41,8 @@ class Dropping:
     def __init__(self, catalog: Catalog, committer: Committer) -> None:
         self._catalog = catalog
         self._committer = committer
+        self._looked_ms: dict[str, int] = {}
+        """By ids that were given up: when this process last looked for blobs under them."""
 
     def drop(self, name: str, *, force: bool) -> bool:
         """Drop the collection of a name; False if it was dropped before."""
@@ -89,20 +92,12 @@ class Dropping:
 
         One that cannot be buried, because it is damaged, does not keep the others from it.
         """
-        names = self._abandoned()
+        names = self._catalog.read()
         buried: list[str] = []
         gone = 0
         for id in names.dropped:
             access = access_of(id)
             try:
-                if not self._committer.is_there(id):
-                    blob = access.shared.blob
-                    keys = [info.key for info in blob.list_keys(f"{id}/")]
-                    left = delete_keys(keys, blob, None)
-                    gone += len(keys) - left
-                    if not left:
-                        self._catalog.change(partial(buried_for_good, id), frees_space=True)
-                    continue
                 freed = released(access.state()) if id in names.forced else []
                 is_buried, collected = maintenance.bury(access, freed)
             except TimespineError as error:
@@ -116,14 +111,40 @@ class Dropping:
             self._committer.driver.consensus.restore_reserve()
         return buried, gone
 
-    def _abandoned(self) -> Names:
-        """The names, after those were given up that were announced long ago and never came."""
+    def sweep_given_up(self, blob: Blob, report: Report, *, at_once: bool) -> int:
+        """Give up ids that were expected for too long, and delete what is under such ids; how many blobs went.
+
+        A process looks under an id that was given up once an hour, unless it is to look `at_once`.
+        """
+        now_ms = self._committer.driver.now_ms()
+        names = self._with_late_given_up(now_ms)
+        self._looked_ms = {id: at_ms for id, at_ms in self._looked_ms.items() if id in names.given_up}
+        gone = 0
+        forgotten: set[str] = set()
+        for id, since_ms in names.given_up.items():
+            if not at_once and now_ms - self._looked_ms.get(id, -LOOK_MS) < LOOK_MS:
+                continue
+            try:
+                keys = [info.key for info in blob.list_keys(f"{id}/")]
+            except TimespineError as error:
+                report.skip(f"{first_name(id)}, which was never created: {said(error)}")
+                continue
+            left = delete_keys(keys, blob, None)
+            gone += len(keys) - left
+            if left:
+                continue  # the next round looks again
+            self._looked_ms[id] = now_ms
+            if now_ms - since_ms >= REMEMBERED_MS:
+                forgotten.add(id)
+        if forgotten:
+            self._catalog.change(partial(forget_given_up, forgotten), frees_space=True)
+        return gone
+
+    def _with_late_given_up(self, now_ms: int) -> Names:
         names = self._catalog.read()
-        before = self._committer.driver.now_ms() - EXPECTED_MS
-        late = {id for id, since in names.expected.items() if since < before}
-        if not late:
+        if give_up_late(now_ms, names) is None:
             return names
-        self._catalog.change(partial(abandoned, late), frees_space=True)
+        self._catalog.change(partial(give_up_late, now_ms), frees_space=True)
         return self._catalog.read()
 
 

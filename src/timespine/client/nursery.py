@@ -23,10 +23,10 @@ from timespine.client.catalog import (
     check_name,
     first_state,
     fresh_collection_id,
-    given_up,
 )
 from timespine.client.collection import Collection
 from timespine.client.moments import to_ms
+from timespine.client.reservations import check_expected, give_up
 from timespine.client.retention import policy_of
 from timespine.columnar.schema import Schema, define
 from timespine.core.group import Answers, Transaction
@@ -115,7 +115,7 @@ class Nursery:
         self._catalog.beside([(name, entry, replace)])  # a name that is taken is refused at once
         collection = Collection(Access(self._shared, name, entry), self._home)
         first = first_state(entry.id, made.arity, rule, made.encode())
-        self._shared.committer.expect(first, partial(self._announce, entry.id))
+        self._shared.committer.expect(first, partial(self._reserve, entry.id))
         self._expected[name] = Expected(collection, replace)
         return collection
 
@@ -144,13 +144,18 @@ class Nursery:
         unborn = {id for id in unborn if self._shared.committer.forget_unborn(id)}
         if unborn & self._announced:
             with contextlib.suppress(TimespineError):  # maintenance does it, some time later
-                self._catalog.change(partial(given_up, unborn & self._announced), frees_space=True)
+                self._catalog.change(partial(give_up, unborn & self._announced, self._now_ms()), frees_space=True)
 
-    def _announce(self, id: str) -> None:
-        if id in self._announced:
-            raise Determinate("nothing was committed: what was to be created could not be announced: do it again")
-        self._announced.add(id)
+    def _reserve(self, id: str) -> None:
+        """Announce an id before the first blob is put under it, and check before later ones that it still holds."""
         try:
-            self._catalog.announce(id, int(self._shared.clock() * 1000))
+            if id in self._announced:
+                check_expected(self._catalog, id)
+                return
+            self._announced.add(id)
+            self._catalog.announce(id, self._now_ms())
         except Indeterminate as error:
             raise Determinate(f"nothing was committed: {error}") from error
+
+    def _now_ms(self) -> int:
+        return int(self._shared.clock() * 1000)

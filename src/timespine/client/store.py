@@ -333,11 +333,10 @@ class Store(OneProcess):
         """Do now what the background does: merges, rollups, garbage collection, expiry."""
         self._committer.check_writable()
         self._learn(self._catalog.read())
-        chosen = names or tuple(self.names())
-        report = self.maintenance.maintain([self.collection(name)._access for name in chosen], sweep=sweep)
+        report = self.maintenance.maintain([self.collection(n)._access for n in names or self.names()], sweep=sweep)
         if not names:
             before = self.maintenance.report.counts()
-            report.collected += self._bury()
+            report.collected += self._bury(at_once=True)
             buried = self.maintenance.report.since(before)
             report.failures += buried.failures
             report.skipped += buried.skipped
@@ -461,7 +460,7 @@ class Store(OneProcess):
         """Collections that are not open here, to be looked after too. Lets dropped ones go on the way."""
         names = self._catalog.read()
         self._learn(names)
-        if names.dropped or names.expected:
+        if names.dropped or names.expected or names.given_up:
             self._bury()
         return [
             Access(self._shared, name, entry) for name, entry in names.entries.items() if entry.id not in self.handles
@@ -491,10 +490,11 @@ class Store(OneProcess):
         for access in filter(None, map(self.handles.get, collections)):
             self.maintenance.bound(access)
 
-    def _bury(self) -> int:
-        """Let the data of dropped collections go, as far as nobody reads it any more; blobs that went."""
+    def _bury(self, *, at_once: bool = False) -> int:
+        """Delete data of dropped collections that nobody reads, and of those never created; how many blobs went."""
+        unborn = self._dropping.sweep_given_up(self._shared.blob, self.maintenance.report, at_once=at_once)
         buried, gone = self._dropping.bury(self.maintenance, lambda id: Access(self._shared, id, Entry(id)))
         self.handles.forget(buried)
-        for committer in (self._committer, self._upkeep):
-            committer.forget(buried)
-        return gone
+        for each in (self._committer, self._upkeep):
+            each.forget(buried)
+        return gone + unborn

@@ -197,14 +197,8 @@ class Course:
                 world.violate(f"{id} leaks blobs: {sorted(left)[:3]}")
         for key in sorted(world.blobs):
             id = key.split("/")[0]
-            # What stays of a collection that was dropped is its tombstone. A process that slept for more than a day
-            # may put blobs for one that was given up meanwhile, and die: PROMISES 3 does not cover them.
-            is_given_up = id not in world.states and world.counts["suspensions"] > 0
-            if (
-                id not in known
-                and not is_given_up
-                and not any(key in _rollups(each) for each in world.states.get(id, ()))
-            ):
+            # What stays of a collection that was dropped is its tombstone.
+            if id not in known and not any(key in _rollups(each) for each in world.states.get(id, ())):
                 world.violate(f"a blob of no collection is left: {key}")
 
 
