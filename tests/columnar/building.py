@@ -12,8 +12,9 @@ from expect import check
 
 from timespine.columnar.builder import BatchBuilder
 from timespine.columnar.inline import decode_inline
-from timespine.columnar.runs import read_run
+from timespine.columnar.runs import cover, hollow_part, read_run
 from timespine.columnar.schema import define
+from timespine.columnar.stats import PartMeta
 from timespine.config import DEFAULT
 from timespine.core.hollow import Order
 from timespine.location.memory import MemoryBlob
@@ -95,6 +96,12 @@ def read_part(part, blob, schema=SCHEMA):
 def read_run_of(run, blob, schema=SCHEMA):
     """The updates of a run, in order."""
     return [update for part in leaves(run.parts, blob) for update in updates_of(read_part(part, blob, schema), schema)]
+
+
+def hollow(key, children, size):
+    """The reference to a hollow run of these parts, by what they say of themselves."""
+    metas = [PartMeta.decode(part.meta) if part.meta else None for part in children]
+    return hollow_part(key, children, size, cover(children, metas))
 
 
 def keys_in(blob):

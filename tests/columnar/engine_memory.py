@@ -7,7 +7,6 @@ import itertools
 import json
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -18,9 +17,9 @@ import pyarrow as pa
 
 from timespine.columnar.cache import PartCache
 from timespine.columnar.engine import Engine
-from timespine.columnar.run_writer import RunWriter
+from timespine.columnar.run_writer import NO_LISTS, RunWriter
 from timespine.columnar.schema import define
-from timespine.columnar.upload import Target, Uploads
+from timespine.columnar.upload import Target
 from timespine.config import DEFAULT
 from timespine.core import rope as ropes
 from timespine.core.effects import MergeRuns
@@ -51,11 +50,12 @@ class Case:
 
     def run(self, tables):
         target = Target("c", "w0", self.schemas[0], 0, self.blob, CONFIG)
-        writer = RunWriter(target, Uploads(2, None, {}, time.perf_counter), self.fresh)
+        writer = RunWriter(target, self.fresh, {}, run_parts=NO_LISTS)
         for table in tables:
             self.data += table.nbytes
-            writer.add([table])
-        return Run(tuple(writer.finish()), Order.SORTED, 0)
+            writer.add(table)
+        (run,) = writer.finish()
+        return run
 
     def table(self, keys, width, times):
         rows = len(keys)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import pyarrow as pa
+from building import hollow
 from expect import check
 from hypothesis import strategies as st
 from kernel_cases import TYPES, array, key
@@ -19,7 +20,6 @@ from timespine.columnar.inline import encode_inline
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.part import encode_part
 from timespine.columnar.parts import Parts
-from timespine.columnar.runs import hollow_part
 from timespine.columnar.schema import Schema, define
 from timespine.columnar.stats import describe
 from timespine.columnar.types import can_widen, is_nested, parse_type, type_name
@@ -92,7 +92,7 @@ class Place:
         blob_key = f"{self.collection}/{self.writer}/{self.name('h')}"
         data = encode_run(blob_key, tuple(children))
         self.blob.put(blob_key, data)
-        return hollow_part(blob_key, children, len(data))
+        return hollow(blob_key, children, len(data))
 
     def table(self, updates, id):
         """An update table of (row, time, diff), where a row is a tuple in the order of the schema's names."""

@@ -33,14 +33,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timespine.columnar.bounds import encode_row
-from timespine.columnar.builder import Added, BatchBuilder, chained, flush_to_blob
+from timespine.columnar.builder import AddResult, BatchBuilder
+from timespine.columnar.chain import chain_non_overlapping
 from timespine.columnar.consolidate import consolidate
+from timespine.columnar.flush import flush_to_blob
 from timespine.columnar.inline import encode_inline
 from timespine.columnar.runs import delete_batch, written_by
 from timespine.columnar.schema import define
 from timespine.columnar.stats import PartMeta
 from timespine.columnar.transmit import decode_batch, encode_batch, rewrite
-from timespine.columnar.upload import Sent
+from timespine.columnar.upload import StoredPart
 from timespine.config import DEFAULT
 from timespine.core.codec import decode_run
 from timespine.core.hollow import HollowBatch, Order, Part, Run, empty_batch, wrap_int64
@@ -160,7 +162,7 @@ def test_nothing_added_is_an_empty_batch() -> None:
 
 def test_a_table_without_rows_adds_nothing() -> None:
     with builder(order=Order.SORTED) as made:
-        assert made.add(table_of([])) is Added.ROWS
+        assert made.add(table_of([])) is AddResult.ROWS
         assert made.finish(at(1)).is_empty
 
 
@@ -183,7 +185,8 @@ def test_each_part_is_a_blob_under_the_prefix_of_the_writer() -> None:
 def test_adding_says_whether_a_part_was_full() -> None:
     config = replace(TINY, part_bytes=table_of(FOUR).nbytes)
     with builder(config=config) as made:
-        assert [made.add(table_of([update])) for update in FOUR] == [Added.ROWS] * 3 + [Added.ROWS_AND_PARTS]
+        results = [made.add(table_of([update])) for update in [*FOUR, up(5, 4)]]
+        assert results == [AddResult.ROWS] * 4 + [AddResult.ROWS_AND_PARTS]
         assert len(made.finish(at(5)).runs) == 1
 
 
@@ -197,8 +200,7 @@ def test_the_rows_of_unordered_input_are_sorted_within_a_part() -> None:
 def test_parts_of_unordered_input_that_overlap_are_runs_of_their_own() -> None:
     low_high = [up(1, 1), up(9, 1)], [up(2, 1), up(8, 1)], [up(3, 1), up(7, 1)]
     with builder(blob := MemoryBlob(), config=replace(TINY, part_bytes=table_of(low_high[0]).nbytes)) as made:
-        for updates in low_high:
-            assert made.add(table_of(updates)) is Added.ROWS_AND_PARTS
+        made.add(table_of([update for updates in low_high for update in updates]))
         batch = made.finish(at(5))
     assert [read_run_of(run, blob) for run in batch.runs] == list(low_high)
 
@@ -214,9 +216,10 @@ def test_parts_of_unordered_input_that_do_not_overlap_are_one_run() -> None:
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=25))
 def test_there_are_as_few_runs_as_there_can_be(spans) -> None:
     pieces = [
-        Sent(Part(f"p{place}", 1), bytes([first]), bytes([first + width])) for place, (first, width) in enumerate(spans)
+        StoredPart(Part(f"p{place}", 1), None, bytes([first]), bytes([first + width]))
+        for place, (first, width) in enumerate(spans)
     ]
-    chains = chained((piece.first, piece.last, piece.part) for piece in pieces)
+    chains = chain_non_overlapping((piece.first, piece.last, piece.part) for piece in pieces)
     ends = {piece.part.key: piece for piece in pieces}
     assert sorted(part.key for chain in chains for part in chain) == sorted(ends)
     for chain in chains:

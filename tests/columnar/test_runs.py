@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import msgspec
 import pytest
+from building import SCHEMA, hollow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timespine.columnar.cache import PartCache
 from timespine.columnar.parts import DEPTH_MAX, Parts
-from timespine.columnar.runs import Levels, delete_batch, hollow_part, read_run, spill, written_by
+from timespine.columnar.run_writer import RunWriter
+from timespine.columnar.runs import Levels, delete_batch, read_run, written_by
 from timespine.columnar.stats import PartMeta, Range
+from timespine.columnar.upload import Target
 from timespine.config import DEFAULT
 from timespine.core.codec import decode_run, encode_run
 from timespine.core.hollow import HollowBatch, Part, Run
@@ -36,7 +40,7 @@ def meta(lower=b"a", upper=b"z", times=((0,), (0,)), diffs=(1, 1), columns=None,
 
 
 class Lists:
-    """Where spilled lists go: `put` as the engine would give it."""
+    """Where lists go, and a writer of runs that puts them there."""
 
     def __init__(self, writer="w1"):
         self.blob = MemoryBlob()
@@ -49,6 +53,14 @@ class Lists:
 
     def put(self, key, data):
         self.blob.put(key, data)
+
+    def spill(self, parts, limit, hides=lambda part: False):
+        """The parts of a run as its writer lists them."""
+        target = Target("orders", self.writer, SCHEMA, 0, self.blob, replace(DEFAULT, run_parts=limit))
+        run_writer = RunWriter(target, lambda prefix: self.fresh().rpartition("/")[2], {})
+        for each in parts:
+            run_writer.refer((each,), is_hidden=hides(each))
+        return tuple(each for run in run_writer.finish() for each in run.parts)
 
     def listed(self, *children):
         """A list of these parts in its blob, and the bytes of it."""
@@ -129,7 +141,7 @@ def test_spilling_keeps_every_part_in_its_place_and_hides_what_must_not_be_liste
     lists = Lists()
     parts = [part(number, "w0" if hides else "w1") for number, hides in enumerate(hidden)]
     hides = written_by("orders", "w0")
-    spilled = spill(parts, lists.fresh, lists.put, limit=limit, hidden=hides)
+    spilled = lists.spill(parts, limit, hides)
     leaves = list(lists.leaves(spilled))
     assert [leaf for leaf, _ in leaves] == parts
     assert not any(hides(each) for each in spilled)
@@ -168,35 +180,33 @@ def test_a_reference_speaks_for_everything_inside() -> None:
         ),
         part(2, meta=meta(b"g", b"k", ((2, 5), (8, 6)), (1, 7), {1: Range(b"a", b"b", 2)}).encode()),
     )
-    hollow = hollow_part("orders/w1/h1", children, 123)
-    assert hollow == Part("orders/w1/h1", rows=5, size=123, diff_sum=3, hollow=True, meta=hollow.meta, inside_bytes=14)
-    assert PartMeta.decode(hollow.meta) == meta(
-        b"c", b"k", ((2, 1), (8, 9)), (-2, 7), {1: Range(b"a", b"c", 3)}, tail=0
-    )
+    run = hollow("orders/w1/h1", children, 123)
+    assert run == Part("orders/w1/h1", rows=5, size=123, diff_sum=3, hollow=True, meta=run.meta, inside_bytes=14)
+    assert PartMeta.decode(run.meta) == meta(b"c", b"k", ((2, 1), (8, 9)), (-2, 7), {1: Range(b"a", b"c", 3)}, tail=0)
 
 
 def test_what_is_not_known_of_one_part_is_not_known_of_the_run() -> None:
     known, unknown = meta(b"c", b"f").encode(), meta(None, None).encode()
-    covering = PartMeta.decode(hollow_part("k", (part(1, meta=known), part(2, meta=unknown)), 1).meta)
+    covering = PartMeta.decode(hollow("k", (part(1, meta=known), part(2, meta=unknown)), 1).meta)
     assert (covering.lower, covering.upper) == (None, None)
-    assert hollow_part("k", (part(1, meta=known), part(2)), 1).meta == b""
+    assert hollow("k", (part(1, meta=known), part(2)), 1).meta == b""
     half = {1: Range(b"a", None, 0)}
     both = (part(1, meta=meta(columns=half).encode()), part(2, meta=meta(columns={1: Range(b"b", b"c", 0)}).encode()))
-    assert PartMeta.decode(hollow_part("k", both, 1).meta).columns == {1: Range(b"a", None, 0)}
+    assert PartMeta.decode(hollow("k", both, 1).meta).columns == {1: Range(b"a", None, 0)}
 
 
 def test_a_part_with_nothing_but_nulls_is_no_reason_to_know_less() -> None:
     nulls = part(1, meta=meta(columns={1: Range(None, None, 2)}).encode())
     valued = part(2, meta=meta(columns={1: Range(b"b", b"c", 1)}).encode())
-    assert PartMeta.decode(hollow_part("k", (nulls, valued), 1).meta).columns == {1: Range(b"b", b"c", 3)}
-    assert PartMeta.decode(hollow_part("k", (nulls, nulls), 1).meta).columns == {1: Range(None, None, 4)}
+    assert PartMeta.decode(hollow("k", (nulls, valued), 1).meta).columns == {1: Range(b"b", b"c", 3)}
+    assert PartMeta.decode(hollow("k", (nulls, nulls), 1).meta).columns == {1: Range(None, None, 4)}
 
 
 def test_the_sum_of_a_run_wraps_and_is_unknown_if_one_of_its_parts_is_cut() -> None:
     most = msgspec.structs.replace(part(1), diff_sum=(1 << 63) - 1)
-    assert hollow_part("k", (most, part(2)), 1).diff_sum == -(1 << 63) + 1
-    assert hollow_part("k", (most, part(2, lower=at(1))), 1).diff_sum is None
-    assert hollow_part("k", (most, msgspec.structs.replace(part(2), diff_sum=None)), 1).diff_sum is None
+    assert hollow("k", (most, part(2)), 1).diff_sum == -(1 << 63) + 1
+    assert hollow("k", (most, part(2, lower=at(1))), 1).diff_sum is None
+    assert hollow("k", (most, msgspec.structs.replace(part(2), diff_sum=None)), 1).diff_sum is None
 
 
 # Reading.
@@ -205,7 +215,7 @@ def test_the_sum_of_a_run_wraps_and_is_unknown_if_one_of_its_parts_is_cut() -> N
 def test_a_run_that_is_not_what_its_reference_says_is_corrupt() -> None:
     lists = Lists()
     key, data = lists.listed(part(1), part(2))
-    run = hollow_part(key, (part(1), part(2)), len(data))
+    run = hollow(key, (part(1), part(2)), len(data))
     assert read_run(run, lists.blob) == (part(1), part(2))
     with pytest.raises(CorruptionError, match="bytes"):
         read_run(msgspec.structs.replace(run, size=len(data) + 1), lists.blob)
@@ -234,7 +244,7 @@ def test_a_run_may_list_inline_data() -> None:
     lists = Lists()
     children = (Part("", 1, 1, 1, inline=b"x"), part(1))
     key, data = lists.listed(*children)
-    assert read_run(hollow_part(key, children, len(data)), lists.blob) == children
+    assert read_run(hollow(key, children, len(data)), lists.blob) == children
 
 
 def test_two_lists_that_changed_places_are_corrupt() -> None:
@@ -246,7 +256,7 @@ def test_two_lists_that_changed_places_are_corrupt() -> None:
     swapped.put(other, data)
     for key, child in ((one, part(1)), (other, part(2))):
         with pytest.raises(CorruptionError, match="says that it is"):
-            read_run(hollow_part(key, (child,), len(data)), swapped)
+            read_run(hollow(key, (child,), len(data)), swapped)
 
 
 def test_a_list_that_comes_back_to_itself_cannot_say_how_many_bytes_are_inside() -> None:
@@ -267,7 +277,7 @@ def test_lists_inside_of_lists_end_at_the_limit_of_depth() -> None:
         parts = Parts(lists.blob, "orders", lambda id: None, DEFAULT, PartCache(1 << 20))
         assert list(parts.leaves((nested,))) == [part(1)], f"{depth} levels"
         key, data = lists.listed(nested)
-        nested = hollow_part(key, (nested,), len(data))
+        nested = hollow(key, (nested,), len(data))
     with pytest.raises(CorruptionError, match="deep"):
         list(parts.leaves((nested,)))
 
@@ -275,7 +285,7 @@ def test_lists_inside_of_lists_end_at_the_limit_of_depth() -> None:
 def test_a_list_of_other_bytes_than_the_reference_says_is_corrupt() -> None:
     lists = Lists()
     key, data = lists.listed(part(1), part(2))
-    whole = hollow_part(key, (part(1), part(2)), len(data))
+    whole = hollow(key, (part(1), part(2)), len(data))
     assert whole.total_bytes == len(data) + 14
     with pytest.raises(CorruptionError, match="lists 14 bytes, not 15"):
         read_run(msgspec.structs.replace(whole, inside_bytes=15), lists.blob)
@@ -290,7 +300,7 @@ def stored(number, limit=2, writer="w1"):
     parts = [part(each, writer) for each in range(number)]
     for each in parts:
         lists.blob.put(each.key, b"rows")
-    return lists, spill(parts, lists.fresh, lists.put, limit=limit)
+    return lists, lists.spill(parts, limit)
 
 
 class Watched(MemoryBlob):

@@ -29,7 +29,7 @@ from building import (
 )
 
 from timespine.columnar import bounds
-from timespine.columnar.builder import Added
+from timespine.columnar.builder import AddResult
 from timespine.columnar.runs import delete_batch, written_by
 from timespine.columnar.schema import define
 from timespine.columnar.upload import END_BYTES, Target
@@ -85,7 +85,7 @@ def test_whoever_adds_waits_for_the_oldest_part_once_too_many_are_under_way(pool
     assert "orders/w1/p3" not in blob.gates, "and is not even begun"
     blob.open("orders/w1/p1")
     thread.join(60)
-    assert outcome == [Added.ROWS_AND_PARTS]
+    assert outcome == [AddResult.ROWS_AND_PARTS]
     blob.arrived("orders/w1/p3")
     assert counters["stalls"] == 1
     assert counters["stall seconds"] >= 1
@@ -111,7 +111,7 @@ def test_a_part_that_is_done_out_of_turn_makes_room(pool) -> None:
     made.add(table_of([FOUR[0]]))
     made.add(table_of([FOUR[1]]))
     blob.open("orders/w1/p2")
-    wait([made._uploads._under_way[1]], 60)
+    wait([made._writer._uploads._under_way[1]], 60)
     made.add(table_of([FOUR[2]]))
     assert counters["stalls"] == 0
     blob.open_all()
@@ -193,7 +193,7 @@ def test_a_list_that_cannot_be_put_fails_the_batch() -> None:
         made = builder(blob, config=replace(TINY, run_parts=2), order=order)
         with pytest.raises(Determinate):
             add_each(made, 4).finish(at(1))
-        assert made.abort() == len(made._run_keys) > 0
+        assert made.abort() == len(made._writer._list_keys) > 0
         assert keys_in(inner) == []
 
 
@@ -282,7 +282,7 @@ def test_abort_waits_for_what_is_under_way_and_drops_what_has_not_begun() -> Non
         for k in range(3):
             made.add(table_of([up(k, 0)]))
         blob.arrived("orders/w1/p1")
-        (*_, last) = made._uploads._under_way
+        (*_, last) = made._writer._uploads._under_way
         last.add_done_callback(lambda future: cancelled.set())
         thread, outcome = run_in_thread(made.abort)
         thread.start()
@@ -308,7 +308,6 @@ def test_a_pool_that_is_shut_down_too_early_fails_the_batch() -> None:
         with pytest.raises(UsageError, match="shut down too early"):
             made.finish(at(1))
     pool.shutdown()
-    made._pool = None
     assert made.abort() == 0
     assert keys_in(blob) == []
 
@@ -354,7 +353,7 @@ def test_a_builder_that_is_dropped_warns_and_is_counted() -> None:
         made = builder(counters=counters, config=replace(TINY, part_bytes=table_of(FOUR[:2]).nbytes))
         made.add(table_of(FOUR[:3]))
 
-    with pytest.warns(ResourceWarning, match="1 updates are lost, and 1 parts are left to the sweep"):
+    with pytest.warns(ResourceWarning, match="1 updates are lost, and 1 blobs are left to the sweep"):
         dropped()
     assert counters["builders dropped"] == 1
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
 from timespine.client.judging import made_again
-from timespine.columnar.inline import encode_inline
-from timespine.columnar.run_writer import RunWriter, inline_part
-from timespine.columnar.runs import count, delete_batch, delete_keys, spill, written_by
+from timespine.columnar.inline import InlineRule
+from timespine.columnar.run_writer import RunWriter
+from timespine.columnar.runs import count, delete_batch, written_by
 from timespine.columnar.schema import Schema
-from timespine.columnar.upload import Target, Uploads
+from timespine.columnar.upload import Target
 from timespine.core.hollow import HollowBatch, Order, Run
 from timespine.errors import (
     AskElsewhere,
@@ -134,50 +134,37 @@ def count_appended(access: Access, runs: tuple[Run, ...], rows: int) -> None:
 
 
 def make_runs(
-    access: Access, id: int, schema: Schema, table: pa.Table, share: int = 1, *, inline: bool = True
+    access: Access,
+    id: int,
+    schema: Schema,
+    table: pa.Table,
+    share: int = 1,
+    is_sorted: bool = True,
+    *,
+    inline: bool = True,
 ) -> tuple[Runs, HollowBatch | None]:
-    """Rows in order as a run: inline if it is tiny, else as parts; and the blobs to delete if it comes to nothing."""
+    """Make rows durable as runs, inline if they are few: the runs, and the batch to delete if they are not committed.
+
+    Without `is_sorted` rows come in any order, and each part of them is sorted by itself.
+    """
     if table.num_rows == 0:
         return (), None
-    config = access.config
-    most = config.inline_part_bytes * min(share, SHARE_MAX)
-    if inline and table.nbytes <= 16 * most:
-        data = encode_inline(table)
+    config, shared = access.config, access.shared
+    if inline and is_sorted:
         # Full by what is known already: the commit would only say so.
-        fits = access.known().inline_bytes + len(data) <= config.inline_total_bytes
-        if fits and len(data) <= most:
-            return (Run((inline_part(table, data),), Order.SORTED, id),), None
+        room = config.inline_total_bytes - access.known().inline_bytes
+        part = InlineRule(config.inline_part_bytes * min(share, SHARE_MAX), room).part_of(table)
+        if part is not None:
+            return (Run((part,), Order.SORTED, id),), None
     writer = access.committer.writer(access.id)
-    shared = access.shared
     target = Target(access.id, writer, schema, id, shared.blob, config, sleep=shared.sleep)
-    uploads = Uploads(
-        config.outstanding_parts,
-        shared.pool if table.nbytes > config.part_bytes else None,
-        shared.counters,
-        target.clock,
-    )
-    run = RunWriter(target, uploads, fresh_id)
-    lists: list[str] = []
-
-    def put(key: str, data: bytes) -> None:
-        lists.append(key)
-        target.put(key, data)
-
-    try:
-        run.add([table])
-        listed = spill(
-            run.finish(),
-            lambda: target.key(fresh_id("h")),
-            put,
-            limit=config.run_parts,
-        )
-    except BaseException:
-        # Nothing refers to it yet. Also what failed: it may have happened.
-        if left := delete_keys([*run.abort(), *lists], shared.blob, None):
-            count(shared.counters, "left to the sweep", left)
-        raise
-    runs = (Run(listed, Order.SORTED, id),)
-    return runs, HollowBatch(anywhere(schema.arity), table.num_rows, runs)
+    pool = shared.pool if table.nbytes > config.part_bytes else None
+    with RunWriter(target, fresh_id, shared.counters, pool, is_sorted=is_sorted) as run_writer:
+        run_writer.add(table)
+        runs = run_writer.finish()
+    if not runs:
+        return (), None
+    return runs, HollowBatch(anywhere(schema.arity), sum(part.rows for run in runs for part in run.parts), runs)
 
 
 def anywhere(arity: int) -> Description:

@@ -22,7 +22,9 @@ from timespine.client.driver import fresh_id
 from timespine.client.moments import Progress, to_ms
 from timespine.client.one_process import OneProcess
 from timespine.client.storing import count_appended, surely_not
-from timespine.columnar.builder import BatchBuilder, flush_to_blob, is_inline_of
+from timespine.columnar.builder import BatchBuilder
+from timespine.columnar.flush import flush_to_blob
+from timespine.columnar.inline import is_inline_of
 from timespine.columnar.runs import delete_batch, written_by
 from timespine.columnar.transmit import decode_batch, encode_batch, rewrite
 from timespine.core.hollow import HollowBatch, Order

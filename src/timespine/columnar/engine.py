@@ -22,15 +22,15 @@ import msgspec
 import pyarrow as pa
 
 from timespine.columnar.cache import Hint, PartCache
-from timespine.columnar.inline import encode_inline
+from timespine.columnar.inline import InlineRule
 from timespine.columnar.part_reader import MissingBlob
 from timespine.columnar.parts import Parts, meta_of
-from timespine.columnar.run_writer import RunWriter, inline_part
-from timespine.columnar.runs import Counters, delete_keys, spill, written_by
+from timespine.columnar.run_writer import NO_LISTS, RunWriter
+from timespine.columnar.runs import Counters, delete_keys
 from timespine.columnar.scan import Source, cut_columns, fit, gather, merged, source_of, unordered
 from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.stretches import Piece, Stretch, stretches
-from timespine.columnar.upload import Target, Uploads
+from timespine.columnar.upload import Target
 from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted
 from timespine.config import Config
@@ -150,14 +150,11 @@ class _Merge:
         self.target = Target(
             work.collection, work.writer, self.schema, self.schema_id, blob, self.config, sleep=engine._sleep
         )
-        self.output = RunWriter(
-            self.target,
-            Uploads(self.config.outstanding_parts, engine._pool, self.counters, self.target.clock),
-            engine._fresh,
-        )
         self.blob = blob
         self.fresh = engine._fresh
         self.pool = engine._pool
+        # A range is a piece of a run: who puts the pieces together lists the parts.
+        self.output = self._writer(None if work.is_whole else NO_LISTS)
         self.elsewhere = engine.elsewhere
         # Nothing can be read from a closed since on, so there is nothing to advance times to.
         self.since = None if work.since.is_closed else work.since
@@ -174,16 +171,13 @@ class _Merge:
         )
         self.temporary: list[str] = []
         """Parts that were written between two rounds."""
-        self.lists: list[str] = []
-        """Hollow runs that were written."""
-        self.list_bytes = 0
-        """Bytes of them."""
         self.passed: dict[str, None] = {}
         """The listed parts that were passed through, whole or in part."""
-        self.passed_rows = 0
-        """Updates in what was passed through."""
-        self.hidden: set[str] = set()
-        """Parts that were passed through out of a hollow run."""
+        self.passed_parts = self.passed_rows = self.passed_bytes = 0
+        """Parts that were passed through, and the updates and bytes in them."""
+
+    def _writer(self, run_parts: int | None) -> RunWriter:
+        return RunWriter(self.target, self.fresh, self.counters, self.pool, run_parts=run_parts)
 
     def run(self, desc: Description) -> Output:
         """Merge everything; None if an input is gone."""
@@ -202,7 +196,7 @@ class _Merge:
         """Merge a range of keys into new parts; None if an input is gone."""
         try:
             self._merge_stretches()
-            parts = self.output.finish()
+            runs = self.output.finish()
         except MissingBlob:
             self._undo()
             return None
@@ -210,7 +204,7 @@ class _Merge:
             self._undo()
             raise
         self._delete_temporary()
-        return parts
+        return [part for run in runs for part in run.parts]
 
     def _merge_stretches(self) -> None:
         pieces, tiny = self._inputs()
@@ -228,18 +222,18 @@ class _Merge:
                 continue
             merged = self._merged_elsewhere(stretch)
             if merged is None:
-                self.output.add(self._merged(stretch))
+                for table in self._merged(stretch):
+                    self.output.add(table)
             else:
-                for part in merged:
-                    self.output.refer(part)
+                self.output.refer(merged)
 
     def _pass(self, piece: Piece) -> None:
         """Refer to a part as it is."""
-        self.output.refer(piece.part)
+        self.output.refer((piece.part,), is_hidden=piece.origin != piece.part.key)
         self.passed[piece.origin] = None
+        self.passed_parts += 1
         self.passed_rows += piece.part.rows
-        if piece.origin != piece.part.key:
-            self.hidden.add(piece.part.key)
+        self.passed_bytes += piece.part.total_bytes
 
     def _merged_elsewhere(self, stretch: Stretch) -> list[Part] | None:
         """The parts that another merger has made of a stretch; None if there is none."""
@@ -250,8 +244,11 @@ class _Merge:
             for index, pieces in self._by_run(stretch)
         ]
         if stretch.tables:
-            rows = pa.concat_tables(stretch.tables)
-            runs.append(Run((inline_part(rows, encode_inline(rows)),), Order.SORTED, self.schema_id))
+            limit = self.config.object_bytes_max
+            rows = InlineRule(limit, limit).part_of(pa.concat_tables(stretch.tables))
+            if rows is None:
+                return None
+            runs.append(Run((rows,), Order.SORTED, self.schema_id))
         return self.elsewhere(replace(self.work, runs=tuple(runs)), self.schemas, self.parts)
 
     def _count_inputs(self) -> None:
@@ -334,69 +331,36 @@ class _Merge:
 
     def _round(self, found: list[Source]) -> Source:
         """Some sources merged into one whose parts are deleted again at the end."""
-        uploads = Uploads(self.config.outstanding_parts, self.pool, self.counters, self.target.clock)
-        between = RunWriter(self.target, uploads, self.fresh)
-        try:
-            between.add(self._scan(found))
-            parts = between.finish()
-        except BaseException:
-            delete_keys(between.abort(), self.blob, None)
-            raise
-        self.temporary.extend(part.key for part in parts)
-        return source_of(self.parts, Run(tuple(parts), Order.SORTED, self.schema_id), tuple(parts))
+        with self._writer(NO_LISTS) as between:
+            for table in self._scan(found):
+                between.add(table)
+            parts = tuple(part for run in between.finish() for part in run.parts)
+        self.temporary += between.keys
+        return source_of(self.parts, Run(parts, Order.SORTED, self.schema_id), parts)
 
     def _scan(self, found: list[Source], rows: pa.Table | None = None) -> Iterator[pa.Table]:
         for table in merged(self.parts, found, self.wanted, self.config.merge_bytes, rows):
             yield table.select(self.names)
 
     def _finish(self, desc: Description) -> MergeOutput:
-        parts = [inline] if (inline := self._inline()) is not None else self.output.finish()
-        listed = spill(
-            parts,
-            self._run_key,
-            self._put_run,
-            limit=self.config.run_parts,
-            hidden=lambda part: part.key in self.hidden,
-        )
-        self._delete_temporary()
-        owned = written_by(self.work.collection, self.work.writer)
-        blob_bytes = self.list_bytes + sum(part.size for part in parts if owned(part))
-        rows = sum(part.rows for part in parts)
-        self._count("merge rows out", rows - self.passed_rows)
-        self._count("merge bytes out", blob_bytes)
-        self._count("merge rows passed", self.passed_rows)
-        self._count("merge parts passed", sum(bool(part.key) and not owned(part) for part in parts))
-        batch = HollowBatch(desc, rows, (Run(listed, Order.SORTED, self.schema_id),) if rows else ())
-        return MergeOutput(batch, tuple(self.passed), rows - self.passed_rows, blob_bytes + batch.inline_bytes)
-
-    def _inline(self) -> Part | None:
-        """All rows as a part that lives in the state, if they take no more room there than the inputs did.
-
-        SUBTLE: whoever applies a result that takes more may have to refuse it, and would every time
-        (test_engine.py).
-        """
-        small = self.output.small()
-        if small is None:
-            return None
+        # SUBTLE: no more inline than the inputs had. Whoever applies a result that takes more room in the state may
+        # have to refuse it, and would every time (test_engine.py).
         room = sum(len(part.inline) for run in self.runs for part in run.parts if part.inline is not None)
-        data = encode_inline(small)
-        if len(data) > min(room, self.config.inline_part_bytes):
-            return None
-        self.output.clear()
-        return inline_part(small, data)
-
-    def _run_key(self) -> str:
-        return self.target.key(self.fresh("h"))
-
-    def _put_run(self, key: str, data: bytes) -> None:
-        self.lists.append(key)
-        self.list_bytes += len(data)
-        self.target.put(key, data)
+        runs = self.output.finish(InlineRule(self.config.inline_part_bytes, room))
+        self._delete_temporary()
+        rows = sum(part.rows for run in runs for part in run.parts)
+        batch = HollowBatch(desc, rows, runs)
+        written_bytes = sum(part.total_bytes for part in batch.parts) - self.passed_bytes
+        self._count("merge rows out", rows - self.passed_rows)
+        self._count("merge bytes out", written_bytes - batch.inline_bytes)
+        self._count("merge rows passed", self.passed_rows)
+        self._count("merge parts passed", self.passed_parts)
+        return MergeOutput(batch, tuple(self.passed), rows - self.passed_rows, written_bytes)
 
     def _undo(self) -> None:
         """Delete what was written in vain; what stays is swept once the writer is gone."""
         self._delete_temporary()
-        delete_keys([*self.output.abort(), *self.lists], self.blob, None)
+        self.output.abort()
 
     def _delete_temporary(self) -> None:
         delete_keys(self.temporary, self.blob, None)

@@ -16,17 +16,29 @@ are checked before anything is allocated, and what is decoded is validated in fu
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from timespine.columnar.part_footer import hash_of
 from timespine.columnar.schema import DIFF, Schema
+from timespine.columnar.stats import PartMeta, describe, diff_sum_of
 from timespine.config import Config
+from timespine.core.hollow import Part
 from timespine.errors import CorruptionError, UsageError
 
 MESSAGE_BYTES_MAX = 1 << 20
 """The largest message that is compressed, and so the most that a few bytes can claim to expand to."""
+
+INLINE_RATIO = 16
+"""Rows of so many times the size of an inline part are tried: they may be compressed to fit."""
+
+MARK_BYTES = 8
+"""Bytes by which inline data that was built by hand says which collection it is for."""
 
 _PLAIN, _ZSTD = 0, 1
 _LENGTH = struct.Struct("<I")
@@ -39,6 +51,46 @@ _CONTINUATION = 0xFFFFFFFF
 _HEADER_TYPE, _HEADER = 1, 2
 _RECORD_BATCH = 3
 _BATCH_LENGTH, _BATCH_NODES, _BATCH_BUFFERS, _BATCH_COMPRESSION = 0, 1, 2, 3
+
+
+class InlineRule(NamedTuple):
+    """Decides which rows live in the state itself, and makes parts of them."""
+
+    limit: int
+    """Bytes of an inline part, at most."""
+    room: int
+    """Bytes that the state has room for."""
+    describe: Callable[[pa.Table], bytes] = lambda table: b""
+    """Gives the `meta` of a part. Most have none: it would take as much room as the rows, which are at hand."""
+
+    def may_fit(self, table: pa.Table) -> bool:
+        """Whether rows are so few that it is worth encoding them."""
+        return self.room > 0 and table.nbytes <= INLINE_RATIO * self.limit
+
+    def part_of(self, table: pa.Table) -> Part | None:
+        """Make an inline part of a sorted table; None if it is too large."""
+        if not self.may_fit(table):
+            return None
+        data = encode_inline(table)
+        if len(data) > min(self.limit, self.room):
+            return None
+        return Part("", table.num_rows, len(data), diff_sum_of(table), data, meta=self.describe(table))
+
+
+def describe_inline(table: pa.Table, schema: Schema, collection: str, config: Config) -> bytes:
+    """Describe the rows of an inline part that was built by hand, and say which collection it is for."""
+    # No statistics of columns: they would take as much room in the state as the rows.
+    meta = describe(table, schema, sorted=True, budget=0, bound_bytes=config.bound_bytes)
+    return msgspec.structs.replace(meta, tail_hash=_mark(collection)).encode()
+
+
+def is_inline_of(part: Part, collection: str) -> bool:
+    """Whether inline data was built for this collection. A blob says so by its key; this has none."""
+    return bool(part.meta) and PartMeta.decode(part.meta).tail_hash == _mark(collection)
+
+
+def _mark(collection: str) -> bytes:
+    return hash_of(collection.encode())[:MARK_BYTES]
 
 
 def encode_inline(table: pa.Table) -> bytes:

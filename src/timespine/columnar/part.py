@@ -45,11 +45,10 @@ from timespine.columnar.part_footer import (
     leaf_counts,
     piece_count,
 )
-from timespine.columnar.schema import DIFF, Schema
-from timespine.columnar.stats import BOUND_BYTES_MAX, PartMeta, describe, untrimmable_of
+from timespine.columnar.schema import Schema
+from timespine.columnar.stats import BOUND_BYTES_MAX, Ends, PartMeta, describe, diff_sum_of, ends_of, untrimmable_of
 from timespine.columnar.types import is_nested
 from timespine.config import Config
-from timespine.core.hollow import wrap_int64
 from timespine.errors import UsageError
 
 __all__ = ["Encoded", "MissingBlob", "encode_part"]
@@ -89,6 +88,8 @@ class Encoded:
     """The sum of their diffs modulo 2^64."""
     trimmed_bytes: int
     """Bytes of column statistics that were left out to keep within the budget."""
+    ends: Ends | None
+    """The first and the last row, encoded; None if rows are in no order."""
 
 
 def encode_part(
@@ -110,7 +111,8 @@ def encode_part(
         raise UsageError(f"part {name} would have {table.nbytes} bytes of rows, over {config.part_decoded_bytes_max}")
     groups = [table.slice(start, config.row_group_rows) for start in range(0, table.num_rows, config.row_group_rows)]
     trimmed: list[int] = []
-    meta = _described(table, schema, name, config, trimmed, is_sorted=is_sorted)
+    ends = ends_of(table, schema) if is_sorted and groups else None
+    meta = _described(table, schema, name, config, trimmed, ends, is_sorted=is_sorted)
     blooms = _BLOOMS_SUPPORTED and bool(_layout(schema).blooms) and table.num_rows >= BLOOM_ROWS_MIN
     footer = Footer(
         version=FORMAT_VERSION,
@@ -123,18 +125,25 @@ def encode_part(
         pieces=bytes((SIZE_BYTES + HASH_BYTES) * piece_count(len(groups), _layout(schema).leaves, blooms=blooms)),
         blooms=blooms,
         nans=tuple(_with_nans(table, schema)),
-        lowers=_lowers(groups, schema, config) if is_sorted else (),
+        lowers=() if ends is None else _lowers(groups, schema, config, ends[0]),
     )
     written, metadata = _write(groups, schema, footer)
     data, tail = _seal(written, metadata, footer)
     if len(data) > config.object_bytes_max:
         raise UsageError(f"part {name} would have {len(data)} bytes, more than {config.object_bytes_max}")
     meta = msgspec.structs.replace(meta, tail=len(tail), tail_hash=hash_of(tail))
-    return Encoded(data, meta, table.num_rows, _diff_sum(table), sum(trimmed))
+    return Encoded(data, meta, table.num_rows, diff_sum_of(table), sum(trimmed), ends)
 
 
 def _described(
-    table: pa.Table, schema: Schema, name: str, config: Config, trimmed: list[int], *, is_sorted: bool
+    table: pa.Table,
+    schema: Schema,
+    name: str,
+    config: Config,
+    trimmed: list[int],
+    ends: Ends | None,
+    *,
+    is_sorted: bool,
 ) -> PartMeta:
     """What the state will know of the rows, if they are updates."""
     if any(table.column(each).null_count for each in schema.system_names):
@@ -147,25 +156,26 @@ def _described(
         bound_bytes=config.bound_bytes,
         untrimmable=untrimmable_of(config.untrimmable),
         trimmed=trimmed,
+        ends=ends,
     )
     if min(meta.min_time) < 0:
         raise UsageError(f"part {name} would have a time before 0")
     return meta
 
 
-def _lowers(groups: Sequence[pa.Table], schema: Schema, config: Config) -> tuple[bytes, ...]:
-    """Where row groups begin: as many bytes as tell it from the row before, and `bound_bytes` at least.
+def _lowers(groups: Sequence[pa.Table], schema: Schema, config: Config, first: bytes) -> tuple[bytes, ...]:
+    """Where row groups begin, the first one with this row: as many bytes as tell it from the row before, and
+    `bound_bytes` at least.
 
     SUBTLE: with less, rows that begin alike could not be cut apart. And readers rely on it: no row of the group
     before is after what is left, unless that is the whole row or has BOUND_BYTES_MAX (`KeyIndex.find`).
     """
     least = min(config.bound_bytes, BOUND_BYTES_MAX)
-    lowers = []
-    before = b""
-    for group in groups:
+    lowers = [first[:least]]
+    for before, group in itertools.pairwise(groups):
+        last = encode_row(before, before.num_rows - 1, schema.order_names, BOUND_BYTES_MAX)
         first = encode_row(group, 0, schema.order_names, BOUND_BYTES_MAX)[:BOUND_BYTES_MAX]
-        lowers.append(first[: max(least, _shared(before, first) + 1)])
-        before = encode_row(group, group.num_rows - 1, schema.order_names, BOUND_BYTES_MAX)
+        lowers.append(first[: max(least, _shared(last, first) + 1)])
     return tuple(lowers)
 
 
@@ -299,9 +309,3 @@ def _with_nans(table: pa.Table, schema: Schema) -> Iterator[int]:
     for field in schema.update_arrow:
         if pa.types.is_floating(field.type) and pc.any(pc.is_nan(table[field.name])).as_py():
             yield schema.field(field.name).id
-
-
-def _diff_sum(table: pa.Table) -> int:
-    """Modulo 2^64, as numpy adds."""
-    chunks = table.column(DIFF).chunks
-    return wrap_int64(sum(int(np.add.reduce(chunk.to_numpy(), dtype=np.int64)) for chunk in chunks))

@@ -21,7 +21,7 @@ from concurrent.futures import Executor
 from typing import Generic, TypeVar
 
 from timespine.columnar.stats import PartMeta, Range
-from timespine.core.codec import ENTRY_BYTES_MAX, decode_run, encode_run
+from timespine.core.codec import ENTRY_BYTES_MAX, decode_run
 from timespine.core.hollow import HollowBatch, Part, wrap_int64
 from timespine.errors import CorruptionError, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key
@@ -91,41 +91,8 @@ def written_by(collection: str, writer: str) -> Callable[[Part], bool]:
     return lambda part: part.key.startswith(prefix)
 
 
-def spill(
-    parts: Sequence[Part],
-    fresh: Callable[[], str],
-    put: Callable[[str, bytes], object],
-    *,
-    limit: int,
-    hidden: Callable[[Part], bool] = lambda part: False,
-) -> tuple[Part, ...]:
-    """The parts of a sorted run: at most `limit` of them, the others inside hollow runs.
-
-    `put` makes a list durable under a `fresh` key. A run with a part that must be `hidden` is one hollow run.
-
-    SUBTLE: hidden is what a merge passes through out of a hollow run. Its writer may be gone, so no state may
-    begin to list it; a new hollow run may, since the result says which run it comes from (`MergeOutput.passed`).
-    """
-    limit = max(limit, LIMIT_MIN)
-    hides = any(hidden(part) for part in parts)
-    if len(parts) <= limit and not hides:
-        return tuple(parts)
-
-    def gather(children: list[Part]) -> Part:
-        key = fresh()
-        data = encode_run(key, tuple(children))
-        put(key, data)
-        return hollow_part(key, children, len(data))
-
-    levels = Levels(limit, gather)
-    for part in parts:
-        levels.push(part)
-    top = levels.finish()
-    return (gather(top),) if hides else tuple(top)
-
-
-def hollow_part(key: str, children: Sequence[Part], size: int) -> Part:
-    """The reference to a hollow run of these parts, whose list has `size` bytes."""
+def hollow_part(key: str, children: Sequence[Part], size: int, meta: PartMeta | None) -> Part:
+    """Refer to a hollow run of these parts, whose list has `size` bytes and whose rows are as `meta` says."""
     sums = [part.visible_diff_sum for part in children]
     known = [each for each in sums if each is not None]
     return Part(
@@ -134,20 +101,19 @@ def hollow_part(key: str, children: Sequence[Part], size: int) -> Part:
         size=size,
         diff_sum=wrap_int64(sum(known)) if len(known) == len(sums) else None,
         hollow=True,
-        meta=_covering(children),
+        meta=b"" if meta is None else meta.encode(),
         inside_bytes=sum(part.total_bytes for part in children),
     )
 
 
-def _covering(children: Sequence[Part]) -> bytes:
-    """What is true of the rows of all these parts; nothing if nothing is known of one of them.
+def cover(children: Sequence[Part], described: Sequence[PartMeta | None]) -> PartMeta | None:
+    """Describe the rows of all these parts by what is known of each; None if nothing is known of one of them.
 
     Times are as they were written: truncation and rewriting are those of the references.
     """
-    if not children or not all(part.meta for part in children):
-        return b""
-    known = [(part, PartMeta.decode(part.meta)) for part in children]
-    metas = [meta for _, meta in known]
+    metas = [meta for meta in described if meta is not None]
+    if not metas or len(metas) < len(children):
+        return None
     shared = set(metas[0].columns).intersection(*(meta.columns for meta in metas[1:]))
     return PartMeta(
         tail=0,
@@ -158,11 +124,14 @@ def _covering(children: Sequence[Part]) -> bytes:
         max_time=tuple(map(max, zip(*(meta.max_time for meta in metas), strict=True))),
         min_diff=min(meta.min_diff for meta in metas),
         max_diff=max(meta.max_diff for meta in metas),
-        columns={id: _united([(part.rows, meta.columns[id]) for part, meta in known]) for id in sorted(shared)},
+        columns={
+            id: _unite([(part.rows, meta.columns[id]) for part, meta in zip(children, metas, strict=True)])
+            for id in sorted(shared)
+        },
         row_bytes=sum(meta.row_bytes for meta in metas) if all(meta.row_bytes for meta in metas) else 0,
         repeats=_sum([meta.repeats for meta in metas]),
         negatives=_sum([meta.negatives for meta in metas]),
-    ).encode()
+    )
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:
@@ -171,7 +140,7 @@ def _sum(counts: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-def _united(ranges: Sequence[tuple[int, Range]]) -> Range:
+def _unite(ranges: Sequence[tuple[int, Range]]) -> Range:
     """The range of a column over several parts, each with its number of rows."""
     # A part with nothing but nulls has no bounds either, and is no reason to know less of the others.
     valued = [each for rows, each in ranges if each.nulls < rows]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from timespine.columnar import bounds
 from timespine.columnar.schema import COLUMNS_MAX, DIFF, FieldId, Schema
 from timespine.config import DEFAULT
-from timespine.core.hollow import Count, Int64
+from timespine.core.hollow import Count, Int64, wrap_int64
 from timespine.errors import CorruptionError
 from timespine.model.time import ARITY_MAX, INT64_MAX
 
@@ -37,6 +37,9 @@ BOUND_BYTES_MAX = 4096
 Bound = Annotated[bytes, msgspec.Meta(max_length=BOUND_BYTES_MAX)]
 Coordinate = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 Coordinates = Annotated[tuple[Coordinate, ...], msgspec.Meta(min_length=1, max_length=ARITY_MAX)]
+
+Ends = tuple[bytes, bytes]
+"""The first and the last row of a sorted table, encoded by the order of columns, as far as `ends_of` encodes them."""
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -159,20 +162,20 @@ def describe(
     bound_bytes: int = DEFAULT.bound_bytes,
     untrimmable: Untrimmable = NOTHING_UNTRIMMABLE,
     trimmed: list[int] | None = None,
+    ends: Ends | None = None,
 ) -> PartMeta:
     """What there is to know of an update table; the tail of the part is not known yet.
 
-    `sorted` promises that the rows are in the order of the schema. Bounds are cut
+    `sorted` promises that the rows are in the order of the schema, whose `ends` may be known. Bounds are cut
     to `bound_bytes`, and columns over `budget` bytes are left out: their bytes are added to `trimmed`.
     """
     bound_bytes = min(bound_bytes, BOUND_BYTES_MAX)
     lower = upper = None
     if table.num_rows:
         order = schema.order_names
-        # One byte more than is kept: then it is seen that there is more.
-        enough = bound_bytes + 1
-        first = bounds.encode_row(table, 0, order, enough) if sorted else _extreme_row(table, order, last=False)
-        final = bounds.encode_row(table, -1, order, enough) if sorted else _extreme_row(table, order, last=True)
+        if not sorted:
+            ends = _extreme_row(table, order, last=False), _extreme_row(table, order, last=True)
+        first, final = ends or ends_of(table, schema, bound_bytes)
         lower = bounds.truncate_lower(first, bound_bytes)
         upper = bounds.truncate_upper(final, bound_bytes)
     times = _time_ranges(table, schema)
@@ -191,6 +194,22 @@ def describe(
         repeats=count_repeats(table, schema) if sorted else None,
         negatives=count_negatives(table) if min_diff < 0 else 0,
     )
+
+
+def ends_of(table: pa.Table, schema: Schema, bound_bytes: int = BOUND_BYTES_MAX) -> Ends:
+    """Encode the first and the last row of a sorted table, as far as bounds of `bound_bytes` need it.
+
+    Of a long row only the beginning is encoded: all of a value of megabytes would take longer than to store it.
+    """
+    # One byte more than is kept: it shows that there is more.
+    first, last = (bounds.encode_row(table, place, schema.order_names, bound_bytes + 1) for place in (0, -1))
+    return first, last
+
+
+def diff_sum_of(table: pa.Table) -> int:
+    """Add up the diffs modulo 2^64, as numpy does."""
+    chunks = table.column(DIFF).chunks
+    return wrap_int64(sum(int(np.add.reduce(chunk.to_numpy(), dtype=np.int64)) for chunk in chunks))
 
 
 def count_repeats(table: pa.Table, schema: Schema) -> int | None:

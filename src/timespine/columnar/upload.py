@@ -1,4 +1,4 @@
-"""Parts on their way to storage: encoded and put beside whoever adds rows, a bounded number at once.
+"""Parts on their way to storage: encoded and put in the threads of a pool, a bounded number at once.
 
 What is counted, by name (seconds are those of the injected clock):
 
@@ -6,7 +6,7 @@ What is counted, by name (seconds are those of the injected clock):
     encode seconds, put seconds  spent on them, in whatever thread
     runs spilled, run bytes      lists of parts put as hollow runs
     put retries                  puts repeated because storage was unavailable
-    stalls, stall seconds        somebody who adds rows had to wait for an upload
+    stalls, stall seconds        the thread that adds rows had to wait for an upload
     bounds truncated             bounds of parts that were longer than `bound_bytes`
     bounds omitted               bounds of parts that could not be kept at all
     column statistics trimmed    columns whose statistics the budget of a part had no room for; `... bytes`: their size
@@ -24,8 +24,9 @@ import pyarrow as pa
 from timespine.columnar.bounds import encode_row, truncate_upper
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.part import encode_part
-from timespine.columnar.runs import Counters, count, hollow_part
+from timespine.columnar.runs import Counters, count, cover, hollow_part
 from timespine.columnar.schema import Schema
+from timespine.columnar.stats import BOUND_BYTES_MAX, Ends, PartMeta, known_meta
 from timespine.config import Config
 from timespine.core.codec import encode_run
 from timespine.core.hollow import Part
@@ -33,7 +34,7 @@ from timespine.core.protocols.session import pause_ms
 from timespine.errors import NoSpace, Unavailable, UsageError
 from timespine.location.blob import Blob
 
-END_BYTES = 4096
+END_BYTES = BOUND_BYTES_MAX
 """Bytes of the first and the last row of a part by which parts are put in order. Longer rows are cut, soundly."""
 
 AFTER_ALL = b"\xff"
@@ -41,17 +42,31 @@ AFTER_ALL = b"\xff"
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """What became of one upload."""
+class StoredPart:
+    """A part in storage, and what is known of its rows."""
 
-    part: Part | None
-    """The reference to it; None if no row was left after consolidation."""
+    part: Part
+    """The reference to it."""
+    meta: PartMeta | None
+    """What `part.meta` says; None if nothing is known."""
     first: bytes = b""
     """At or before the first row and its time, encoded: bytes compare as updates do."""
-    last: bytes = b""
+    last: bytes = AFTER_ALL
     """At or after the last row and its time."""
     counts: dict[str, float] = field(default_factory=dict)
     """What to count, in the thread that owns the counters."""
+
+    @staticmethod
+    def of(part: Part) -> StoredPart:
+        """Take a part that another writer stored."""
+        meta = known_meta(part.meta) if part.meta else None
+        if meta is None:
+            return StoredPart(part, None)
+        return StoredPart(part, meta, meta.lower or b"", AFTER_ALL if meta.upper is None else meta.upper)
+
+
+Upload = Future["StoredPart | None"]
+"""A part under way; None if consolidation leaves no row of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +99,32 @@ class Target:
         """The key of a blob with this name."""
         return f"{self.collection}/{self.writer}/{name}"
 
-    def send_part(self, name: str, held: list[pa.Table], *, is_consolidated: bool, is_sorted: bool = True) -> Sent:
-        """Encode rows and put them as a part.
+    def send_part(
+        self, name: str, held: list[pa.Table], *, is_consolidated: bool, is_sorted: bool = True
+    ) -> StoredPart | None:
+        """Encode rows and put them as a part; None if consolidation leaves none.
 
-        The table is taken out of the list, so that nobody holds its memory while its bytes travel.
+        The table is taken out of the list, so that its memory is free while its bytes travel.
         """
         started = self.clock()
         table = held.pop().combine_chunks()
         if not is_consolidated:
             table = consolidate(table, self.order)
         if table.num_rows == 0:
-            return Sent(None)
+            return None
         wanted = self.schema.update_arrow
         table = pa.Table.from_arrays([table.column(name) for name in wanted.names], schema=wanted)
         config = self.config
         encoded = encode_part(table, self.schema, self.schema_id, self.collection, name, config, is_sorted=is_sorted)
-        first, last, bounds = self._ends(table) if is_sorted else (b"", b"", ())
-        kept = (encoded.meta.lower, encoded.meta.upper)
+        meta, ends = encoded.meta, encoded.ends
+        first, last = (b"", AFTER_ALL) if ends is None else self._with_times(table, ends)
         counts: dict[str, float] = {
             "parts": 1,
             "rows": encoded.rows,
             "part bytes": len(encoded.data),
-            "bounds truncated": sum(len(bound) > config.bound_bytes for bound in bounds),
-            "bounds omitted": sum(bound is None for bound in kept),
-            "column statistics trimmed": encoded.meta.trimmed(self.schema),
+            "bounds truncated": sum(len(row) > config.bound_bytes for row in ends or ()),
+            "bounds omitted": (meta.lower is None) + (meta.upper is None),
+            "column statistics trimmed": meta.trimmed(self.schema),
             "column statistics trimmed bytes": encoded.trimmed_bytes,
         }
         del table
@@ -115,27 +132,25 @@ class Target:
         counts["put retries"] = self.put(self.key(name), encoded.data)
         counts["encode seconds"] = encoded_at - started
         counts["put seconds"] = self.clock() - encoded_at
-        part = Part(self.key(name), encoded.rows, len(encoded.data), encoded.diff_sum, meta=encoded.meta.encode())
-        return Sent(part, first, last, counts)
+        part = Part(self.key(name), encoded.rows, len(encoded.data), encoded.diff_sum, meta=meta.encode())
+        return StoredPart(part, meta, first, last, counts)
 
-    def send_run(self, name: str, children: Sequence[Part]) -> Sent:
+    def send_list(self, name: str, children: Sequence[StoredPart]) -> StoredPart:
         """Put a list of parts as a hollow run."""
-        data = encode_run(self.key(name), tuple(children))
+        parts = tuple(child.part for child in children)
+        meta = cover(parts, [child.meta for child in children])
+        data = encode_run(self.key(name), parts)
         retries = self.put(self.key(name), data)
         counts = {"runs spilled": 1.0, "run bytes": float(len(data)), "put retries": float(retries)}
-        return Sent(hollow_part(self.key(name), children, len(data)), counts=counts)
+        return StoredPart(hollow_part(self.key(name), parts, len(data), meta), meta, counts=counts)
 
-    def _ends(self, table: pa.Table) -> tuple[bytes, bytes, tuple[bytes, ...]]:
-        """Bounds of the first and the last update, and the first and the last row, as far as they are encoded.
-
-        Of a long row only the beginning is: encoding all of a value of megabytes takes longer than storing it.
-        """
-        places = (0, table.num_rows - 1)
-        first, last = (encode_row(table, index, self.schema.order_names, END_BYTES + 1) for index in places)
-        times = [encode_row(table, index, self.schema.time_names) for index in places]
+    def _with_times(self, table: pa.Table, ends: Ends) -> Ends:
+        """Bounds of the first and the last update, given their rows: cut, or followed by their times."""
+        first, last = ends
+        times = [encode_row(table, place, self.schema.time_names) for place in (0, -1)]
         least = first + times[0] if len(first) <= END_BYTES else first[:END_BYTES]
         greatest = last + times[1] if len(last) <= END_BYTES else truncate_upper(last, END_BYTES) or AFTER_ALL
-        return least, greatest, (first, last)
+        return least, greatest
 
     def put(self, key: str, data: bytes) -> int:
         """Make bytes durable; how often it had to be tried again. Keys are write-once, so trying again is safe."""
@@ -153,7 +168,7 @@ class Target:
 
 
 class Uploads:
-    """Work under way for one builder, in the order in which it was started. Not for several threads at once."""
+    """Work under way for one writer, in the order in which it was started. Not for several threads at once."""
 
     def __init__(self, limit: int, pool: Executor | None, counters: Counters, clock: Callable[[], float]) -> None:
         self.failure: BaseException | None = None
@@ -162,7 +177,7 @@ class Uploads:
         self._pool = pool
         self._counters = counters
         self._clock = clock
-        self._under_way: list[Future[Sent]] = []
+        self._under_way: list[Upload] = []
 
     def check(self) -> None:
         """Take note of what is done; raise the first failure, every time."""
@@ -171,7 +186,7 @@ class Uploads:
         if self.failure is not None:
             raise self.failure
 
-    def start(self, work: Callable[[], Sent]) -> Future[Sent]:
+    def start(self, work: Callable[[], StoredPart | None]) -> Upload:
         """Begin some work, once fewer than the limit are under way: that is how rows are held back."""
         self.check()
         while len(self._under_way) >= self._limit:
@@ -187,7 +202,7 @@ class Uploads:
         self._under_way.append(future)
         return future
 
-    def wait(self, future: Future[Sent]) -> Sent:
+    def wait(self, future: Upload) -> StoredPart | None:
         """The outcome of some work; a stall if it is not there yet."""
         if not future.done():
             began = self._clock()
@@ -212,7 +227,7 @@ class Uploads:
             _outcome(future)
         self._under_way = []
 
-    def _take(self, future: Future[Sent]) -> None:
+    def _take(self, future: Upload) -> None:
         """Take note of one outcome, once. Waits for it."""
         if future not in self._under_way:
             return
@@ -221,11 +236,12 @@ class Uploads:
         if error is not None:
             self.failure = self.failure or error
             return
-        for what, by in future.result().counts.items():
+        stored = future.result()
+        for what, by in stored.counts.items() if stored is not None else ():
             count(self._counters, what, by)
 
 
-def _outcome(future: Future[Sent]) -> BaseException | None:
+def _outcome(future: Upload) -> BaseException | None:
     """Wait for some work; why it failed, if so."""
     try:
         return future.exception()

@@ -12,13 +12,13 @@ from timespine.client.access import Access
 from timespine.client.driver import fresh_id
 from timespine.client.storing import delete_unused, surely_not
 from timespine.client.writing import Together
-from timespine.columnar.builder import chained, flush_to_blob
-from timespine.columnar.parts import meta_of
-from timespine.columnar.runs import delete_keys, spill
+from timespine.columnar.flush import flush_to_blob
+from timespine.columnar.run_writer import RunWriter
+from timespine.columnar.runs import delete_keys
 from timespine.columnar.schema import Schema
 from timespine.columnar.transmit import decode_batch
 from timespine.columnar.upload import Target
-from timespine.core.hollow import HollowBatch, Order, Run
+from timespine.core.hollow import HollowBatch, Run
 from timespine.core.transitions import ExpireWriter, RegisterWriter
 from timespine.errors import TimespineError, UsageError
 from timespine.model.time import Time
@@ -105,16 +105,13 @@ def gathered(access: Access, building: Building, sent: Iterable[Sent]) -> tuple[
     batches = _fitting(
         access, building, [decode_batch(each.batch, access.id) for each in answers if each.batch is not None]
     )
-    built = [run for batch in batches for run in batch.runs]
-    chains = chained((*ends, run) for run in built if (ends := _ends(run)) is not None)
-    lists = [[part for run in chain for part in run.parts] for chain in chains]
-    lists += [list(run.parts) for run in built if _ends(run) is None]
-    id = building.schema_id
-    target = Target(access.id, building.writer, building.schema, id, access.shared.blob, access.config)
-    runs = [
-        spill(parts, lambda: target.key(fresh_id("h")), target.put, limit=access.config.run_parts) for parts in lists
-    ]
-    return tuple(Run(parts, Order.SORTED, id) for parts in runs), sum(batch.len for batch in batches)
+    shared = access.shared
+    target = Target(access.id, building.writer, building.schema, building.schema_id, shared.blob, access.config)
+    with RunWriter(target, fresh_id, shared.counters, is_sorted=False) as writer:
+        for batch in batches:
+            for run in batch.runs:
+                writer.refer(run.parts)
+        return writer.finish(), sum(batch.len for batch in batches)
 
 
 def _fitting(access: Access, building: Building, batches: list[HollowBatch]) -> list[HollowBatch]:
@@ -137,14 +134,6 @@ def _fitting(access: Access, building: Building, batches: list[HollowBatch]) -> 
         )
         for batch in batches
     ]
-
-
-def _ends(run: Run) -> tuple[bytes, bytes] | None:
-    """What lies before and after all rows of a run; None if that is not known."""
-    first, last = meta_of(run.parts[0]), meta_of(run.parts[-1])
-    if first is None or last is None or first.lower is None or last.upper is None:
-        return None
-    return first.lower, last.upper
 
 
 def delete_sent(access: Access, sent: Iterable[Sent]) -> None:

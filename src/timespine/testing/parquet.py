@@ -28,10 +28,10 @@ from timespine.columnar.keyset import KeySet
 from timespine.columnar.part import encode_part
 from timespine.columnar.parts import Parts
 from timespine.columnar.rows import updates as updates_of
-from timespine.columnar.run_writer import diff_sum_of
 from timespine.columnar.scan import scan
 from timespine.columnar.schema import DIFF, Field, Schema, define
 from timespine.columnar.splits import split_keys
+from timespine.columnar.stats import diff_sum_of
 from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted
 from timespine.columnar.where import col
