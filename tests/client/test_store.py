@@ -5,6 +5,7 @@ import itertools
 import os
 import threading
 
+import pyarrow as pa
 import pytest
 from expect import until
 from places import BLOBS, Script, in_threads
@@ -232,3 +233,43 @@ def test_a_pool_that_is_shut_down_says_that_the_store_is_closed():
     pool.shutdown()
     with pytest.raises(UsageError, match="this store is closed: open it again"):
         pool.submit(max, 1, 2)
+
+
+# The columns of a collection.
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "id bigint, name string, at timestamp",
+        "struct<id:bigint,name:string,at:timestamp>",
+        pa.schema([("id", pa.int64()), ("name", pa.large_string()), ("at", pa.timestamp("ms", "UTC"))]),
+    ],
+    ids=["text", "struct", "arrow"],
+)
+def test_all_columns_may_be_given_at_once(tmp_path, schema):
+    wanted = {"id": "int64", "name": "string", "at": "timestamp[UTC]"}
+    with ts.open(tmp_path) as store:
+        for place, key in enumerate(("id", ["id", "name"], None)):
+            made = store.create(f"c{place}", schema=schema, key=key).schema
+            assert {field.name: field.type for field in made.fields} == wanted
+            assert made.key_names == {0: ("id",), 1: ("id", "name"), 2: tuple(wanted)}[place]
+        with store.transaction() as transaction:
+            transaction.create("c3", schema=schema, key="id")
+        assert store["c3"].schema == store["c0"].schema
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"schema": "id bigint", "key": {"id": "int64"}}, "let key name those of the key"),
+        ({"schema": "id bigint", "value": {"id": "int64"}}, "let key name those of the key"),
+        ({"schema": "id bigint", "key": "name"}, "the key names 'name'; there are 'id'"),
+        ({"schema": 3}, "3 is not a schema: give a text such as 'id bigint, name string'"),
+        ({"key": ["id"]}, "key must map names to types"),
+        ({"key": {"id": "number"}}, "column 'id': 'number' is not a type of a column: these work: bool, int8"),
+    ],
+)
+def test_columns_that_say_nothing_are_refused(tmp_path, given, says):
+    with ts.open(tmp_path) as store, pytest.raises(UsageError, match=says):
+        store.create("c", **given)

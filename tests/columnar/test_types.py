@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from timespine.columnar.column_names import NAME_BYTES_MAX, check_name
+from timespine.columnar.type_text import NAMES, TYPE_DEPTH_MAX, TYPE_TEXT_MAX
 from timespine.columnar.types import (
-    NAME_BYTES_MAX,
-    TYPE_DEPTH_MAX,
-    TYPE_TEXT_MAX,
     can_widen,
-    check_name,
     holds_floats,
     is_nested,
+    parse_schema,
     parse_type,
     stored_type,
     type_name,
@@ -73,9 +75,89 @@ def test_the_text_of_a_type_gives_the_type_back(given_type):
     assert parse_type(given_type).equals(given_type, check_metadata=True)
 
 
-def test_float_and_double_are_other_words():
-    assert type_name(parse_type("float")) == "float32"
-    assert type_name(parse_type("list<double>")) == "list<float64>"
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("bigint", "int64"),
+        ("BIGINT", "int64"),
+        ("long", "int64"),
+        ("int", "int32"),
+        ("integer", "int32"),
+        ("smallint", "int16"),
+        ("short", "int16"),
+        ("tinyint", "int8"),
+        ("byte", "int8"),
+        ("boolean", "bool"),
+        ("str", "string"),
+        ("varchar", "string"),
+        ("double", "float64"),
+        ("float", "float32"),
+        ("real", "float32"),
+        ("decimal(9)", "decimal(9,0)"),
+        ("numeric(9, 2)", "decimal(9,2)"),
+        ("timestamp_ntz", "timestamp"),
+        ("timestamp_ltz", "timestamp[UTC]"),
+        ("bytes", "binary"),
+        ("array<bigint>", "list<int64>"),
+        ("list<double>", "list<float64>"),
+        ("array<array<date>>", "list<list<date>>"),
+        ("struct<a: int, `b c`: array<string>>", 'struct<a:int32,"b c":list<string>>'),
+        ("struct<a int, b boolean NOT NULL>", "struct<a:int32,b:bool>"),
+        (int, "int64"),
+        (float, "float64"),
+        (str, "string"),
+        (bool, "bool"),
+        (bytes, "binary"),
+        (datetime.date, "date"),
+        (datetime.datetime, "timestamp"),
+        (decimal.Decimal, "decimal(38,18)"),
+    ],
+)
+def test_types_may_be_named_as_spark_sql_and_python_have_them(said, meant):
+    assert type_name(parse_type(said)) == meant
+
+
+ARROW = [
+    pa.large_string(),
+    pa.large_binary(),
+    pa.date32(),
+    pa.date64(),
+    pa.decimal128(9, 2),
+    pa.float32(),
+    pa.float64(),
+    pa.list_(pa.int64()),
+    pa.large_list(pa.field("element", pa.struct([("a", pa.bool_()), pa.field("b", pa.int8(), nullable=False)]))),
+]
+
+
+@pytest.mark.parametrize("arrow", ARROW, ids=str)
+def test_types_may_be_named_as_arrow_prints_them(arrow):
+    assert parse_type(str(arrow)) == parse_type(arrow)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_is_one_of_a_type_in_any_case_and_inside_of_others(name):
+    assert parse_type(name.upper()) == NAMES[name]
+    assert parse_type(f"array<{name}>") == pa.list_(NAMES[name])
+
+
+def test_a_schema_may_be_given_as_spark_sql_writes_it():
+    text = "id bigint NOT NULL, `full name` string, at timestamp,\n local: timestamp_ntz, tags array<int>"
+    fields = [
+        ("id", pa.int64()),
+        ("full name", pa.string()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("local", pa.timestamp("us")),
+        ("tags", pa.list_(pa.int32())),
+    ]
+    assert parse_schema(text) == pa.schema(fields)
+    assert parse_schema("struct<id:bigint,name:string>") == pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+@pytest.mark.parametrize("wrong", ["", "id", "id bigint name string", "id bigint,", "id nothing", "id bigint)"])
+def test_a_text_that_is_not_a_schema_is_refused_with_what_works(wrong):
+    with pytest.raises(UsageError, match=r"these work: bool, int8"):
+        parse_schema(wrong)
 
 
 def test_spaces_do_not_matter():
@@ -128,16 +210,16 @@ def test_what_lies_inside_is_nullable_has_no_metadata_and_one_name():
 @pytest.mark.parametrize(
     ("wrong", "instead"),
     [
-        ("int", "use int64"),
-        ("INT64", "use int64"),
         ("int65", "use int64"),
-        ("str", "use string"),
+        ("varchar(3)", "these work"),
+        ("char(3)", "use string"),
+        ("datetime", "timestamp or"),
         ("decimal", r"decimal\(18,2\)"),
         ("decimal(39,2)", "1 to 38 digits"),
         ("decimal(2,3)", "1 to 38 digits"),
         ("decimal(0,0)", "1 to 38 digits"),
         ("time", "int64"),
-        ("list<int>", "use int64"),
+        ("list<int65>", "use int64"),
         ("list", "list<int64>"),
         ("map<string,int64>", "list<struct<key:K,value:V>>"),
         ("timestamp[+02:00]", "UTC"),
@@ -153,8 +235,8 @@ def test_what_lies_inside_is_nullable_has_no_metadata_and_one_name():
         ("list<int8", "list<T>"),
         ("int8>", "use int8"),
         ("int8 int8", "use int8"),
-        ("", "use one of bool"),
-        ("<", "use one of bool"),
+        ("", "these work: bool"),
+        ("<", "these work: bool"),
         (pa.null(), "give it a type"),
         (pa.list_(pa.null()), "give it a type"),
         (pa.float16(), "use float32"),
@@ -167,11 +249,11 @@ def test_what_lies_inside_is_nullable_has_no_metadata_and_one_name():
         (pa.struct([]), "without fields"),
         (pa.struct([("a", pa.int8()), ("a", pa.int8())]), "upper and lower case"),
         (pa.uuid(), "storage type"),
-        (pa.dense_union([pa.field("a", pa.int8())]), "use one of bool"),
+        (pa.dense_union([pa.field("a", pa.int8())]), "these work: bool"),
         (pa.run_end_encoded(pa.int32(), pa.int8()), "the type of its values"),
-        (3, "give its name"),
-        (None, "give its name"),
-        (int, "give its name"),
+        (3, "give a name, one of bool"),
+        (None, "give a name, one of bool"),
+        (list, "give a name, one of bool"),
     ],
 )
 def test_anything_else_is_refused_with_what_to_use_instead(wrong, instead):

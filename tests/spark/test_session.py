@@ -1,12 +1,15 @@
 """One line starts a Spark session that suits Timespine, and never against what somebody asked for."""
 
 import importlib.util
+import json
+import os
 import sys
 
 import pytest
 
 import timespine.spark
 from timespine.errors import UsageError
+from timespine.spark import workers
 from timespine.spark.session import prepare, session
 
 module = sys.modules["timespine.spark.session"]
@@ -27,6 +30,15 @@ def python_of_workers(spark):
             yield pa.RecordBatch.from_pydict({"python": [sys.executable] * batch.num_rows})
 
     return {row.python for row in spark.range(10).mapInArrow(names, "python string").collect()}
+
+
+def python_in(folder, name, *options):
+    """A command in a folder that runs the Python of this test, perhaps with options."""
+    folder.mkdir(exist_ok=True)
+    command = folder / name
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" {" ".join(options)} "$@"\n')
+    command.chmod(0o755)
+    return str(command)
 
 
 def test_the_package_gives_the_function_whoever_imported_the_module_of_that_name():
@@ -169,14 +181,15 @@ spark.ui.showConsoleProgress  true
 
 def test_what_the_caller_and_spark_defaults_say_wins(told_by, tmp_path):
     (tmp_path / "spark-defaults.conf").write_text(DEFAULTS)
-    told = told_by(OWN_SETTINGS, SPARK_CONF_DIR=str(tmp_path), PYSPARK_PYTHON="/bin/python-of-mine")
+    mine = python_in(tmp_path, "python-of-mine")
+    told = told_by(OWN_SETTINGS, SPARK_CONF_DIR=str(tmp_path), PYSPARK_PYTHON=mine)
     assert 450 <= told.pop("memory") <= 512
     assert told == {
         "master": "local[3]",
         "rows": "123",
         "zone": "Europe/Vienna",
         "bar": "false",
-        "python": "/bin/python-of-mine",
+        "python": mine,
         "again": "local[1]",
         "on a bare context": True,
     }
@@ -227,3 +240,72 @@ def test_a_session_of_spark_connect_is_prepared_and_reused(told_by):
         "same server": True,
         "refused": [True, True, True],
     }
+
+
+OF_THE_USER = """
+import json, os
+from pyspark.sql import SparkSession
+import timespine as ts
+from timespine.errors import UsageError
+from timespine.spark.java import find_java
+from timespine.spark.session import prepare
+
+os.environ["JAVA_HOME"] = str(find_java().home)
+conf = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
+        "spark.connect.grpc.binding.address": "127.0.0.1", "spark.log.level": "OFF", **json.loads(os.environ["CONF"])}
+builder = SparkSession.builder.config(map=conf)
+spark = (builder.remote("local[1]") if "CONNECT" in os.environ else builder.master("local[1]")).getOrCreate()
+store = ts.open("shop")
+orders = store.create("orders", key={"id": "bigint"}, timeline="counter")
+orders.append([{"id": 1}])
+read = lambda: spark.read.format("timespine").load(store.location + "/orders").count()
+told = {}
+for name, call in (("to_spark", lambda: orders.snapshot().to_spark(spark, native=False).count()),
+                   ("prepare", lambda: prepare(spark) and 1), ("read", read)):
+    try:
+        told[name] = call()
+    except Exception as error:
+        told[name] = f"{type(error).__name__}: {error}"
+spark.stop()
+print(json.dumps(told))
+"""
+"""A user who has a session of their own, and no environment that is activated."""
+
+NO_MODULES = ("-S", "-E", "-s")
+"""Options of a Python that finds nothing but the standard library."""
+
+
+@pytest.mark.parametrize("conf", [{}, {"spark.pyspark.python": sys.executable}], ids=["nothing", "conf"])
+def test_workers_of_a_users_session_get_the_python_of_the_driver(told_by, tmp_path, conf):
+    python_in(tmp_path / "bin", "python3", *NO_MODULES)
+    told = told_by(OF_THE_USER, PATH=f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", CONF=json.dumps(conf))
+    assert told == {"to_spark": 1, "prepare": 1, "read": 1}
+
+
+def refused(told):
+    """What all that needs workers says, if it says the same."""
+    assert told["to_spark"] == told["prepare"]
+    assert "DATA_SOURCE_NOT_FOUND" in told["read"]
+    return told["prepare"]
+
+
+def test_a_python_that_the_user_chose_is_refused_in_one_sentence_if_it_will_not_do(told_by, tmp_path):
+    poor = python_in(tmp_path / "bin", "python3", *NO_MODULES)
+    assert refused(told_by(OF_THE_USER, PYSPARK_PYTHON=poor, CONF="{}")) == (
+        f"UsageError: the workers of Spark run {poor}, which cannot run Timespine (ModuleNotFoundError: No module "
+        f"named 'pyarrow'): set PYSPARK_PYTHON, or spark.pyspark.python, to a Python that has it, such as "
+        f"{sys.executable}, before Spark starts"
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="needs pyspark[connect]")
+def test_so_it_is_on_spark_connect_where_only_the_server_can_choose(told_by, tmp_path):
+    poor = python_in(tmp_path / "bin", "python3", *NO_MODULES)
+    said = refused(told_by(OF_THE_USER, PYSPARK_PYTHON=poor, CONF="{}", CONNECT="1", SPARK_TESTING="1"))
+    assert said.startswith("UsageError: the workers of Spark run a Python, which cannot run Timespine (")
+    assert said.endswith("where the Spark Connect server is started")
+
+
+def test_a_python_that_does_not_run_is_refused():
+    with pytest.raises(UsageError, match=r"^the workers of Spark run /no/python, which cannot run Timespine \("):
+        workers._ask_python("/no/python")

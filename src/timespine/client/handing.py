@@ -16,3 +16,10 @@ def is_spark_frame(rows: object) -> bool:
     return any(
         kind.__module__.startswith("pyspark.sql") and kind.__name__ == "DataFrame" for kind in type(rows).__mro__
     )
+
+
+def is_spark_schema(schema: object) -> bool:
+    """Whether a schema is a StructType of Spark. Does not load Spark to find out."""
+    return any(
+        kind.__module__.startswith("pyspark.sql") and kind.__name__ == "StructType" for kind in type(schema).__mro__
+    )

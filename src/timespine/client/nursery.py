@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import pyarrow as pa
+
 from timespine.client.access import Access, Shared
 from timespine.client.alike import rule_of
 from timespine.client.catalog import (
@@ -25,26 +27,55 @@ from timespine.client.catalog import (
     fresh_collection_id,
 )
 from timespine.client.collection import Collection
+from timespine.client.handing import handed, is_spark_schema
 from timespine.client.moments import to_ms
 from timespine.client.reservations import check_expected, give_up
 from timespine.client.retention import policy_of
-from timespine.columnar.schema import Schema, define
+from timespine.columnar.schema import Schema, define, infer
+from timespine.columnar.types import parse_schema
 from timespine.core.group import Answers, Transaction
 from timespine.core.layers import Merging
 from timespine.errors import Determinate, Indeterminate, TimespineError, UsageError, shown
 
 
 def shape_of(
-    key: Mapping[str, Any] | None,
+    key: Mapping[str, Any] | Sequence[str] | None,
     value: Mapping[str, Any] | None,
-    schema: Schema | None,
+    schema: Any,
     cluster: Sequence[str],
     arity: int,
 ) -> Schema:
-    """The schema that somebody wants: as it is, or by its columns."""
-    if schema is not None and (key is not None or value is not None or tuple(cluster) or arity != 1):
-        raise UsageError("a schema says what key, value, cluster and arity are: give either")
-    return schema if schema is not None else define(key, value, cluster, arity)
+    """The schema that a caller wants: as it is, by its columns, or by those of an Arrow or Spark schema.
+
+    With columns that are given as a whole, `key` names those of the key: "id" or ["id", "day"].
+    """
+    if isinstance(schema, Schema):
+        if key is not None or value is not None or tuple(cluster) or arity != 1:
+            raise UsageError("a schema says what key, value, cluster and arity are: give either")
+        return schema
+    if schema is not None:
+        if value is not None or isinstance(key, Mapping):
+            raise UsageError("the schema has all columns with their types: let key name those of the key, key=['id']")
+        names = (key,) if isinstance(key, str) else key
+        return infer(_columns_of(schema), names or (), cluster=cluster, arity=arity)
+    if key is not None and not isinstance(key, Mapping):
+        raise UsageError(f"key must map names to types, such as {{'id': 'int64'}}, not {shown(key)}")
+    return define(key, value, cluster, arity)
+
+
+def _columns_of(schema: Any) -> pa.Schema:
+    """The columns of a schema that is given by its text, as Arrow has it, or as Spark has it."""
+    if isinstance(schema, str):
+        return parse_schema(schema)
+    if isinstance(schema, pa.Schema):
+        return schema
+    if is_spark_schema(schema):
+        columns: pa.Schema = handed("types").columns_of(schema)
+        return columns
+    raise UsageError(
+        f"{shown(schema)} is not a schema: give a text such as 'id bigint, name string', an Arrow schema, "
+        "a StructType of Spark, or a Schema"
+    )
 
 
 def entry_of(name: str, made: Schema, timeline: str, retain: Any, now: float, forget_within: Any = None) -> Entry:
@@ -90,9 +121,9 @@ class Nursery:
         self,
         name: str,
         *,
-        key: Mapping[str, Any] | None = None,
+        key: Mapping[str, Any] | Sequence[str] | None = None,
         value: Mapping[str, Any] | None = None,
-        schema: Schema | None = None,
+        schema: Any = None,
         cluster: Sequence[str] = (),
         arity: int = 1,
         timeline: str = "clock",

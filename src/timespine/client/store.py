@@ -140,9 +140,9 @@ class Store(OneProcess):
         self,
         name: str,
         *,
-        key: Mapping[str, Any] | None = None,
+        key: Mapping[str, Any] | Sequence[str] | None = None,
         value: Mapping[str, Any] | None = None,
-        schema: Schema | None = None,
+        schema: Any = None,
         cluster: Sequence[str] = (),
         arity: int = 1,
         timeline: str = "clock",
@@ -154,13 +154,13 @@ class Store(OneProcess):
     ) -> Collection:
         """Create a collection. `if_exists="open"` opens one of the same shape; `replace=True` takes its name over.
 
+        `key` and `value` map names to types (`columnar.type_text` has their names). Or `schema` gives all columns: a
+        text such as "id bigint, name string", an Arrow schema or a StructType of Spark; then `key` names columns.
         The name of a collection that was dropped stays blocked, unless `replace=True` takes it.
         "The same shape": the same schema, or one that it had before it was evolved, the same timeline and, if given,
         the same `retain`, `forget_within` and `merging`.
-
-        `merging` is the rule by which its batches are merged, for good: "fueled", unless given, bounds the batches
-        that a reader meets whatever is kept; "by level" never merges what has not expired yet, for collections
-        whose history is expired regularly (`timespine.core.by_level`).
+        `merging` is the rule by which its batches are merged, for good: "fueled", unless given, bounds the batches that
+        a reader meets; "by level" (`timespine.core.by_level`) never merges what has not expired yet.
         """
         made = shape_of(key, value, schema, cluster, arity)
         options = {"replace": replace, "if_exists": if_exists, "merging": merging, "forget_within": forget_within}

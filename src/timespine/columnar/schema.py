@@ -21,8 +21,9 @@ import msgspec
 import pyarrow as pa
 
 from timespine.columnar import defaults
+from timespine.columnar.column_names import check_name
 from timespine.columnar.defaults import Default
-from timespine.columnar.types import can_widen, check_name, is_nested, parse_type, stored_type, type_name
+from timespine.columnar.types import TypeLike, can_widen, is_nested, parse_type, stored_type, type_name
 from timespine.core.transitions.lifecycle import SCHEMA_BYTES_MAX
 from timespine.errors import CorruptionError, UsageError, shown
 from timespine.model.time import check_arity
@@ -234,7 +235,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         """Whether there is a column of that id."""
         return id in self._ids
 
-    def add(self, name: str, type: str | pa.DataType, default: object = None) -> Schema:
+    def add(self, name: str, type: TypeLike, default: object = None) -> Schema:
         """With one more column at the end. Rows that were written without it hold the default."""
         if self.next_id >= SYSTEM_IDS:
             raise UsageError("this collection has used up the ids of columns: create a new one")
@@ -256,7 +257,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         """With another name for a column."""
         return self._with(msgspec.structs.replace(self.field(old), name=new))
 
-    def widen(self, name: str, type: str | pa.DataType) -> Schema:
+    def widen(self, name: str, type: TypeLike) -> Schema:
         """With a wider type for a column: every value it could have stays the same and keeps its place."""
         field, parsed = self.field(name), parse_type(type)
         if not can_widen(field.arrow_type, parsed):
@@ -286,7 +287,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         return msgspec.structs.replace(self, fields=fields)
 
 
-Types = Mapping[str, str | pa.DataType]
+Types = Mapping[str, TypeLike]
 
 
 def define(key: Types | None, value: Types | None, cluster: Sequence[str] = (), arity: int = 1) -> Schema:
@@ -312,9 +313,7 @@ def shown_names(names: Sequence[str]) -> str:
     return some if len(names) <= 8 else f"{some} and {len(names) - 8} more"
 
 
-def _schema(
-    pairs: Sequence[tuple[str, str | pa.DataType]], key: Sequence[str], cluster: Sequence[str], arity: int
-) -> Schema:
+def _schema(pairs: Sequence[tuple[str, TypeLike]], key: Sequence[str], cluster: Sequence[str], arity: int) -> Schema:
     fields = []
     for number, (name, given) in enumerate(pairs, 1):
         try:

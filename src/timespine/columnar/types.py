@@ -13,120 +13,62 @@ back asks no time zone database and no Unicode table.
 
 Timestamps are microseconds; without a zone they are wall-clock times, with one
 they are instants. Every value, also inside of nested ones, may be null.
+Callers may write types by other names too: `type_text` has them all.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
-import re
+from typing import TypeAlias
 
 import polars as pl
 import pyarrow as pa
 
+from timespine.columnar.type_text import (
+    PLAIN,
+    PYTHON_TYPES,
+    WORD,
+    WORKS,
+    check_depth,
+    decimal_of,
+    parse_columns,
+    parse_text,
+    struct_of,
+    unknown_type,
+    zone_of,
+)
 from timespine.errors import UsageError, shown
 
-NAME_BYTES_MAX = 255
-"""UTF-8 bytes in the name of a column or of a field of a struct."""
+_PLAIN_NAMES = {given: name for name, given in PLAIN.items()}
 
-TYPE_TEXT_MAX = 16_384
-"""Characters in the text of one type: a bound for whoever parses one."""
-
-TYPE_DEPTH_MAX = 16
-"""Types inside of types, at most: a bound on every recursion over a type."""
-
-DECIMAL_DIGITS_MAX = 38
-"""Digits that 128 bits hold."""
-
-_PLAIN: dict[str, pa.DataType] = {
-    "bool": pa.bool_(),
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "uint8": pa.uint8(),
-    "uint16": pa.uint16(),
-    "uint32": pa.uint32(),
-    "uint64": pa.uint64(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us"),
-}
-_PLAIN_NAMES = {given: name for name, given in _PLAIN.items()}
-_ALIASES = {"float": "float32", "double": "float64"}
-
-_INSTEAD = {
-    "int": "int64",
-    "integer": "int64",
-    "long": "int64",
-    "bigint": "int64",
-    "smallint": "int16",
-    "tinyint": "int8",
-    "boolean": "bool",
-    "real": "float32",
-    "float16": "float32",
-    "halffloat": "float32",
-    "str": "string",
-    "text": "string",
-    "varchar": "string",
-    "utf8": "string",
-    "json": "string",
-    "uuid": "string or binary",
-    "bytes": "binary",
-    "blob": "binary",
-    "datetime": "timestamp or timestamp[UTC]",
-    "timestamptz": "timestamp[UTC]",
-    "time": "int64 (microseconds of the day)",
-    "duration": "int64 (microseconds)",
-    "interval": "int64 (microseconds)",
-    "decimal": "decimal(p,s) such as decimal(18,2)",
-    "numeric": "decimal(p,s) such as decimal(18,2)",
-    "list": "list<T> such as list<int64>",
-    "array": "list<T> such as list<int64>",
-    "struct": "struct<a:T,b:T>",
-    "map": "list<struct<key:K,value:V>>",
-    "run_end_encoded": "the type of its values",
-}
-"""What people write, and what they mean by it."""
-
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
-_NUMBERS = re.compile(r"\(\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*\)")
-_ARROW_TIMESTAMP = re.compile(r"\s*(?:s|ms|us|ns)\s*(?:,\s*tz=([^\],]+))?\s*")
-_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+/-]{0,63}")
-_UTC = {"utc", "z", "+00:00", "-00:00", "+0000"}
+TypeLike: TypeAlias = str | type | pa.DataType
+"""How a caller says a type: its name, a Python type, or an Arrow type."""
 
 
-def check_name(name: object, what: str) -> str:
-    """The name itself if it can be one of a column or of a field of a struct, or a UsageError."""
-    if type(name) is not str or not name:
-        raise UsageError(f"{shown(name)} cannot be the name of a {what}: a text that is not empty is needed")
-    if any(letter < " " or letter == "\x7f" for letter in name):
-        raise UsageError(f"{shown(name)} cannot be the name of a {what}: leave out the control characters")
-    if name == "*" or (name.startswith("^") and name.endswith("$")):
-        raise UsageError(f"{shown(name)} cannot be the name of a {what}: Polars takes it for a pattern")
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        raise UsageError(f"{shown(name)} cannot be the name of a {what}: it is not valid Unicode") from None
-    if size > NAME_BYTES_MAX:
-        raise UsageError(f"{shown(name)} cannot be the name of a {what}: over {NAME_BYTES_MAX} bytes")
-    return name
-
-
-def parse_type(given: str | pa.DataType) -> pa.DataType:
+def parse_type(given: TypeLike) -> pa.DataType:
     """The one Arrow type that stands for what a caller gave, or a UsageError that says what to use instead."""
     if isinstance(given, str):
         parsed = stored_type(given)
     elif isinstance(given, pa.DataType):
         parsed = _normal(given, 1)
+    elif isinstance(given, type) and given in PYTHON_TYPES:
+        parsed = PYTHON_TYPES[given]
     else:
-        raise UsageError(f"{shown(given)} is not a type: give its name, such as 'int64', or an Arrow type")
+        python = ", ".join(each.__name__ for each in PYTHON_TYPES if isinstance(each, type))
+        raise UsageError(
+            f"{shown(given)} is not a type: give a name, one of {WORKS}; or a Python type, one of {python}; "
+            "or an Arrow type"
+        )
     _check_zones(parsed)
     return parsed
+
+
+def parse_schema(text: str) -> pa.Schema:
+    """The columns of a schema as Spark SQL writes it: "id bigint, name string"."""
+    columns = parse_columns(text)
+    for _, parsed in columns:
+        _check_zones(parsed)
+    return pa.schema(columns)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -137,9 +79,7 @@ def stored_type(text: str) -> pa.DataType:
     only `parse_type`, which takes the caller's types, looks zones up. Caught by
     test_a_stored_zone_is_not_looked_up.
     """
-    if len(text) > TYPE_TEXT_MAX:
-        raise UsageError(f"a type of {len(text)} characters is over the limit of {TYPE_TEXT_MAX}")
-    return _Parser(text).whole()
+    return parse_text(text)
 
 
 def type_name(given: pa.DataType) -> str:
@@ -207,7 +147,7 @@ def is_binary_like(given: pa.DataType) -> bool:
 
 def _normal(given: pa.DataType, depth: int) -> pa.DataType:
     """The type of the closed list that has the same values."""
-    _check_depth(depth)
+    check_depth(depth)
     types = pa.types
     if given in _PLAIN_NAMES:
         return given
@@ -220,18 +160,18 @@ def _normal(given: pa.DataType, depth: int) -> pa.DataType:
     if types.is_date(given):
         return pa.date32()
     if types.is_timestamp(given):
-        return pa.timestamp("us", given.tz and _zone(given.tz))
+        return pa.timestamp("us", given.tz and zone_of(given.tz))
     if types.is_decimal(given):
-        return _decimal(given.precision, given.scale)
+        return decimal_of(given.precision, given.scale)
     if is_list_like(given):
         return pa.list_(_normal(given.value_type, depth + 1))
     if types.is_struct(given):
-        return _struct([(field.name, _normal(field.type, depth + 1)) for field in given])
+        return struct_of([(field.name, _normal(field.type, depth + 1)) for field in given])
     if types.is_null(given):
         raise UsageError("a column of type null says nothing about its values: give it a type")
     if isinstance(given, pa.BaseExtensionType):
         raise UsageError(f"{shown(str(given))} is an extension type: cast it to its storage type first")
-    raise _unknown(str(given))
+    raise unknown_type(str(given))
 
 
 def _text(given: pa.DataType) -> str:
@@ -249,15 +189,7 @@ def _text(given: pa.DataType) -> str:
 
 def _quoted(name: str) -> str:
     # ASCII on purpose: which other letters are letters changes with the Unicode table of the interpreter.
-    return name if _WORD.fullmatch(name) else '"' + name.replace('"', '""') + '"'
-
-
-def _zone(zone: str) -> str:
-    if zone.lower() in _UTC:
-        return "UTC"
-    if not _ZONE.fullmatch(zone):
-        raise UsageError(f"{shown(zone)} is not the name of a time zone: use one such as UTC or Europe/Berlin")
-    return zone
+    return name if WORD.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
 def _check_zones(given: pa.DataType) -> None:
@@ -278,113 +210,3 @@ def _is_known_zone(zone: str) -> bool:
     except pl.exceptions.ComputeError:
         return False
     return True
-
-
-def _decimal(precision: int, scale: int) -> pa.DataType:
-    if not 1 <= precision <= DECIMAL_DIGITS_MAX or not 0 <= scale <= precision:
-        raise UsageError(f"decimal({precision},{scale}) cannot be stored: use 1 to 38 digits, 0 to all of them decimal")
-    return pa.decimal128(precision, scale)
-
-
-def _struct(fields: list[tuple[str, pa.DataType]]) -> pa.DataType:
-    if not fields:
-        raise UsageError("a struct without fields cannot be stored: leave the column out")
-    seen = {check_name(name, "field of a struct").lower() for name, _ in fields}
-    if len(seen) < len(fields):
-        raise UsageError("two fields of a struct differ in nothing but upper and lower case: rename one")
-    return pa.struct(fields)
-
-
-def _check_depth(depth: int) -> None:
-    if depth > TYPE_DEPTH_MAX:
-        raise UsageError(f"a type may have at most {TYPE_DEPTH_MAX} types inside of each other")
-
-
-def _unknown(text: str) -> UsageError:
-    word = _WORD.match(text.strip())
-    name = word.group().lower() if word else ""
-    close = difflib.get_close_matches(name, [*_PLAIN, *_ALIASES], n=1)
-    instead = _INSTEAD.get(name) or (name if name in _PLAIN or name in _ALIASES else next(iter(close), None))
-    for known in ("time", "interval"):  # as Arrow spells them: time64[us], month_day_nano_interval
-        if instead is None and known in name:
-            instead = _INSTEAD[known]
-    hint = f"use {instead}" if instead else f"use one of {', '.join(_PLAIN)}, decimal(p,s), list<T>, struct<a:T>"
-    return UsageError(f"{shown(text)} is not a type of a column: {hint}")
-
-
-class _Parser:
-    """Reads one type from a text, front to back."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-
-    def whole(self) -> pa.DataType:
-        """The type, if the text is one and nothing else."""
-        parsed = self._type(1)
-        self._space()
-        if self.at < len(self.text):
-            raise _unknown(self.text)
-        return parsed
-
-    def _type(self, depth: int) -> pa.DataType:
-        _check_depth(depth)
-        self._space()
-        name = self._match(_WORD).group()
-        name = _ALIASES.get(name, name)
-        if name == "decimal":
-            numbers = self._match(_NUMBERS)
-            return _decimal(int(numbers[1]), int(numbers[2]))
-        if name == "timestamp" and self._taken("["):
-            end = self.text.find("]", self.at)
-            if end < 0:
-                raise _unknown(self.text)
-            zone, self.at = self.text[self.at : end], end + 1
-            arrow = _ARROW_TIMESTAMP.fullmatch(zone)  # as Arrow prints it: the unit, and perhaps a zone
-            if arrow is not None:
-                return pa.timestamp("us", arrow[1] and _zone(arrow[1]))
-            return pa.timestamp("us", _zone(zone.strip()))
-        if name == "list" and self._taken("<"):
-            inside = self._type(depth + 1)
-            self._expect(">")
-            return pa.list_(inside)
-        if name == "struct" and self._taken("<"):
-            return self._fields(depth)
-        if name not in _PLAIN:
-            raise _unknown(name)
-        return _PLAIN[name]
-
-    def _fields(self, depth: int) -> pa.DataType:
-        fields: list[tuple[str, pa.DataType]] = []
-        while not fields or self._taken(","):
-            self._space()
-            quoted = _QUOTED.match(self.text, self.at)
-            if quoted:
-                self.at, name = quoted.end(), quoted[1].replace('""', '"')
-            else:
-                name = self._match(_WORD).group()
-            self._expect(":")
-            fields.append((name, self._type(depth + 1)))
-        self._expect(">")
-        return _struct(fields)
-
-    def _space(self) -> None:
-        while self.text.startswith(" ", self.at):
-            self.at += 1
-
-    def _match(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        found = pattern.match(self.text, self.at)
-        if found is None:
-            raise _unknown(self.text)
-        self.at = found.end()
-        return found
-
-    def _taken(self, sign: str) -> bool:
-        self._space()
-        taken = self.text.startswith(sign, self.at)
-        self.at += taken
-        return taken
-
-    def _expect(self, sign: str) -> None:
-        if not self._taken(sign):
-            raise _unknown(self.text)

@@ -30,6 +30,7 @@ from timespine.core.hollow import Part, Run
 from timespine.errors import CorruptionError
 from timespine.spark.place import Place
 from timespine.spark.tasks import Batches
+from timespine.spark.workers import check_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,6 +85,7 @@ def _merged(
     if len(works) < 2:
         return None
     task = over_ranges(Merging(place, tuple(schema.encode() for schema in schemas), tuple(works)))
+    check_workers(spark)
     sent = spark.range(0, len(works), 1, len(works)).mapInArrow(task, DDL).toArrow()
     answers = dict(zip(sent.column("place").to_pylist(), sent.column("parts").to_pylist(), strict=True))
     if sorted(answers) != list(range(len(works))):

@@ -21,6 +21,7 @@ from timespine.errors import UsageError, shown
 from timespine.spark.place import Place, place_of
 from timespine.spark.tasks import COUNTS, IMAGES, ROWS, Reading, over_slices
 from timespine.spark.types import carried, carried_schema, struct_type
+from timespine.spark.workers import check_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,6 +60,7 @@ def to_spark(rows: Rows, spark: SparkSession, *, partitions: int | None = None, 
     if not slices:
         return spark.createDataFrame([], schema)
     _keep(rows, spark)
+    check_workers(spark)
     task = over_slices(reading, [slice.encode() for slice in slices])
     return spark.range(0, len(slices), 1, len(slices)).mapInArrow(task, schema)
 

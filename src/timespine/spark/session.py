@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from timespine.errors import UsageError
 from timespine.spark.java import find_java
+from timespine.spark.workers import check_workers, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,14 +92,21 @@ def session(
 
 
 def prepare(spark: SparkSession) -> SparkSession:
-    """Set on any session, a Spark Connect one too, what makes Timespine faster and was not set by anybody.
+    """Make any session ready for Timespine, a Spark Connect one too, and give it back.
 
-    What queries mean stays as it is, and so does the time zone. Gives the session back.
+    It knows the format "timespine" afterwards, and its workers can import Timespine: if they cannot, and that cannot
+    be set while Spark runs, a `UsageError` says what to set. What makes Timespine faster is set if the user did not.
+    What queries mean stays as it is, and so does the time zone.
     """
+    from timespine.spark.source import TimespineSource
+
+    check_workers(spark)
     there = spark.conf.getAll
     for key, value in _AT_RUNTIME.items():
         if key not in there:
             spark.conf.set(key, value)
+    # Spark finds the format by itself only if its Python is the one of the driver when it looks for the first time.
+    spark.dataSource.register(TimespineSource)
     return spark
 
 
@@ -142,12 +150,7 @@ def _running() -> SparkSession | None:
     except PySparkRuntimeError:
         return SparkSession.builder.getOrCreate() if has_context else None
     # A classic session whose context was stopped behind its back is still given as active.
-    return found if has_context or _is_connect(found) else None
-
-
-def _is_connect(spark: SparkSession) -> bool:
-    """Whether a session talks to a server by Spark Connect, and so has neither a context nor a JVM."""
-    return type(spark).__module__.startswith("pyspark.sql.connect.")
+    return found if has_context or is_connect(found) else None
 
 
 def _satisfy(spark: SparkSession, wanted: Mapping[str, str]) -> None:
@@ -171,7 +174,7 @@ def _satisfy(spark: SparkSession, wanted: Mapping[str, str]) -> None:
 
 def _talks_to(spark: SparkSession, url: str) -> bool:
     """Whether a session is one of Spark Connect with the server at `url`."""
-    if not _is_connect(spark):
+    if not is_connect(spark):
         return False
     from pyspark.sql.connect.client import DefaultChannelBuilder
 

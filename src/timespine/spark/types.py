@@ -65,6 +65,16 @@ def struct_type(schema: pa.Schema) -> StructType:
     return from_arrow_schema(carried_schema(schema))
 
 
+def columns_of(schema: StructType) -> pa.Schema:
+    """The columns of a DataFrame as Arrow names their types; a UsageError if one of them cannot be stored."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except Exception as error:  # Spark has several: for a type that Arrow has not, for names that come twice
+        raise UsageError(f"the DataFrame has a column that cannot be stored: {error}") from error
+
+
 def ddl_of(kind: DataType) -> str:
     """A type of Spark as SQL says it, with the names of fields quoted. (`toDDL` asks the session of this thread.)"""
     from pyspark.sql.types import ArrayType, StructType
@@ -81,12 +91,7 @@ def check_frame(given: Any, schema: Schema, extra: tuple[str, ...] = ()) -> None
 
     Columns besides the user's that may be there are named by `extra`.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    try:
-        arrow = to_arrow_schema(given, timezone="UTC")
-    except Exception as error:
-        raise UsageError(f"the DataFrame has a column that cannot be stored: {error}") from error
+    arrow = columns_of(given)
     check_names(arrow.names, schema, extra)
     missing = [name for name in schema.key_names if schema.key and name not in arrow.names]
     if missing:

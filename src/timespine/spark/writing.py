@@ -23,6 +23,7 @@ from timespine.model.time import Time
 from timespine.spark.building import DDL, appended, named, refuse_null_keys
 from timespine.spark.job import Job, Sent
 from timespine.spark.types import brought_back, check_frame
+from timespine.spark.workers import check_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -155,6 +156,7 @@ def built(frame: DataFrame, schema: Schema, task: Any) -> list[Sent]:
     keys = names[: len(schema.key) + len(schema.cluster)] if schema.key else names
     renamed = frame.toDF(*plain.values())
     ranged = renamed.repartitionByRange(*(plain[name] for name in keys)) if keys else renamed
+    check_workers(frame.sparkSession)
     sent = ranged.mapInArrow(named(columns, task), DDL).toArrow()
     return [Sent(**row) for row in sent.to_pylist()]
 
