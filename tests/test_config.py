@@ -37,6 +37,12 @@ def test_parts_that_are_uploaded_at_once_are_at_most_as_many_as_there_may_be_thr
         Config(outstanding_parts=65)
 
 
+def test_a_turn_takes_a_minute_at_most() -> None:
+    assert Config(turn_ms=60_000).turn_ms == 60_000
+    with pytest.raises(UsageError, match="turn_ms is at most 60000, not 60001"):
+        Config(turn_ms=60_001)
+
+
 def test_config_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         DEFAULT.claim_ms = 1  # type: ignore[misc]

@@ -29,6 +29,7 @@ from timespine.core.transitions import (
     AppendNext,
     ApplyMerge,
     ClaimMerge,
+    ClaimTurn,
     Command,
     CommitSink,
     CompareAndAppend,
@@ -51,6 +52,7 @@ from timespine.core.transitions import (
     RegisterReader,
     RegisterWriter,
     ReleaseHold,
+    ReleaseTurn,
     RemoveRollups,
     Retain,
     RollUpAll,
@@ -366,6 +368,15 @@ def _remove_rollups(walk: Walk) -> Chosen:
     return RemoveRollups(below), []
 
 
+def _claim_turn(walk: Walk) -> Chosen:
+    walk.scene.now_ms += walk.choose(3) * TERM_MS // 8
+    return ClaimTurn(walk.pick((WRITER, "w2")), 1 + walk.choose(TERM_MS // 4)), []
+
+
+def _release_turn(walk: Walk) -> Chosen:
+    return ReleaseTurn(walk.pick((WRITER, "w2"))), []
+
+
 def _claim(walk: Walk) -> Chosen:
     request = walk.request()
     if request is not None:
@@ -447,6 +458,7 @@ RULES: tuple[Callable[[Walk], Chosen], ...] = (
     *(_register_hold, _downgrade_hold, _release_hold, _register_committer, _expire_committer),
     *(_commit_sink, _drop_sink, _add_schema, _add_rollup, _remove_rollups),
     *(_exert, _refresh, _roll_up_all, _roll_up_newest, _forget),
+    *(_claim_turn, _release_turn),
 )
 
 

@@ -10,6 +10,10 @@ OUTSTANDING_MAX = 64
 """Parts of one batch that are encoded or uploaded at once, at most: each takes a thread."""
 
 
+TURN_MS_MAX = 60_000
+"""The longest turn of a change: what a machine needs to judge what came in between, and not what it needs to read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Limits and defaults. Immutable: a store takes one when it is opened."""
@@ -50,6 +54,11 @@ class Config:
     commit_attempts: int = 64
     """Compare-and-sets that one commit may lose to others before it gives up as Unavailable.
     Each loss means that somebody else made progress."""
+
+    turn_ms: int = 1000
+    """How long the other processes wait for a change that keeps losing to them, at most one minute. A change that
+    found it too short claims twice as much the next time. It needs a few milliseconds; a process that died in its
+    turn holds up the others for as long as this."""
 
     storage_attempts: int = 8
     """Tries of one storage call that fails as Unavailable, with a growing pause between them."""
@@ -114,6 +123,8 @@ class Config:
                 continue
             if type(value) is not int or not 1 <= value <= 1 << 40:
                 raise UsageError(f"config {each.name} must be an integer from 1 to 2^40, not {shown(value)}")
+        if self.turn_ms > TURN_MS_MAX:
+            raise UsageError(f"config turn_ms is at most {TURN_MS_MAX}, not {self.turn_ms}")
         if self.outstanding_parts > OUTSTANDING_MAX:
             raise UsageError(f"config outstanding_parts is at most {OUTSTANDING_MAX}, not {self.outstanding_parts}")
 

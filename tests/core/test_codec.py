@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scene import TERM_MS, Scene, at, same_state, up
+from scene import TERM_MS, WRITER, Scene, at, same_state, up
 from walk import seeded
 
 from timespine.core import codec
@@ -38,6 +38,7 @@ from timespine.core.transitions import (
     AddRollup,
     AddSchema,
     ClaimMerge,
+    ClaimTurn,
     CommitSink,
     RegisterCommitter,
     RegisterHold,
@@ -87,6 +88,7 @@ def busy() -> tuple[State, State]:
         AddSchema(None, b"schema"),
         AddRollup(3, "c/w1/s3", 99),
         ClaimMerge(request.id, "m1", TERM_MS),
+        ClaimTurn(WRITER, TERM_MS),
     ):
         scene.do(command)
     old = scene.state
@@ -384,6 +386,8 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("inline_bytes", -1),
     ("status", 2),
     ("status", "open"),
+    ("turn", ["w1", 0]),
+    ("turn", ["w1", "soon", 5]),
 ]
 
 

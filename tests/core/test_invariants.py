@@ -14,11 +14,12 @@ from timespine.core.forest import Forest, UnsealedBatch
 from timespine.core.hollow import Part
 from timespine.core.invariants import INVARIANTS, violations
 from timespine.core.layers import Layer
-from timespine.core.state import Claim, Committer, Hold, Lease, Reader, Rollup, State, Status, new_state
+from timespine.core.state import Claim, Committer, Hold, Lease, Reader, Rollup, State, Status, Turn, new_state
 from timespine.core.totals import Totals
 from timespine.core.transitions import (
     AddRollup,
     AddSchema,
+    ClaimTurn,
     CommitSink,
     Drain,
     RegisterCommitter,
@@ -47,6 +48,7 @@ def scene_of_everything() -> Scene:
     scene.do(AddSchema(None, b"one"))
     scene.do(AddRollup(2, "c/w1/s2", 9))
     scene.do(Seal(at(4)))
+    scene.do(ClaimTurn(WRITER, 1000), now_ms=1000)
     return scene
 
 
@@ -117,6 +119,9 @@ BROKEN: list[tuple[str, Callable[[State], State]]] = [
     ("totals_never_go_back", lambda s: replaced(s, totals=Totals())),
     ("totals_never_go_back", lambda s: replaced(s, totals=s.totals.plus(collected_bytes=1))),
     ("extra_work_is_within_its_budget", lambda s: replaced(s, totals=s.totals.plus(extra_rows=6))),
+    ("turns_are_short_and_do_not_overlap", lambda s: replaced(s, turn=Turn("nobody", 0, 5))),
+    ("turns_are_short_and_do_not_overlap", lambda s: replaced(s, turn=Turn(WRITER, 0, 1 << 40))),
+    ("turns_are_short_and_do_not_overlap", lambda s: replaced(s, turn=Turn(WRITER, 1500, 1600))),
     ("schemas_only_grow", lambda s: replaced(s, schemas=())),
     ("schemas_only_grow", lambda s: replaced(s, schemas=(b"other", b"two"))),
 ]

@@ -21,6 +21,7 @@ from timespine.client.access import Access
 from timespine.client.basis import Compute, Difference, Grain, Look, Pending, Stale, Worked, present
 from timespine.client.given import names_of, refuse_missing, with_keys
 from timespine.client.storing import Runs, stored, surely_not
+from timespine.client.turn import LOSSES_MAX, Turn
 from timespine.client.writing import Committed, Together, commit_together, once
 from timespine.columnar.cast import cast_column
 from timespine.columnar.intake import check_names, to_arrow
@@ -40,12 +41,9 @@ COPIES_MAX = 1 << 24
 READS_MAX = 4
 """How often a change reads the rows that it looks at, at most: again only if the schema changed, or history went."""
 
-PLACES_MAX = 1024
-"""How often a change is placed, at most. Each time costs what was committed since the last, a few milliseconds, so that
-beside processes that append without a pause, and are first nine times of ten, one is enough all but surely."""
-
-LOSSES_MAX = 3
-"""How often a change is worked out again beside the other threads of its process. Then they wait until it is in."""
+PLACES_MAX = 64
+"""How often a change is placed, at most. It claims a turn after `LOSSES_MAX` losses, and one that is long enough is the
+last: the rest is for processes whose clocks differ by more than a turn."""
 
 
 def change(access: Access, compute: Compute, operation: str, together: Together = ()) -> Committed:
@@ -90,7 +88,8 @@ def place(pending: Pending, runs: Runs, together: Together) -> Answers:
     """Commit a difference that is durable, and other commands with it; the replies.
 
     Each time that others were first, what they committed is judged. That costs as much as they committed, so it ends
-    as soon as there is once nothing to judge. After the first loss no other thread of the process comes in between.
+    as soon as there is once nothing to judge. After the first loss no other thread of the process comes in between,
+    and after a few no other process does (`client.turn`).
     """
     access = pending.now.access
 
@@ -98,6 +97,7 @@ def place(pending: Pending, runs: Runs, together: Together) -> Answers:
         pending.follow(quickly=quickly)
         return Transaction(tuple((access.id, each) for each in (pending.command(runs), *together)))
 
+    turn = Turn(access.committer, (access.id,))
     try:
         for losses in range(PLACES_MAX):
             pending.follow()  # beside the others, what may be much; in its turn, what came since
@@ -105,7 +105,8 @@ def place(pending: Pending, runs: Runs, together: Together) -> Answers:
                 if losses == 0:
                     answers = commit_together(access, (pending.command(runs), *together))
                 else:
-                    answers = access.committer.commit_placed(partial(transaction, quickly=losses < LOSSES_MAX))
+                    placed = partial(transaction, quickly=losses < LOSSES_MAX)
+                    answers = turn.commit(losses, access.committer.commit_placed, placed)
             except UpperMismatch:
                 access.committer.session.count("changes placed again")
                 continue

@@ -17,7 +17,9 @@ from timespine.client.driver import Driver
 from timespine.client.freeing import is_freeing
 from timespine.client.judging import Judge, judged
 from timespine.client.line import Line, Waiting
+from timespine.client.refusals import accepted, is_fenced, is_taken
 from timespine.client.session import SharedSession
+from timespine.client.turn import Patience
 from timespine.config import Config
 from timespine.core.effects import Protocol
 from timespine.core.group import Answers, Refused, Transaction
@@ -27,7 +29,6 @@ from timespine.core.protocols.commit import (
     commit_transactions,
     enter,
     entered,
-    raise_refusal,
     resolve,
     unborn,
 )
@@ -130,12 +131,15 @@ class Committer:
         """Commit (collection, command) pairs, all or nothing; their replies. A refusal is raised."""
         transaction = Transaction(commands, reads)
         try:
-            return _accepted(judged(transaction, self.offer, self.state))
+            return accepted(judged(transaction, self.offer, self.state))
         except NAMED as error:
             raise self._named(error, transaction) from error
 
     def offer(self, transaction: Transaction) -> Answers | Refused:
-        """Commit one transaction together with whatever else waits; its replies, or why it was refused."""
+        """Commit one transaction together with whatever else waits; its replies, or why it was refused.
+
+        While a change of another process has its turn, this waits, and holds up no other thread.
+        """
         self.check_writable()
         if any(_is_unborn(self.session, name) for name, _ in transaction.commands):
             # SUBTLE: another thread may just have committed the transaction that creates it. The catalog shows its
@@ -144,8 +148,8 @@ class Committer:
                 self._settle()
                 for name, _ in transaction.commands:
                     self._refuse_unborn(name)
-        reply: Answers | Refused = self._line.offer(transaction, self._lead)
-        return reply
+        patience = Patience(self.driver, self.session.count)
+        return patience.offer(transaction, lambda each: self._line.offer(each, self._lead))
 
     def _refuse_unborn(self, collection: str) -> None:
         # SUBTLE: it would be there, and nobody could find it (test_transaction.py).
@@ -188,10 +192,29 @@ class Committer:
         Entries of other logs may appear `beside` it: they are made anew until they fit.
         """
         self.check_writable()
-        judge = Judge(self.state)
+        judge, patience = Judge(self.state), Patience(self.driver, self.session.count)
+        transaction, reply = self._place(place, beside, judge, patience)
+        while patience.looks_again(reply):
+            transaction, reply = self._place(place, beside, judge, patience)
+        self._count(transaction, failed=isinstance(reply, Refused))
+        try:
+            answers = accepted(reply)
+        except NAMED as error:
+            raise self._named(error, transaction) from error
+        self._tell({name for name, _ in transaction.commands})
+        return answers
+
+    def commit_alone(self, transaction: Transaction) -> Answers | Refused:
+        """Commit one transaction by itself, from inside of `commit_placed`. Holds the turn."""
+        return self._committed((transaction,))[0]
+
+    def _place(
+        self, place: Callable[[], Transaction], beside: Callable[[], Beside], judge: Judge, patience: Patience
+    ) -> tuple[Transaction, Answers | Refused]:
+        """Commit what `place` makes in a turn of this process; what it made, and the reply."""
         with self._turn:
             for _ in range(self.config.commit_attempts):
-                transaction = self._judged_by(judge, place())
+                transaction = self._judged_by(judge, patience.apply(place()))
                 try:
                     (reply,) = self._committed((transaction,), beside())
                     if judge.looks_again(reply):
@@ -205,15 +228,9 @@ class Committer:
                     raise
             else:
                 raise Determinate("nothing was committed: others keep changing what was to change with it")
-            if _is_fenced(reply) and not self._is_registered(transaction):
+            if is_fenced(reply) and not self._is_registered(transaction):
                 self._renew()  # the caller puts its blobs again, under a new writer, and tries again
-        self._count(transaction, failed=isinstance(reply, Refused))
-        try:
-            accepted = _accepted(reply)
-        except NAMED as error:
-            raise self._named(error, transaction) from error
-        self._tell({name for name, _ in transaction.commands})
-        return accepted
+        return transaction, reply
 
     def _judged_by(self, judge: Judge, transaction: Transaction) -> Transaction:
         """A transaction whose rows were judged by the newest schemas; what was dropped is said by names."""
@@ -342,7 +359,7 @@ class Committer:
         with self._turn:
             self._answer(group)
         self.session.count("grouped", len(group) - 1)
-        for each in group:
+        for each in (each for each in group if not is_taken(each.reply)):
             self._count(each.item, failed=each.error is not None or isinstance(each.reply, Refused))
         about = {name for each in group for name, _ in each.item.commands}
         self._tell(about)
@@ -400,7 +417,7 @@ class Committer:
                 raise
             return self._committed(transactions)
         fenced_off = [
-            i for i, reply in enumerate(replies) if _is_fenced(reply) and not self._is_registered(transactions[i])
+            i for i, reply in enumerate(replies) if is_fenced(reply) and not self._is_registered(transactions[i])
         ]
         if not fenced_off:
             return replies
@@ -462,13 +479,6 @@ class Committer:
             self._entered.update(((session.writer, name), session.committer) for name in some)
 
 
-def _accepted(reply: Answers | Refused) -> Answers:
-    """The replies to a transaction; a refusal is raised."""
-    if isinstance(reply, Refused):
-        raise_refusal(reply)
-    return reply
-
-
 def _is_unborn(session: Session, collection: str) -> bool:
     known = session.states.get(collection)
     return known is not None and known.seqno == UNBORN
@@ -478,7 +488,3 @@ def _is_unborn(session: Session, collection: str) -> bool:
 def _kind(command: str) -> str:
     """What people call a command: "append next" for AppendNext."""
     return re.sub(r"(?<!^)(?=[A-Z])", " ", command).lower()
-
-
-def _is_fenced(reply: Answers | Refused) -> bool:
-    return isinstance(reply, Refused) and isinstance(reply.reason, Fenced)

@@ -28,7 +28,7 @@ from typing import Any
 from timespine.client import changing
 from timespine.client.access import Access
 from timespine.client.basis import Compute
-from timespine.client.changing import LOSSES_MAX, PLACES_MAX, READS_MAX, contention
+from timespine.client.changing import PLACES_MAX, READS_MAX, contention
 from timespine.client.collection import Collection, expiring
 from timespine.client.committer import Committer
 from timespine.client.merge_into import Merge
@@ -38,6 +38,7 @@ from timespine.client.one_process import OneProcess
 from timespine.client.rows import Snapshot
 from timespine.client.steps import Appending, AppendingFree, Changing, Step, Telling, Writing, is_free
 from timespine.client.storing import Runs, stored_together, surely_not
+from timespine.client.turn import LOSSES_MAX, Turn
 from timespine.client.unsealed import REFUSE
 from timespine.client.writing import once
 from timespine.core import group
@@ -297,12 +298,13 @@ class Transaction(OneProcess):
 
     def _placed_and_committed(self, runs: list[Runs]) -> list[Any]:
         """Commit what is durable. Losing to others only means another place, and a look at what they committed."""
+        turn = Turn(self._committer, [step.access.id for step in self._steps])
         try:
             for losses in range(PLACES_MAX):
                 for step in self._steps:  # beside the others, what may be much; in its turn, what came since
                     step.follow(_time_of(step, self._times))
                 try:
-                    return self._committed(runs, losses)
+                    return self._committed(runs, losses, turn)
                 except UpperMismatch:
                     self._check_reads()
                     self._committer.session.count("transactions placed again")
@@ -323,7 +325,7 @@ class Transaction(OneProcess):
         for step in self._steps:
             step.follow(_time_of(step, self._times), exactly=True, quickly=quickly)
 
-    def _committed(self, runs: list[Runs], losses: int) -> list[Any]:
+    def _committed(self, runs: list[Runs], losses: int, turn: Turn) -> list[Any]:
         """Commit it as it is placed; after the first loss, without any other thread of the process in between."""
         told: list[list[Command]] = []
 
@@ -341,7 +343,7 @@ class Transaction(OneProcess):
             whole = self._transaction(told)
             answers = self._committer.commit(*whole.commands, reads=whole.reads)
         else:
-            answers = self._nursery.commit(placed)
+            answers = turn.commit(losses, self._nursery.commit, placed)
         left, seqnos = iter(answers), known | dict(answers.seqnos)
         replies = [[next(left) for _ in each] for each in told]
         return [

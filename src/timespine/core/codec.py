@@ -35,6 +35,7 @@ from timespine.core.state import (
     Rollup,
     State,
     Status,
+    Turn,
 )
 from timespine.core.totals import NOTHING, Totals
 from timespine.errors import CorruptionError, UsageError, VersionError
@@ -90,6 +91,7 @@ class StateImage(msgspec.Struct, frozen=True, omit_defaults=True):
     totals: Totals = NOTHING
     forgetting: Forgetting | None = None
     status: Status = Status.OPEN
+    turn: Turn | None = None
     merging: Merging = Merging.FUELED
 
 

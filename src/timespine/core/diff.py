@@ -31,6 +31,7 @@ from timespine.core.state import (
     Rollup,
     State,
     Status,
+    Turn,
 )
 from timespine.core.totals import Place, increase, increased
 from timespine.errors import CorruptionError, UsageError
@@ -93,6 +94,8 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """totals: how much more there is, by the place of the field"""
     g: tuple[Forgetting, ...] | None = None
     """expired history that may still be stored: the new record, or nothing if there is none now"""
+    q: tuple[Turn, ...] | None = None
+    """the turn that a change claimed: the new record, or nothing if there is none now"""
 
 
 def diff(old: State, new: State) -> StateDiff:
@@ -121,6 +124,7 @@ def diff(old: State, new: State) -> StateDiff:
         unsealed_next=_changed(old.unsealed_next, new.unsealed_next),
         o=increase(old.totals, new.totals),
         g=None if old.forgetting == new.forgetting else () if new.forgetting is None else (new.forgetting,),
+        q=None if old.turn == new.turn else () if new.turn is None else (new.turn,),
     )
 
 
@@ -174,6 +178,7 @@ def _applied(old: State, change: StateDiff) -> State:
         increased(old.totals, change.o),
         old.forgetting if change.g is None else next(iter(change.g), None),
         old.status if change.status is None else change.status,
+        old.turn if change.q is None else next(iter(change.q), None),
     )
 
 

@@ -18,12 +18,13 @@ from typing import Any
 import msgspec
 
 from timespine.core.state import UNBORN, Commit, State
-from timespine.core.transitions import AlreadyCommitted, Command, SchemaMismatch, apply
+from timespine.core.transitions import AlreadyCommitted, Command, SchemaMismatch, TurnTaken, apply
+from timespine.core.transitions.turns import RESPECTS_TURNS, waits_for
 from timespine.core.transitions.writers import extend
 from timespine.errors import Fenced, TimespineError, UpperMismatch, UsageError, shown
 from timespine.model.frontier import Frontier
 
-Refusal = TimespineError | AlreadyCommitted | SchemaMismatch
+Refusal = TimespineError | AlreadyCommitted | SchemaMismatch | TurnTaken
 """A reply that takes back the whole transaction."""
 
 
@@ -34,6 +35,8 @@ class Transaction(msgspec.Struct, frozen=True):
     """(collection, command), applied in this order."""
     reads: tuple[tuple[str, Frontier], ...] = ()
     """Uppers that the caller has relied on: refused if one has moved."""
+    respects_turns: bool = True
+    """Whether it waits while another process has its turn: not if it has waited for long enough."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -106,7 +109,7 @@ def judge(states: Mapping[str, State], group: Group, now_ms: int) -> Judged | Co
     relied_on: set[str] = set()
     named: set[str] = set()
     for transaction in group.transactions:
-        reply = _judge_transaction(current, transaction, group.committer, now_ms)
+        reply = _judge_transaction(current, transaction, group, now_ms)
         replies.append(reply)
         if not isinstance(reply, Refused):
             relied_on.update(collection for collection, _ in transaction.reads)
@@ -130,9 +133,10 @@ def judge(states: Mapping[str, State], group: Group, now_ms: int) -> Judged | Co
 
 
 def _judge_transaction(
-    current: dict[str, State], transaction: Transaction, committer: str | None, now_ms: int
+    current: dict[str, State], transaction: Transaction, group: Group, now_ms: int
 ) -> tuple[Any, ...] | Refused:
     """Apply one transaction to `current`, or leave it as it is."""
+    committer = group.committer
     working: dict[str, State] = {}
     replies: list[Any] = []
     for collection, _ in (*transaction.commands, *transaction.reads):
@@ -140,6 +144,11 @@ def _judge_transaction(
             return _refused(current, transaction, UsageError(f"there is no collection {shown(collection)}"))
         if committer is not None and committer not in current[collection].committers:
             return _refused(current, transaction, Fenced(f"committer {committer} is not registered in {collection}"))
+    for collection, command in transaction.commands if transaction.respects_turns else ():
+        if type(command) in RESPECTS_TURNS:
+            taken = waits_for(current[collection], group.writer, now_ms)
+            if taken is not None:
+                return _refused(current, transaction, taken)
     for collection, expected in transaction.reads:
         if current[collection].upper != expected:
             return _refused(current, transaction, UpperMismatch(expected, current[collection].upper))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
+from timespine.config import TURN_MS_MAX
 from timespine.core.flat import validate_deep
 from timespine.core.state import State, Status
 from timespine.core.totals import FIELDS
@@ -176,6 +177,19 @@ def extra_work_is_within_its_budget(old: State, new: State) -> str | None:
     return f"{new.totals.extra_rows} extra for {new.totals.appended_rows} appended" if over else None
 
 
+def turns_are_short_and_do_not_overlap(old: State, new: State) -> str | None:
+    """A turn goes to a registered writer for a bounded time, and only after the one before it is over."""
+    turn, before = new.turn, old.turn
+    if turn == before or turn is None or not turn.writer:
+        return None
+    if turn.writer not in new.writers or not 0 < turn.until_ms - turn.from_ms <= TURN_MS_MAX:
+        return f"{turn} is too long, or nobody has it"
+    if before is None or before.writer not in old.writers:
+        return None
+    is_over = not 2 * before.from_ms - before.until_ms <= turn.from_ms < before.until_ms
+    return None if is_over else f"{turn} begins in {before}"
+
+
 def schemas_only_grow(old: State, new: State) -> str | None:
     """Schema ids stay what they are."""
     kept = new.schemas[: len(old.schemas)] == old.schemas or new.status is Status.FINALIZED
@@ -217,6 +231,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     claims_are_on_fueled_batches,
     totals_never_go_back,
     extra_work_is_within_its_budget,
+    turns_are_short_and_do_not_overlap,
     schemas_only_grow,
     finalized_stays_finalized,
 )

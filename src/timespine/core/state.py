@@ -117,6 +117,17 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """From then on nobody needs to respect it."""
 
 
+class Turn(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A change that kept losing has the next commit, until a deadline. A courtesy, not a lock."""
+
+    writer: str
+    """The writer of the process that makes the change; empty: it has given the turn back."""
+    from_ms: int
+    """When it was claimed, by the clock of that process."""
+    until_ms: int
+    """From then on no other process respects it; when it was given back, if it was."""
+
+
 class HistoryEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One line of what was committed when."""
 
@@ -185,6 +196,8 @@ class State(msgspec.Struct, frozen=True, gc=False):
     """Expired history that may still be stored somewhere; None: there is none."""
     status: Status = Status.OPEN
     """Where the collection is in its life."""
+    turn: Turn | None = None
+    """The last turn that a change claimed; None: none ever was."""
 
     @property
     def since(self) -> Frontier:

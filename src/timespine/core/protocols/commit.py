@@ -22,7 +22,7 @@ from timespine.core.group import Answers, CommittedBefore, Group, Judged, Refuse
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Frozen, Session, determinately_retried, pause_ms, retried
 from timespine.core.state import UNBORN, Commit, State
-from timespine.core.transitions import AlreadyCommitted, Command, RegisterCommitter, RegisterWriter, apply
+from timespine.core.transitions import AlreadyCommitted, Command, RegisterCommitter, RegisterWriter, TurnTaken, apply
 from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, TimespineError, Unavailable, UsageError
 
 Replies = tuple[Answers | Refused, ...]
@@ -56,6 +56,8 @@ def raise_refusal(refused: Refused) -> NoReturn:
     if isinstance(refused.reason, AlreadyCommitted):
         last = refused.reason.last
         error: TimespineError = AlreadyIn(f"this batch was committed before: the last one that was has number {last}")
+    elif isinstance(refused.reason, TurnTaken):
+        error = Determinate("nothing was committed: a change of another process has its turn; try again")
     else:
         error = refused.reason if isinstance(refused.reason, TimespineError) else UsageError(str(refused.reason))
     error.seqnos = refused.seqnos

@@ -70,6 +70,7 @@ from timespine.core.transitions.readers import (
     release_hold,
     retain,
 )
+from timespine.core.transitions.turns import ClaimTurn, ReleaseTurn, TurnTaken, claim_turn, release_turn
 from timespine.core.transitions.unsealed import Drain, Evict, Seal, Trim, Write, drain, evict, seal, trim, write
 from timespine.core.transitions.writers import (
     AlreadyCommitted,
@@ -101,6 +102,7 @@ TRANSITIONS: dict[type, Callable[[State, Any, int], Commit[Any] | NoOp[Any]]] = 
     AppendNext: append_next,
     ApplyMerge: apply_merge,
     ClaimMerge: claim_merge,
+    ClaimTurn: claim_turn,
     CommitSink: commit_sink,
     CompareAndAppend: compare_and_append,
     CompareAndDowngrade: compare_and_downgrade,
@@ -122,6 +124,7 @@ TRANSITIONS: dict[type, Callable[[State, Any, int], Commit[Any] | NoOp[Any]]] = 
     RegisterReader: register_reader,
     RegisterWriter: register_writer,
     ReleaseHold: release_hold,
+    ReleaseTurn: release_turn,
     RemoveRollups: remove_rollups,
     Retain: retain,
     RollUpAll: roll_up_all,
@@ -203,6 +206,7 @@ __all__ = [
     "AppendedAt",
     "ApplyMerge",
     "ClaimMerge",
+    "ClaimTurn",
     "Command",
     "CommitSink",
     "CompareAndAppend",
@@ -227,12 +231,14 @@ __all__ = [
     "RegisterReader",
     "RegisterWriter",
     "ReleaseHold",
+    "ReleaseTurn",
     "RemoveRollups",
     "Retain",
     "RollUpAll",
     "SchemaMismatch",
     "Seal",
     "Trim",
+    "TurnTaken",
     "Write",
     "apply",
 ]
