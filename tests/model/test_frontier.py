@@ -13,6 +13,7 @@ from timespine.errors import UsageError
 from timespine.model import CLOSED, Frontier, advance_by
 from timespine.model import time as times
 from timespine.model.frontier import ELEMENTS_MAX, check_arity_of
+from timespine.model.time import INT64_MAX
 from timespine.testing import strategies as ts
 
 at = Frontier.at
@@ -188,6 +189,27 @@ def test_the_small_words() -> None:
     assert str(Frontier.at(3)) == "[3]"
     assert str(Frontier(((2, 1), (1, 2)))) == "[(1, 2), (2, 1)]"
     assert repr(Frontier.at(3)) == "Frontier([3])"
+
+
+@given(st.integers(0, INT64_MAX))
+def test_the_last_complete_time_is_the_last_that_is_not_at_or_after_a_frontier(time: int) -> None:
+    frontier = Frontier.at(time)
+    assert frontier.time == time
+    last = frontier.last_complete()
+    assert (last is None) == (time == 0)
+    if last is not None:
+        assert not frontier.less_equal((last,))
+        assert frontier.less_equal((last + 1,))
+
+
+def test_below_a_closed_frontier_every_time_is_complete() -> None:
+    assert CLOSED.last_complete() == INT64_MAX
+
+
+@pytest.mark.parametrize("partial", [CLOSED, Frontier.at(3, 4), Frontier(((2, 1), (1, 2)))])
+def test_only_a_totally_ordered_frontier_has_a_time(partial: Frontier) -> None:
+    with pytest.raises(ValueError, match="to unpack"):
+        _ = partial.time
 
 
 def test_a_decoded_frontier_is_checked_like_any_other() -> None:

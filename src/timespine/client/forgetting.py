@@ -111,7 +111,7 @@ def _meta(parts: Parts, run: Run, part: Part) -> PartMeta | None:
 
 def _has_expired(meta: PartMeta, state: State) -> bool:
     """Whether since may have passed some of the times of a part. With several coordinates nobody knows."""
-    return state.arity != 1 or meta.min_time[0] <= state.since.elements[0][0]
+    return state.arity != 1 or meta.min_time[0] <= state.since.time
 
 
 def _is_folded(meta: PartMeta, batch: HollowBatch) -> bool:

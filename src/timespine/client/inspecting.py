@@ -119,7 +119,7 @@ def plain(frontier: Frontier) -> Any:
     if frontier.is_closed:
         return None
     if len(frontier.elements) == 1 and len(frontier.elements[0]) == 1:
-        return frontier.elements[0][0]
+        return frontier.time
     return [list(element) for element in frontier.elements]
 
 

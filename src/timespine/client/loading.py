@@ -153,7 +153,7 @@ def load(
     _, schema = access.schema(state)
     if schema.arity != 1:
         raise UsageError("a bulk load needs totally ordered times")
-    at = max(access.next_time(), state.upper.elements[0][0] if state.upper.elements else 0)
+    at = max(access.next_time(), state.upper.time if state.upper.elements else 0)
     writer = Writer(access)
     rows = 0
     beaten_ms = access.now_ms()

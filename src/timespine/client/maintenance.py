@@ -486,7 +486,7 @@ class Maintenance:
         retain_ms = access.entry.retain_ms if access.entry.retain_ms is not None else access.shared.retain_ms
         if retain_ms is not None and access.entry.timeline == "clock" and state.arity == 1 and state.upper.elements:
             # Never past the newest complete time: what is there now stays readable.
-            horizon = min(now_ms - retain_ms, state.upper.elements[0][0] - 1)
+            horizon = min(now_ms - retain_ms, state.upper.time - 1)
             if horizon > 0 and not Frontier.at(horizon) <= state.retention:
                 idle = [(access.id, command) for command in access.shared.leases.idle(access.id)]
                 access.committer.commit(*idle, (access.id, Retain(Frontier.at(horizon))))

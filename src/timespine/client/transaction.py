@@ -417,7 +417,7 @@ def _placed(steps: list[Step], times: dict[str, int]) -> dict[str, int]:
                 upper = uppers[id]
                 if upper.is_closed:
                     raise step.access.closed()
-                times[line] = max(times[line], upper.elements[0][0])
+                times[line] = max(times[line], upper.time)
             uppers[id] = step.reached(uppers[id], _time_of(step, times))
         if times == before:
             return times

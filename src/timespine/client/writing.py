@@ -80,7 +80,7 @@ def append(
 
 def free_time(access: Access, state: State) -> int:
     """The time that is free next, as far as a state tells."""
-    return max(access.next_time(), state.upper.elements[0][0] if state.upper.elements else 0)
+    return max(access.next_time(), state.upper.time if state.upper.elements else 0)
 
 
 def once(rows: Any) -> Any:

@@ -149,12 +149,12 @@ class Pruner:
         if arity != 1 or not meta.min_time:
             return True
         earliest, latest = meta.min_time[0], meta.max_time[0]
-        if part.lower is not None and part.lower.elements and latest < part.lower.elements[0][0]:
+        if part.lower is not None and part.lower.elements and latest < part.lower.time:
             return False
-        if part.upper is not None and part.upper.elements and earliest >= part.upper.elements[0][0]:
+        if part.upper is not None and part.upper.elements and earliest >= part.upper.time:
             return False
         if part.rewrite is not None and part.rewrite.elements:
-            earliest, latest = max(earliest, part.rewrite.elements[0][0]), max(latest, part.rewrite.elements[0][0])
+            earliest, latest = max(earliest, part.rewrite.time), max(latest, part.rewrite.time)
         if window.until is not None and earliest > window.until[0]:
             return False
         return window.after is None or latest > window.after[0]

@@ -127,6 +127,6 @@ def is_within(part: Part, window: Window) -> bool:
     if part.rewrite is not None:
         if part.rewrite.is_closed:
             return False
-        least, latest = max(least, part.rewrite.elements[0][0]), max(latest, part.rewrite.elements[0][0])
+        least, latest = max(least, part.rewrite.time), max(latest, part.rewrite.time)
     below = window.until is None or latest <= window.until[0]
     return below and (window.after is None or least > window.after[0])

@@ -154,4 +154,4 @@ def _is_before(batch: HollowBatch, after: Time | None) -> bool:
     """
     if after is None or len(after) != 1 or batch.desc.upper.is_closed:
         return False
-    return batch.desc.upper.elements[0][0] <= after[0] + 1
+    return batch.desc.upper.time <= after[0] + 1

@@ -28,7 +28,7 @@ import msgspec
 
 from timespine.errors import UsageError, shown
 from timespine.model import time as times
-from timespine.model.time import Time, check_time
+from timespine.model.time import INT64_MAX, Time, check_time
 
 ELEMENTS_MAX = 256
 """Elements of one frontier, at most: a bound for whoever decodes one."""
@@ -69,6 +69,21 @@ class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def arity(self) -> int | None:
         """Coordinates per time; None if closed."""
         return len(self.elements[0]) if self.elements else None
+
+    @property
+    def time(self) -> int:
+        """The one coordinate of the one element of a totally ordered frontier. Any other frontier is a ValueError."""
+        ((time,),) = self.elements
+        return time
+
+    def last_complete(self) -> int | None:
+        """Give the last time that is not at or after a totally ordered frontier; None if there is no such time.
+
+        Below a closed frontier every time is complete, so it is the last time that there is.
+        """
+        if not self.elements:
+            return INT64_MAX
+        return self.time - 1 if self.time > 0 else None
 
     def insert(self, time: Time) -> Frontier:
         """This frontier and everything at or after `time`."""

@@ -219,7 +219,7 @@ class Pipeline:
 
     def times(self, orders: Collection) -> list[int]:
         """Three times to look at, or as many as there are."""
-        newest = orders.upper.elements[0][0] - 1
+        newest = orders.upper.time - 1
         return sorted({newest // 3, 2 * newest // 3, newest})
 
     def answers(self, orders: Collection, sums: Sums, times: list[int], *, shown: bool = True) -> dict[int, Answer]:

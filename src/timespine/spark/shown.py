@@ -69,7 +69,7 @@ def late_data(stage: Stage, store: Store) -> None:
         """What is complete by now; and what was, once more."""
         nonlocal late
         late += done.late
-        complete = payments.upper.elements[0][0] - 1
+        complete = payments.upper.time - 1
         found = {at: _cents(payments, at) for at in range(complete + 1)}
         changed.extend(at for at, cents in answers.items() if found[at] != cents)
         answers.update(found)

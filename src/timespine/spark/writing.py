@@ -108,7 +108,7 @@ def when(
         return When(given, False, upper, expected)
     if schema.arity != 1:
         raise UsageError("with several coordinates say at which time the rows are: at=(...)")
-    free = max(writing.free_time(access, state), expected.elements[0][0] if expected is not None else 0)
+    free = max(writing.free_time(access, state), expected.time if expected is not None else 0)
     return When((free,), expected is None and upper is None, upper, expected)
 
 

@@ -103,9 +103,7 @@ class Answers:
             self.world.violate(f"listen {operation.id} under a live lease was told {operation.result!r}")
         elif "after" in operation.details:
             uppers = self.world.uppers_between(operation.collection, operation.invoked, operation.returned)
-            if all(
-                not upper.is_closed and upper.elements[0][0] - 1 > operation.details["after"][0] for upper in uppers
-            ):
+            if all(not upper.is_closed and upper.time - 1 > operation.details["after"][0] for upper in uppers):
                 self.world.violate(f"listen {operation.id} says that there is nothing new")
 
     def _check_durability(self, operation: Operation) -> None:

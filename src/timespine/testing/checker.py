@@ -213,7 +213,7 @@ def _read_everything(simulator: Simulator, workload: Workload, process: Process,
 def _readable(since: Frontier, upper: Frontier) -> list[Time]:
     """Some times that can be read: all of them if there are few."""
     if since.arity == 1 and upper.arity == 1:
-        first, last = since.elements[0][0], upper.elements[0][0] - 1
+        first, last = since.time, upper.time - 1
         step = max((last - first) // 6, 1)
         return [(time,) for time in range(first, last + 1, step)]
     corners = {tuple(map(max, s, tuple(max(c - 1, 0) for c in u))) for s in since for u in upper}

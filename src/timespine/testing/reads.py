@@ -129,7 +129,7 @@ def listen(
     state = session.state(collection)
     if state.arity != 1:
         raise UsageError("a feed needs totally ordered times: this collection has several coordinates")
-    until = (INT64_MAX,) if state.upper.is_closed else (state.upper.elements[0][0] - 1,)
+    until = (INT64_MAX,) if state.upper.is_closed else (state.upper.time - 1,)
     if until <= after:
         return None
     return (yield from changes(session, collection, reader, after, until))

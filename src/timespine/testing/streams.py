@@ -133,7 +133,7 @@ class Streams(Workload):
         uppers = self._uppers(process)
         if set(self.arities.values()) != {1}:
             return (yield from self._append_to_both(process, name, operation))
-        at = max(upper.elements[0][0] for upper in uppers.values()) + self.random.choice((0, 0, 1))
+        at = max(upper.time for upper in uppers.values()) + self.random.choice((0, 0, 1))
         self.halves[operation.id] = at
         rows = [f"{operation.id}.{index}" for index in range(self.random.choice((1, 2)))]
         operation.details.update(both=True, rows=rows, keep=True)
@@ -318,7 +318,7 @@ class Streams(Workload):
     def _time_of_cut(self, states: dict[str, State]) -> dict[str, Time]:
         """The last time that is complete in both, if they can be compared; none if there is no such time."""
         if set(self.arities.values()) == {1}:
-            last = min(state.upper.elements[0][0] for state in states.values()) - 1
+            last = min(state.upper.time for state in states.values()) - 1
             last -= self.random.choice((0, 0, 0, 1, 2))
             return dict.fromkeys(states, (last,)) if last >= 0 else {}
         below = {each: tuple(c - 1 for c in self.random.choice(state.upper.elements)) for each, state in states.items()}
@@ -356,7 +356,7 @@ class Streams(Workload):
         if state.arity != 1:
             later = self._next_upper(self._next_upper(state.upper)[0])[0]
             return self.random.choice((Frontier.minimum(state.arity), state.upper)), self.random.choice((later, CLOSED))
-        first = max(state.upper.elements[0][0] + self.random.choice((-3, -1, 0, 0, 1, 2)), 0)
+        first = max(state.upper.time + self.random.choice((-3, -1, 0, 0, 1, 2)), 0)
         end = first + self.random.choice((0, 1, 2, 4, 6))
         return Frontier.at(first), CLOSED if self.random.random() < 0.3 else Frontier.at(end)
 
@@ -420,7 +420,7 @@ class Streams(Workload):
         (start, *_) = upper.elements
         if len(start) > 1:
             return [time for time in upper.elements if not later.less_equal(time)]
-        return [(time,) for time in range(start[0], min(later.elements[0][0], start[0] + 5))]
+        return [(time,) for time in range(start[0], min(later.time, start[0] + 5))]
 
     def _rows_at(self, operation: Operation, label: str, times: list[Time]) -> list[Update]:
         rows = range(self.random.choice((1, 1, 2, 3)))

@@ -247,10 +247,10 @@ class Workload(Answers):
         updates = self._updates(process, operation, name, times)
         operation.details["may be cut"] = True
         if upper.arity == 1 and self.random.random() < 0.7:
-            start = max(upper.elements[0][0] - 2, 0)
+            start = max(upper.time - 2, 0)
             updates = [(f"{operation.id}.0", (start,), 1), *updates]
             if self.random.random() < 0.6:
-                end = new_upper.elements[0][0] + self.random.choice((0, 0, 2))
+                end = new_upper.time + self.random.choice((0, 0, 2))
                 desc = Description(Frontier.at(start), Frontier.at(end), Frontier.at(0))
                 return (yield from self._append_seen(process, name, operation, updates, desc))
             upper = Frontier.at(start)

@@ -141,7 +141,7 @@ def append_next(state: State, command: AppendNext, now_ms: int) -> Commit[Append
     if state.upper.is_closed:
         return NoOp(ClosedError(f"collection {state.collection} is closed"))
     (at,) = check_time((command.at,), 1)
-    time = max(at, state.upper.elements[0][0])
+    time = max(at, state.upper.time)
     if time == INT64_MAX:
         return NoOp(UsageError(f"time {time} is the last there is: nothing completes it but closing the collection"))
     further = 0 if command.upper is None else check_time((command.upper,), 1)[0]

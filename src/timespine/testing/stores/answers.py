@@ -149,4 +149,4 @@ class Answers:
 
 def last_of(state: State) -> int:
     """The last time that is complete; -1 if there is none."""
-    return (1 << 63) - 1 if state.upper.is_closed else state.upper.elements[0][0] - 1
+    return (1 << 63) - 1 if state.upper.is_closed else state.upper.time - 1

@@ -160,7 +160,7 @@ class StoreWorld(World):
         if new.status is Status.FINALIZED or new.since.is_closed or self.violations:
             return
         schema = schema_of(new.schemas[-1])
-        since = new.since.elements[0][0]
+        since = new.since.time
         before: dict[tuple[Written, int], int] = {}
         for (row, time), diff in truth.held.items():
             seen = (projected(row, schema), max(time, since))
@@ -175,7 +175,7 @@ class StoreWorld(World):
         if not is_users:
             self.violate(f"{key} at {new.seqno}: maintenance changed rows: {short(added)}")
             return
-        upper = old.upper.elements[0][0] if old is not None and old.upper.elements else 0
+        upper = old.upper.time if old is not None and old.upper.elements else 0
         late = {seen: diff for seen, diff in added.items() if seen[1] < upper}
         if late:
             self.violate(f"{key} at {new.seqno}: rows were added below the upper {upper}: {short(late)}")
@@ -210,7 +210,7 @@ class StoreWorld(World):
             if part.upper is not None and part.upper.less_equal((time,)):
                 continue
             if part.rewrite is not None and part.rewrite.elements:
-                time = max(time, part.rewrite.elements[0][0])
+                time = max(time, part.rewrite.time)
             yield row, time, diff
 
     def states_between(self, collection: str, begin: int, end: int) -> list[State]:
