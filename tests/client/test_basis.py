@@ -317,17 +317,32 @@ def test_every_change_goes_in_beside_threads_that_append_all_the_time_and_reads_
 
 
 APPENDING = """
+import os
 import sys
 import timespine as ts
 
-path, start, n = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-with ts.open(path, maintenance=False) as store:
-    table = store["t"]
-    for k in range(start, start + 10_000):
-        table.append([{"k": k, "n": n}])
-        if k == start + 3:
-            print("appending", flush=True)
+path, processes, n = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+parent = os.getpid()
+
+
+def append(start):
+    with ts.open(path, maintenance=False) as store:
+        table = store["t"]
+        for k in range(start, start + 10_000):
+            if os.getppid() != parent:
+                return
+            table.append([{"k": k, "n": n}])
+            if k == start + 3:
+                print("appending", flush=True)
+
+
+for i in range(processes):
+    if os.fork() == 0:
+        append(1_000_000 * (1 + i))
+        os._exit(0)
+os.wait()
 """
+# Forked after the imports, which take longer than the test.
 
 
 @pytest.mark.parametrize("processes", [1, 4])
@@ -337,13 +352,11 @@ def test_every_change_goes_in_beside_processes_that_append_all_the_time_and_read
     with ts.open(path, maintenance=False, config=config) as store:
         table = create(store)
         table.append(pa.table({"k": range(20_000), "n": [k % 10 + 100 for k in range(20_000)]}))
-        commands = [
-            [sys.executable, "-c", APPENDING, str(path), str(1_000_000 * (1 + i)), "150"] for i in range(processes)
-        ]
-        others = [subprocess.Popen(each, stdout=subprocess.PIPE, text=True) for each in commands]
+        command = [sys.executable, "-c", APPENDING, str(path), str(processes), "150"]
+        others = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
-            for each in others:
-                assert each.stdout.readline() == "appending\n"
+            for _ in range(processes):
+                assert others.stdout.readline() == "appending\n"
             where = "n >= 100" if touched else "n >= 100 AND n < 150"
             table.update(where=where, set={"n": pl.col("n") + 1000})
             table.update(where=where.replace("100", "1100"), set={"n": pl.col("n").max()})
@@ -352,15 +365,14 @@ def test_every_change_goes_in_beside_processes_that_append_all_the_time_and_read
             table.delete(where="n > 1100")
             with store.transaction() as tx:
                 tx.update(table, where="n = 150", set={"n": 151})
-            assert all(each.poll() is None for each in others), "they appended all the time"
+            assert others.poll() is None, "they appended all the time"
             assert counts(table, "changes read", "changes started again") == (6, 0)
             # Nothing comes in between in a turn that is long enough, so each was placed a few times and once more.
             assert counts(table, "changes placed again")[0] <= 5 * LOSSES_MAX
             assert counts(table, "transactions placed again")[0] <= LOSSES_MAX
         finally:
-            for each in others:
-                each.kill()
-                each.communicate()
+            others.kill()
+            others.communicate()  # until the last of them has closed it
         assert {k for k, _ in now(table)}.isdisjoint(range(5000))
 
 

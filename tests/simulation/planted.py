@@ -3,7 +3,8 @@
 Each is applied in tests only. `python tests/simulation/planted.py` searches, for
 each, the first seed whose history gives it away; `--pin` writes them down for
 `test_planted.py`. A survivor means that a property is missing. Those of streams are
-in `planted_streams.py`, those of the client in `planted_client.py`.
+in `planted_streams.py`, those of the client in `planted_client.py`, those of turns in
+`planted_turns.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 import msgspec
 import planted_client  # noqa: F401 (for the bugs in it)
 import planted_streams  # noqa: F401 (for the bugs in it)
+import planted_turns  # noqa: F401 (for the bugs in it)
 from planting import (
     BUGS,
     REAL,

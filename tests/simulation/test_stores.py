@@ -33,7 +33,7 @@ def test_every_kind_of_fault_and_of_call_happens():
         assert result.violations == []
         counts.update(result.counts)
         kinds.update(line.split(" begins ")[1].split(" op")[0] for line in result.trace if " begins " in line)
-    assert all(counts[kind] > 0 for kind in (*FAULT_KINDS, "crashes", "ghosts released"))
+    assert all(counts[kind] > 0 for kind in (*FAULT_KINDS, "crashes", "ghosts released", "turns"))
     writes = {"append", "append at", "append built", "upsert", "delete", "update", "write", "seal"}
     reads = {"snapshot", "changes", "lookup", "snapshot of several", "unsealed", "poll a feed", "poll a listener"}
     upkeep = {"maintain", "compact", "vacuum", "expire", "hold", "hold for good", "evolve", "close"}

@@ -9,9 +9,10 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 
-from timespine.client import driver
+from timespine.client import driver, turn
 from timespine.client.collection import Collection
 from timespine.client.store import Store
 from timespine.core.state import State, Status
@@ -144,12 +145,27 @@ class Course:
         history.storage.release_ghosts()
         for call in history.calls:
             self.answers.check_effect(call)
+        self._check_turns()
         history.scheduler.sleep(DAY_S)
         self._alone(self._settle)
         history.scheduler.sleep(DAY_S)
         self._alone(lambda process, store: self._must(process, "maintain", partial(store.maintain, sweep=True)))
         if not world.violations:
             self._check_storage()
+
+    def _check_turns(self) -> None:
+        """A turn is given back by the process that claimed it, and by no other."""
+        world = self.history.world
+        for id, states in world.states.items():
+            for old, new in pairwise(states):
+                if new.turn is None or new.turn == old.turn:
+                    continue
+                world.counts["turns"] += bool(new.turn.writer)
+                if old.turn is None or not old.turn.writer or new.turn.writer:
+                    continue
+                ids = {old.turn.writer[1:], *(each[1:] for each in _committed_by(old, new))}
+                if not any(ids <= process.ids for process in self.history.processes):
+                    world.violate(f"{id} at {new.seqno}: another process gave back {old.turn}")
 
     def _settle(self, process: StoreProcess, store: Store) -> None:
         """Everything can be read, before and after all maintenance is done."""
@@ -202,6 +218,13 @@ class Course:
                 world.violate(f"a blob of no collection is left: {key}")
 
 
+def _committed_by(old: State, new: State) -> list[str]:
+    """The committers of a commit."""
+    return [
+        id for id, each in new.committers.items() if id in old.committers and each.group != old.committers[id].group
+    ]
+
+
 def _rollups(state: State) -> set[str]:
     return {rollup.key for rollup in state.rollups.values()}
 
@@ -210,7 +233,7 @@ def run_history(seed: int, operations: int, faults: Faults | None = None, tracin
     """Run one history of real stores and everything that is checked after it."""
     history = History(seed, faults if faults is not None else FAULTS, tracing=tracing)
     course = Course(history, operations)
-    with remembering(), quiet(), numbered(history), virtual(history.scheduler):
+    with remembering(), quiet(), impatient(), numbered(history), virtual(history.scheduler):
         history.scheduler.run(course.run)
     if history.scheduler.deadlock and not history.world.violations:
         history.world.violate(f"no thread can go on: {'; '.join(history.scheduler.deadlock)}")
@@ -247,6 +270,17 @@ def quiet() -> Iterator[None]:
             gc.enable()
         sys.unraisablehook = hook
         logging.disable(before)
+
+
+@contextlib.contextmanager
+def impatient() -> Iterator[None]:
+    """Changes claim a turn after their first loss: histories are too short for many."""
+    before = turn.LOSSES_MAX
+    vars(turn)["LOSSES_MAX"] = 1
+    try:
+        yield
+    finally:
+        vars(turn)["LOSSES_MAX"] = before
 
 
 @contextlib.contextmanager
