@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import timespine as ts
 
 VALUE_BYTES = 1 << 20
+PART_BYTES = 4 << 20
 
 
 def peak_bytes() -> int:
@@ -22,7 +23,7 @@ def batches(rows: int):
 
 
 def main(what: str, folder: str, rows: int) -> None:
-    config = ts.Config(part_bytes=4 << 20, merge_bytes=16 << 20, cache_bytes=1 << 20)
+    config = ts.Config(part_bytes=PART_BYTES, merge_bytes=16 << 20, cache_bytes=1 << 20)
     store = ts.open(f"{folder}/store", config=config, maintenance=False)
     file = f"{folder}/rows.parquet"
     if what != "reader":

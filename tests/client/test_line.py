@@ -157,3 +157,20 @@ def test_a_leader_that_is_interrupted_while_it_tells_others_leaves_none_without_
     with pytest.raises(KeyboardInterrupt):
         line._tell(group)
     assert all(each.is_answered or each in line._queue for each in group)
+
+
+def test_what_is_answered_between_two_looks_at_an_empty_queue_is_answered():
+    """The leader answers, and leaves the queue empty, after a thread has seen that it has no answer yet."""
+
+    class Departing(deque):
+        def append(self, waiting):
+            waiting.reply, waiting.is_answered = "done", False
+            self.waiting = waiting
+
+        def __bool__(self):
+            self.waiting.is_answered = True
+            return True
+
+    line = Line()
+    line._queue = Departing()
+    assert line.offer("a", None) == "done"

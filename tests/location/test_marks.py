@@ -290,3 +290,15 @@ def test_what_was_committed_is_acknowledged_though_the_mark_cannot_be_counted(tm
         log.compare_and_set([Write("a", 0, b"1")])
     assert [entry.data for entry in log.scan("a", 0, 10)] == [b"0", b"1"]
     log.close()
+
+
+def test_a_mark_that_is_closed_twice_closes_no_file_of_another(tmp_path):
+    """An interrupt after the first close leads to a second one, when the number may be that of another file."""
+    path = tmp_path / "mark"
+    marks.create(str(path), Mark(3), 0o600)
+    file = MarkFile(str(path))
+    file.close()
+    with open(path, "rb") as other:
+        file.close()
+        file.sync()
+        assert other.read(3) == b"TSM"

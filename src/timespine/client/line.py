@@ -102,7 +102,9 @@ class Line(Generic[T]):
         left = WAIT_S  # in ticks: a process that was suspended did not wait
         tick = TICK_S
         while not waiting.is_answered:
-            first = self._queue[0]
+            first = self._first()
+            if first is None:
+                continue  # SUBTLE: the leader answered this one after the look above, and left too (test_line.py)
             if first is waiting:
                 return True
             if first.is_gone():
@@ -116,6 +118,13 @@ class Line(Generic[T]):
                 left -= tick
                 tick = min(tick * 1.5, TICK_MAX_S)
         return False
+
+    def _first(self) -> Waiting[T] | None:
+        """The first in the queue; None if the queue is empty."""
+        if self._queue:
+            with contextlib.suppress(IndexError):  # it left just now
+                return self._queue[0]
+        return None
 
     def _late(self, waiting: Waiting[T]) -> Exception:
         """What to tell a thread that waited too long."""
@@ -146,7 +155,7 @@ class Line(Generic[T]):
         for each in group:
             if not each.is_done:
                 each.error = Indeterminate(INTERRUPTED)
-        for each in group[1:] if group and group[0] is self._queue[0] else group:
+        for each in group[1:] if group and group[0] is self._first() else group:
             # SUBTLE: in this order. An interrupt in between must not leave out of the queue what has no answer
             # (test_line.py).
             each.is_answered = True
@@ -166,9 +175,9 @@ class Line(Generic[T]):
         waiting.begin()
         self._remove(waiting)
         waiting.frame = None  # which has it among its variables: nothing may hold its rows from now on
-        if self._queue:
-            with contextlib.suppress(IndexError):  # it left just now
-                self._queue[0].wake()
+        first = self._first()
+        if first is not None:
+            first.wake()
 
     def _remove(self, waiting: Waiting[T]) -> None:
         with contextlib.suppress(ValueError):  # it has left

@@ -24,6 +24,7 @@ Only one process may write at a time: the adapter's own lock is held meanwhile.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import struct
 import zlib
@@ -76,7 +77,10 @@ class MarkFile:
     def __init__(self, path: str, *, read_only: bool = False) -> None:
         """Open the file that exists; FileNotFoundError if it does not."""
         self.path = path
-        self._fd = open_regular(path, os.O_RDONLY if read_only else os.O_RDWR)
+        flags = os.O_RDONLY if read_only else os.O_RDWR
+        # SUBTLE: a number alone could be closed twice, the second time as the file of another thread
+        # (test_interrupts.py).
+        self._file = io.FileIO(path, "r" if read_only else "r+", opener=lambda path, _: open_regular(path, flags))
 
     def read(self) -> Mark:
         """The newest mark that is whole, or a CorruptionError."""
@@ -86,24 +90,26 @@ class MarkFile:
         """Count entries more than are counted, or than there are at least; one of them is named."""
         newest, mark = self._newest()
         counted = max(mark.entries, least) + entries
-        os.pwrite(self._fd, encode(Mark(counted, key, seqno, checksum)), SLOT * (1 - newest))
+        os.pwrite(self._file.fileno(), encode(Mark(counted, key, seqno, checksum)), SLOT * (1 - newest))
 
     def reset(self, mark: Mark) -> None:
         """Put a mark in place of whatever is there, also of a later one, durably."""
-        os.pwrite(self._fd, encode(mark) + bytes(SLOT), 0)
-        sync(self._fd)
+        os.pwrite(self._file.fileno(), encode(mark) + bytes(SLOT), 0)
+        sync(self._file.fileno())
 
     def sync(self) -> None:
-        """Make the mark durable."""
-        sync(self._fd)
+        """Make the mark durable; without effect once the file is closed."""
+        if not self._file.closed:
+            sync(self._file.fileno())
 
     def close(self) -> None:
-        os.close(self._fd)
+        """Close the file. Twice is fine, so that what was interrupted can be closed again."""
+        self._file.close()
 
     def _newest(self) -> tuple[int, Mark]:
         """The slot with the newest mark, and the mark."""
         for _ in range(_READS):
-            data = os.pread(self._fd, 2 * SLOT, 0)
+            data = os.pread(self._file.fileno(), 2 * SLOT, 0)
             slots = [(mark.entries, slot, mark) for slot in (0, 1) if (mark := decode(data, slot)) is not None]
             if slots:
                 _, slot, mark = max(slots)
