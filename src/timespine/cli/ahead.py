@@ -91,7 +91,7 @@ def write(
         schema = collection.schema
         if time_column is not None and time_column not in (*schema.names, *schema.system_names):
             schema = schema.add(time_column, "int64")
-        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # somebody may be typing
+        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
             rows = read_rows(file, format, schema)
         with waiting(f"writing {counted(rows.num_rows, 'row')}"):
             done = collection.write(rows, at=moment, times=time_column, late=late.value)

@@ -90,7 +90,7 @@ def hint(error: Exception, *, can_wait: bool = False) -> str:
     if isinstance(error, NotTold):
         return "do not run it again"
     if isinstance(error, Indeterminate):
-        return "it may have happened all the same: look before you run it again"
+        return "it may have happened: look before you run it again"
     if isinstance(error, Unavailable):
         return "nothing was changed: run it again"
     if isinstance(error, Reopen):

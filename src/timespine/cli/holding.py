@@ -52,9 +52,9 @@ def expire(
     ] = False,
     output: Output = None,
 ) -> None:
-    """Forget history before a time: what the collection was then cannot be read any more. What it is now stays.
+    """Forget history before a time: older states of the collection can no longer be read. Its rows of now stay.
 
-    Who still holds older history is named; when they let go, it goes by itself.
+    Readers and holds that still need older history are named; it goes when they release it.
     Space is freed by `timespine maintain`.
 
     \b

@@ -115,7 +115,7 @@ def _state(collection: Collection, where: Destination) -> None:
             ("seqno", found.seqno),
             ("since", typed(found.since)),
             ("upper", typed(found.upper)),
-            ("held by", ", ".join(held) or "nobody"),
+            ("held by", ", ".join(held) or "none"),
             ("updates", found.rows),
             ("size", size(found.size)),
             ("inline", size(found.inline_bytes)),

@@ -43,7 +43,7 @@ Timeout = Annotated[
         "--timeout",
         metavar="SECONDS",
         min=0,
-        help="End when nothing new came for so long; else only Ctrl-C ends it.",
+        help="End after this time without news; else only Ctrl-C ends it.",
         show_default=False,
     ),
 ]

@@ -85,10 +85,10 @@ def maintain(
     every: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="Go on until interrupted, and pause in between.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="With --every: end after so many rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="With --every: the number of rounds.")] = None,
     output: Output = None,
 ) -> None:
-    """Do all upkeep that is due: merges, retention, expired leases, files that nobody needs any more.
+    """Do all upkeep that is due: merges, retention, expired leases, files that are no longer needed.
 
     With --spark, where Spark runs is said by SPARK_REMOTE, SPARK_MASTER_URL or spark-defaults; else it is this
     machine. A job that is stopped harms nothing. Exit code 5 if something could not be done, such as for want of space.
@@ -152,7 +152,7 @@ def vacuum(
       timespine vacuum ./data --delete
     """
     where = destination(output, to)
-    with opened(store, read_only=not delete) as open_store, waiting("looking for files that nobody can reach"):
+    with opened(store, read_only=not delete) as open_store, waiting("looking for files that nothing refers to"):
         found = open_store.vacuum(dry_run=not delete)
     verb = "deleted" if found.deleted else "could be deleted: run it again with --delete"
     summary = f"{counted(len(found.blobs), 'file')}, {size(found.bytes)}{f' {verb}' if found.blobs else ''}\n"

@@ -101,7 +101,7 @@ def append(
     with opened(store, writes_rows=True) as open_store:
         collection = open_store.collection(name)
         schema = collection.schema
-        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # somebody may be typing
+        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
             rows = read_rows(file, format, schema)
         with waiting(f"appending {counted(rows.num_rows, 'row')}"):
             if upsert:
