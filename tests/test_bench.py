@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import figures, report, rows, streams
+from bench import figures, mark, report, rows, streams
 from bench.__main__ import main
 from bench.harness import About, Kept, Plan, measure
 from bench.works import WORKS
@@ -116,3 +116,11 @@ def _made_up() -> tuple[figures.Report, figures.Entry]:
     systems = {name: {"kind": kind, "missing": "", "commit": "", "versions": {}} for name, kind in kinds.items()}
     entry = {"work": "commit-1", "case": "", "title": "a commit", "repetitions": 3, "size": {}, "results": results}
     return {"when": "now", "quick": True, "machine": {}, "systems": systems, "works": [entry]}, entry
+
+
+def test_the_cost_of_the_mark_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, inside = mark.measure(tmp_path, 3)
+    assert len(whole) == len(inside) == 3
+    assert all(0 < part < all_of_it for part, all_of_it in zip(inside, whole, strict=True))
+    mark.main(["--appends", "3", "--dir", str(tmp_path)])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["p50", "mean"]

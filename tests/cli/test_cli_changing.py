@@ -23,10 +23,10 @@ def test_delete_by_key_by_condition_and_all(store):
     nothing = document("delete", store, "orders", "id=1")
     assert nothing.pop("seqno") > deleted["seqno"], "the state that was read"
     assert nothing == {"updates": 0, "time": None, "upper": 4}
-    assert run("delete", store, "orders", "id=1").stdout == "nothing changed; complete below [4]\n"
+    assert run("delete", store, "orders", "id=1").stdout == "nothing changed; complete below 4\n"
     assert document("delete", store, "orders", "--where", "total IS NULL")["updates"] == 1
     run("append", store, "orders", "-", "--format", "json", input='{"id": 7}\n{"id": 8}\n')
-    assert run("delete", store, "orders", "--all").stdout == "2 updates at 6; complete below [7]\n"
+    assert run("delete", store, "orders", "--all").stdout == "2 updates at 6; complete below 7\n"
     assert ids(store) == []
     assert ids(store, "--as-of", 2) == [1, 3], "history keeps them"
 
@@ -34,7 +34,7 @@ def test_delete_by_key_by_condition_and_all(store):
 @pytest.mark.parametrize("args", [(), ("id=1", "--where", "id = 1"), ("--all", "--where", "id = 1")])
 def test_delete_wants_to_know_which_rows_in_one_way(store, args):
     before = seqnos(store)
-    assert "say which rows go" in failure("delete", store, "orders", *args, code=2)
+    assert "which rows go" in failure("delete", store, "orders", *args, code=2)
     assert seqnos(store) == before
 
 
@@ -137,9 +137,12 @@ def test_retain_says_and_changes_how_long_history_is_kept(store):
     assert "kept for ever, by its own policy" in run("describe", store, "audit").stdout
     assert document("retain", store, "audit", "--for", "2 hours")["retain_ms"] == 7_200_000
     assert document("retain", store, "audit", "--for", "store")["retain_by"] == "store"
-    assert document("retain", store, "--for", "ever")["for"] == "ever"
+    assert document("retain", store)["retain_ms"] == 30 * 86_400_000
+    assert document("retain", store, "--for", "ever")["retain_ms"] is None
+    assert run("retain", store, "--for", "for ever").stdout == run("retain", store).stdout
+    assert run("retain", store).stdout == "history is kept for ever, unless a collection has a policy of its own\n"
     assert document("describe", store, "audit")["retain_by"] == "none"
-    assert "say how long" in failure("retain", store, code=2)
+    assert "give --for a duration, or --for ever" in failure("retain", store, "--for", "store", code=2)
     assert "is not a duration" in failure("retain", store, "audit", "--for", "a while", code=2)
     assert "wall clock" in failure("retain", store, "orders", "--for", "1 day", code=2)
 
@@ -174,6 +177,33 @@ def test_advance_seals_one_collection_or_all_of_the_wall_clock(store):
     assert document("advance", store)["upper"] > reached
     assert "say which time" in failure("advance", store, "orders", code=2)
     assert "one time" in failure("advance", store, "--at", "1,2", code=2)
+
+
+def test_frontiers_are_printed_as_they_are_typed(store):
+    run("create", store, "prices", "--key", "id:int64", "--arity", 2, "--timeline", "counter")
+    made = ("write", store, "prices", "-", "--format", "json")
+    assert run(*made, "--at", "0,3", input='{"id": 1}').stdout == "1 row, 1 update from 0,3 up to 0,3\n"
+    many = '{"id": 1, "_time_0": 1, "_time_1": 2}\n{"id": 2, "_time_0": 2, "_time_1": 1}\n'
+    assert run(*made, input=many).stdout == "2 rows, 2 updates up to 2,2\n"
+    sealed = run("seal", store, "prices", "--at", "3,0", "--at", "0,4").stdout
+    assert sealed == "prices is complete below 0,4 and 3,0\n"
+    assert "0,4 and 3,0" in run("inspect", store, "prices").stdout
+    for verb in ("describe", "history"):
+        assert "0,4 and 3,0" in run(verb, store, "prices").stdout
+    assert "0,4 and 3,0" in run("list", store).stdout
+    found = {each["name"]: each["upper"] for each in document("list", store)}
+    assert found["prices"] == [[0, 4], [3, 0]], "JSON keeps lists"
+    line = failure("snapshot", store, "prices", "--as-of", "9,9", code=3)
+    assert line.startswith("error: 9,9 is not complete yet: the collection is sealed up to 0,4 and 3,0; ")
+    assert run("expire", store, "prices", "--before", "1,1").stdout == "readable from 1,1 on\n"
+    line = failure("snapshot", store, "prices", "--as-of", "0,0", code=3)
+    assert line.endswith("history is exact from 1,1 on; ask for a time at or after 1,1")
+
+
+def test_a_delete_that_names_rows_twice_is_told_so(store):
+    assert "error: say which rows go: " in failure("delete", store, "orders", code=2)
+    line = failure("delete", store, "orders", "id=1", "--where", "id = 1", code=2)
+    assert line.startswith("error: say in one way which rows go: ")
 
 
 def test_times_of_several_coordinates(store):

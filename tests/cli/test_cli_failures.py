@@ -20,6 +20,20 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path, verb):
     assert not (tmp_path / "nope").exists()
 
 
+def test_loss_can_only_be_accepted_where_there_is_a_store(tmp_path):
+    for place in (tmp_path, tmp_path / "nope"):
+        assert "there is no store in" in failure("doctor", place, "--accept-loss", code=2)
+    assert "empty" in failure("doctor", "", "--accept-loss", code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_advice_is_given_once(store):
+    (store / "consensus.db").unlink()
+    line = failure("list", store, code=6)
+    assert line.count("restore") == 1
+    assert "restore" in failures.hint(errors.CorruptionError("a part is damaged"))
+
+
 @pytest.mark.parametrize("verb", ["list", "doctor", "maintain", "vacuum"])
 def test_a_folder_that_is_no_store_stays_as_it_is(tmp_path, verb):
     (tmp_path / "file").write_text("mine")

@@ -67,7 +67,7 @@ def test_listen_tells_updates_and_seals_as_they_are_committed(store, output):
         assert json.loads(started.stdout.readline()) == {"id": 77, "_time": 3, "_diff": 1}
         assert json.loads(started.stdout.readline()) == {"_sealed": 4}
     else:
-        lines = iter(started.stdout.readline, b"-- sealed up to [4]\n")
+        lines = iter(started.stdout.readline, b"-- sealed up to 4\n")
         assert b"77" in b"".join(lines)
     started.send_signal(signal.SIGINT)
     assert finished(started)[::2] == (130, b"")

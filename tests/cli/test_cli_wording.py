@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+import typer.main
 from running import failure, run
 
 import timespine as ts
+from timespine.cli import app
 from timespine.cli.wording import WORDS, on_command_line
 
 LIBRARY = Path(ts.__file__).parent
@@ -19,6 +21,14 @@ def test_the_library_still_says_what_is_put_into_other_words():
     said = "\n".join(re.sub(r'"\s*\n\s*f?"', "", file.read_text()) for file in files)
     for pattern, _ in WORDS:
         assert re.search(pattern, said), pattern
+
+
+def test_help_is_in_plain_english():
+    verbs = [(), *((name,) for name in typer.main.get_command(app).commands)]
+    for verb in verbs:
+        text = " ".join(run(*verb, "--help").stdout.split())
+        found = re.search(r"\b(whoever|somebody|nobody|anybody|all the same|so many|any more|by now|meanwhile)\b", text)
+        assert found is None, (verb, found)
 
 
 @pytest.fixture

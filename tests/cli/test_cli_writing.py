@@ -90,9 +90,7 @@ def test_append_says_what_it_did(store, tmp_path):
     done = document("append", store, "orders", tmp_path / "new.csv", "--at", 10)
     seqno = recorded(store, "orders")[-1]
     assert done == {"rows": 2, "updates": 2, "time": 10, "upper": 11, "seqno": seqno}
-    assert (
-        run("append", store, "orders", tmp_path / "new.csv").stdout == "2 rows, 2 updates at 11; complete below [12]\n"
-    )
+    assert run("append", store, "orders", tmp_path / "new.csv").stdout == "2 rows, 2 updates at 11; complete below 12\n"
 
 
 def test_append_with_times_and_diffs_of_the_rows(store):

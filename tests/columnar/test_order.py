@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from kernel_cases import LONG, MAX, SMALL, TYPES, array, keys, order_of, small, tables
 
 from timespine.columnar.consolidate import consolidate
-from timespine.columnar.order import packed_prefix
+from timespine.columnar.order import pack, single
+
+
+def packed_prefix(table, names):
+    """A word per row in the order of some columns, and whether equal words mean equal rows."""
+    packed = pack([single(table.column(name)) for name in names], table.num_rows)
+    return packed.words, packed.rest is None
 
 
 def check(table, names):

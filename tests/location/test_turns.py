@@ -50,7 +50,7 @@ def test_waiting_for_a_turn_is_bounded(path: Path, monkeypatch: pytest.MonkeyPat
         given_up = clock.now
         assert 1002 <= given_up <= 1002 + 2 * SLOW_S
         assert (log.head("a"), clock.now) == (None, given_up)  # readers do not wait
-        line.leave()
+        fcntl.flock(line.turn, fcntl.LOCK_UN)
         fill(log, "a", 1)
     line.close()
 
@@ -97,7 +97,7 @@ def test_who_leaves_cannot_overtake_who_is_next(path: Path) -> None:
     def take_a_turn() -> None:
         assert second.enter(time.monotonic() + PATIENCE_S)
         order.append("second")
-        second.leave()
+        fcntl.flock(second.turn, fcntl.LOCK_UN)
 
     thread = threading.Thread(target=take_a_turn)
     thread.start()
@@ -106,7 +106,7 @@ def test_who_leaves_cannot_overtake_who_is_next(path: Path) -> None:
         while thread.is_alive():  # until the second is next
             fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(probe, fcntl.LOCK_UN)
-    first.leave()
+    fcntl.flock(first.turn, fcntl.LOCK_UN)
     assert first.enter(time.monotonic() + PATIENCE_S)
     order.append("first")
     thread.join()

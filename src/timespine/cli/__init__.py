@@ -6,11 +6,11 @@ Exit codes, the same for every verb:
     1    a mistake of ours: run it again with --debug and report what it says
     2    fix the call: an argument, a name, a file is not right; nothing was changed
     3    ask for something else: that time is gone or not complete yet, another writer was first
-    4    start again: the lease or the token is not valid any more
+    4    start again: the lease or the token is no longer valid
     5    try again: storage did not answer as it should
     6    stop: stored bytes are damaged, or written by a newer version; also when doctor finds damage
     7    do not run it again: it was done, but the result could not be written; standard error says what it was
-    130  interrupted by Ctrl-C; 143 by a termination signal; 141 whoever reads our output went away
+    130  interrupted by Ctrl-C; 143 by a termination signal; 141 the reader of the output went away
 
 Rows and documents go to standard output, everything else to standard error.
 """

@@ -28,7 +28,7 @@ from timespine.cli.options import (
 from timespine.cli.output import write_done, write_rows
 from timespine.cli.progress import waiting
 from timespine.cli.source import STDIN
-from timespine.cli.text import counted
+from timespine.cli.text import counted, typed
 from timespine.cli.writing import File, FormatOption
 from timespine.client.inspecting import plain
 from timespine.errors import UsageError
@@ -91,7 +91,7 @@ def write(
         schema = collection.schema
         if time_column is not None and time_column not in (*schema.names, *schema.system_names):
             schema = schema.add(time_column, "int64")
-        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # somebody may be typing
+        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
             rows = read_rows(file, format, schema)
         with waiting(f"writing {counted(rows.num_rows, 'row')}"):
             done = collection.write(rows, at=moment, times=time_column, late=late.value)
@@ -103,7 +103,8 @@ def write(
         "late": done.late,
         "seqno": done.seqno,
     }
-    span = f"up to {done.last}" if done.first is None else f"from {done.first} to {done.last}"
+    start = "" if done.first is None else f"from {typed(done.first)} "
+    span = f"{start}up to {typed(done.last)}"
     when = f" {span}" if done.rows else ""
     too_late = f"; {counted(done.late, 'row')} came too late ({late.value})" if done.late else ""
     said = f"{counted(rows.num_rows, 'row')}, {counted(done.rows, 'update')}{when}{too_late}\n"
@@ -145,7 +146,7 @@ def seal(
     write_done(
         where,
         {"upper": reached, "seqno": {name: each.seqno for name, each in sealed.items()}},
-        lambda: "".join(f"{name} is complete below {upper}\n" for name, upper in reached.items()),
+        lambda: "".join(f"{name} is complete below {typed(upper)}\n" for name, upper in reached.items()),
     )
 
 
@@ -190,7 +191,7 @@ def advance(
                 "all collections are advanced to one time of the wall clock: name one collection, or one time"
             )
     what = name if name is not None else "every collection of the wall clock"
-    write_done(where, result, lambda: f"{what} is complete below {result['upper']}\n")
+    write_done(where, result, lambda: f"{what} is complete below {typed(result['upper'])}\n")
 
 
 def unsealed(

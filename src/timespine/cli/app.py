@@ -37,7 +37,7 @@ Exit codes:
   2  fix the call; nothing was changed
   3  ask for something else: that time is gone or not complete yet,
      or another writer was first
-  4  start again: a lease or a token is not valid any more
+  4  start again: a lease or a token is no longer valid
   5  try again: storage did not answer as it should
   6  stop: stored bytes are damaged, or written by a newer version
   7  do not run it again: it was done, but the result could not be written;

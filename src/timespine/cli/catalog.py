@@ -26,7 +26,7 @@ from timespine.cli.options import (
     to_types,
 )
 from timespine.cli.output import write_document, write_done, write_table
-from timespine.cli.text import Columns, amplified, clock, fields, size
+from timespine.cli.text import Columns, amplified, clock, fields, size, typed
 from timespine.client.collection import Collection
 from timespine.client.inspecting import plain
 from timespine.client.opening import CONSENSUS
@@ -231,7 +231,7 @@ def _described(collection: Collection) -> dict[str, Any]:
 
 
 def _description(found: dict[str, Any]) -> str:
-    time = clock if found["timeline"] == "clock" else str
+    time = clock if found["timeline"] == "clock" else typed
     head = fields(
         [
             ("name", found["name"]),
@@ -239,7 +239,7 @@ def _description(found: dict[str, Any]) -> str:
             ("created", clock(found["created_ms"])),
             ("times", _times(found)),
             ("readable from", time(found["since"])),
-            ("complete below", "closed" if found["upper"] is None else time(found["upper"])),
+            ("complete below", time(found["upper"])),
             ("history", found["history"]),
             ("forgotten", f"within {duration(found['forget_within_ms']).removeprefix('for ')} after it expired"),
             ("merging", found["merging"]),

@@ -17,7 +17,7 @@ from timespine.cli.options import Name, Output, StorePath, Where, check_path, op
 from timespine.cli.output import write_done
 from timespine.cli.progress import waiting
 from timespine.cli.source import STDIN
-from timespine.cli.text import counted
+from timespine.cli.text import counted, typed
 from timespine.cli.writing import File, FormatOption
 from timespine.client.collection import Collection
 from timespine.client.inspecting import plain
@@ -75,8 +75,10 @@ def delete(
       timespine delete ./data orders --where "total < 5"
     """
     out = for_document(output)
-    if sum((bool(key or null), where is not None, all_rows)) != 1:
-        raise UsageError("say which rows go: COLUMN=VALUE for every key column, or --where SQL, or --all")
+    given = sum((bool(key or null), where is not None, all_rows))
+    if given != 1:
+        which = "COLUMN=VALUE for every key column, or --where SQL, or --all"
+        raise UsageError(f"say in one way which rows go: {which}" if given else f"say which rows go: {which}")
 
     def change(collection: Collection) -> Committed:
         keys = to_key(key, null, collection.schema, whole=True)
@@ -195,5 +197,5 @@ def _change(store: str, name: str, out: Destination, change: Callable[[Collectio
     with opened(store, writes_rows=True) as open_store:
         done = change(open_store.collection(name))
     result = {"updates": done.rows, "time": done.time, "upper": plain(done.upper), "seqno": done.seqno}
-    what = f"{counted(done.rows, 'update')} at {done.time}" if done.rows else "nothing changed"
-    write_done(out, result, lambda: f"{what}; complete below {done.upper}\n")
+    what = f"{counted(done.rows, 'update')} at {typed(done.time)}" if done.rows else "nothing changed"
+    write_done(out, result, lambda: f"{what}; complete below {typed(done.upper)}\n")

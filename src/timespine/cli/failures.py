@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from timespine.cli.text import one_line
+from timespine.cli.text import one_line, typed
 from timespine.cli.wording import on_command_line
 from timespine.client.inspecting import plain
 from timespine.errors import (
@@ -81,7 +81,7 @@ def hint(error: Exception, *, can_wait: bool = False) -> str:
         context = getattr(error, "ctx", None)
         return f"see {context.command_path} --help" if context is not None else ""
     if isinstance(error, SinceError):
-        return f"ask for a time at or after {error.since}"
+        return f"ask for a time at or after {typed(error.since)}"
     if isinstance(error, NotSealed):
         later = "wait for it with --wait SECONDS" if can_wait else "again later"
         if error.expired:
@@ -90,12 +90,12 @@ def hint(error: Exception, *, can_wait: bool = False) -> str:
     if isinstance(error, NotTold):
         return "do not run it again"
     if isinstance(error, Indeterminate):
-        return "it may have happened all the same: look before you run it again"
+        return "it may have happened: look before you run it again"
     if isinstance(error, Unavailable):
         return "nothing was changed: run it again"
     if isinstance(error, Reopen):
         return "run it again; if it is a hold, with the token it has now"
-    if isinstance(error, CorruptionError):
+    if isinstance(error, CorruptionError) and "restore" not in str(error):
         return "stop writing, see `timespine doctor STORE`, and restore what is damaged from a copy"
     if exit_code(error) == OUR_MISTAKE:
         return "this is a mistake in Timespine: run it again with --debug and report what it says"

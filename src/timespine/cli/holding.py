@@ -10,10 +10,12 @@ import typer
 from timespine.cli.destination import Destination, destination, for_document
 from timespine.cli.options import AsOf, Name, Output, StorePath, To, opened, to_moment, to_progress
 from timespine.cli.output import write_done, write_table
+from timespine.cli.text import typed
 from timespine.client.collection import Collection
 from timespine.client.driver import fresh_id
 from timespine.client.holds import CriticalHold
 from timespine.client.inspecting import plain
+from timespine.client.retention import duration as as_words
 from timespine.errors import Indeterminate, UsageError, shown
 
 
@@ -50,9 +52,9 @@ def expire(
     ] = False,
     output: Output = None,
 ) -> None:
-    """Forget history before a time: what the collection was then cannot be read any more. What it is now stays.
+    """Forget history before a time: older states of the collection can no longer be read. Its rows of now stay.
 
-    Who still holds older history is named; when they let go, it goes by itself.
+    Readers and holds that still need older history are named; it goes when they release it.
     Space is freed by `timespine maintain`.
 
     \b
@@ -66,7 +68,7 @@ def expire(
         reply = open_store.collection(name).expire(moment, ahead=ahead)
     result = {"asked": plain(reply.asked), "since": plain(reply.since), "held_by": list(reply.held_by)}
     held = f"; held by {', '.join(reply.held_by)}" if reply.held_by else ""
-    write_done(where, result, lambda: f"readable from {reply.since} on{held}\n")
+    write_done(where, result, lambda: f"readable from {typed(reply.since)} on{held}\n")
 
 
 def retain(
@@ -89,23 +91,24 @@ def retain(
     """Say how long history is kept: by a collection, or by all that have no policy of their own.
 
     `timespine maintain`, and every process that writes, forgets what is older. Without
-    --for nothing is changed, and what holds for a collection is printed.
+    --for nothing is changed: the policy of the store, or what holds for a collection, is printed.
 
     \b
     Example:
       timespine retain ./data --for "30 days"
       timespine retain ./data audit --for ever
       timespine retain ./data audit
+      timespine retain ./data
     """
     where = for_document(output)
-    if name is None and duration is None:
-        raise UsageError("say how long: --for '7 days'; or name a collection, to see what holds for it")
     policy = None if duration == "ever" else duration
     with opened(store, read_only=duration is None) as open_store:
         if name is None:
-            open_store.retain(policy)
-            said = f"history is kept {'for ever' if policy is None else f'for {policy}'}, unless a collection differs\n"
-            write_done(where, {"store": store, "for": duration}, lambda: said)
+            if duration is not None:
+                open_store.retain(policy)
+            kept_ms = open_store._catalog.read().retain_ms
+            said = f"history is kept {as_words(kept_ms)}, unless a collection has a policy of its own\n"
+            write_done(where, {"store": store, "retain_ms": kept_ms}, lambda: said)
             return
         collection = open_store.collection(name)
         if duration is not None:
@@ -188,7 +191,9 @@ def _add(collection: Collection, where: Destination, title: str, as_of: str | No
         raise Indeterminate(f"{error}; if hold {title} is there, its token is {token}") from error
     assert isinstance(made, CriticalHold)
     result = {"hold": title, "token": made.token, "since": plain(made.since)}
-    write_done(where, result, lambda: f"hold {title} keeps history from {made.since} on; its token is {made.token}\n")
+    write_done(
+        where, result, lambda: f"hold {title} keeps history from {typed(made.since)} on; its token is {made.token}\n"
+    )
 
 
 def _change(
@@ -209,6 +214,6 @@ def _change(
     else:
         found.advance(moment)
     since = plain(collection.since)
-    done = "was released" if action is Action.release else f"keeps history from {found.since} on"
+    done = "was released" if action is Action.release else f"keeps history from {typed(found.since)} on"
     result = {"hold": title, "action": action.value, "since": since}
-    write_done(where, result, lambda: f"hold {title} {done}; readable from {since} on\n")
+    write_done(where, result, lambda: f"hold {title} {done}; readable from {typed(since)} on\n")

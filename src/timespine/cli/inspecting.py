@@ -10,7 +10,7 @@ import typer
 from timespine.cli.destination import Destination, destination, for_document
 from timespine.cli.options import Name, Output, StorePath, To, opened
 from timespine.cli.output import write_document, write_table
-from timespine.cli.text import amplified, fields, size
+from timespine.cli.text import amplified, fields, size, typed
 from timespine.client.collection import Collection
 from timespine.client.inspecting import plain
 from timespine.columnar.parts import meta_of
@@ -107,15 +107,15 @@ Table = tuple[tuple[str, ...], list[dict[str, Any]]]
 def _state(collection: Collection, where: Destination) -> None:
     found = collection.inspect()
     document = {**found.to_dict(), "batches": len(found.batches)}
-    held = [f"{who} at {since}" for who, since in found.held_by]
+    held = [f"{who} at {typed(since)}" for who, since in found.held_by]
     text = fields(
         [
             ("name", found.name),
             ("id", found.id),
             ("seqno", found.seqno),
-            ("since", found.since),
-            ("upper", "closed" if found.upper is None else found.upper),
-            ("held by", ", ".join(held) or "nobody"),
+            ("since", typed(found.since)),
+            ("upper", typed(found.upper)),
+            ("held by", ", ".join(held) or "none"),
             ("updates", found.rows),
             ("size", size(found.size)),
             ("inline", size(found.inline_bytes)),

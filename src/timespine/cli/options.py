@@ -56,7 +56,7 @@ Where = Annotated[
     ),
 ]
 Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", min=0, help="At most so many rows.", show_default=False)
+    int | None, typer.Option("--limit", metavar="N", min=0, help="The largest number of rows.", show_default=False)
 ]
 Wait = Annotated[
     float,
@@ -112,7 +112,7 @@ Retain = Annotated[
     typer.Option(
         "--retain",
         metavar="DURATION",
-        help="Keep history for so long, such as '7 days', or 'for ever'; else as long as the store says.",
+        help="How long to keep history, such as '7 days', or 'for ever'; else as long as the store says.",
         show_default=False,
     ),
 ]
@@ -121,7 +121,7 @@ ForgetWithin = Annotated[
     typer.Option(
         "--forget-within",
         metavar="DURATION",
-        help="Expired history is physically gone after so long, such as '1 hour'.",
+        help="How long after it expired history is deleted from disk, such as '1 hour'.",
         show_default=False,
     ),
 ]

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from timespine.cli.destination import Destination, Format, Sink
 from timespine.cli.failures import NotTold, message
-from timespine.cli.text import SAMPLE_ROWS, Columns, one_line
+from timespine.cli.text import SAMPLE_ROWS, Columns, one_line, typed
 from timespine.cli.values import to_flat, to_rows
 
 # Rows.
@@ -197,7 +197,7 @@ def write_table(where: Destination, names: Sequence[str], rows: Sequence[dict[st
     if where.format is Format.json:
         write_document(where, rows, lambda: "")
         return
-    table = pa.table({name: pa.array(_of_one_type([_cell(row.get(name)) for row in rows])) for name in names})
+    table = pa.table({name: pa.array(_of_one_type([_cell(name, row.get(name)) for row in rows])) for name in names})
     write_rows(where, table.schema, table.to_batches())
 
 
@@ -233,8 +233,14 @@ def done(text: Callable[[], str]) -> Iterator[None]:
         raise NotTold(f"this was done: {one_line(text())}; but it could not be written to {message(error)}") from error
 
 
-def _cell(value: Any) -> Any:
+def _cell(name: str, value: Any) -> Any:
+    if name in _FRONTIERS and isinstance(value, list):
+        return typed(value)
     return msgspec.json.encode(value).decode() if isinstance(value, list | dict | tuple) else value
+
+
+_FRONTIERS = frozenset({"lower", "upper", "since"})
+"""Columns of tables that hold frontiers: those are written as they can be typed."""
 
 
 def _bold(text: str) -> str:

@@ -29,6 +29,7 @@ from timespine.cli.options import (
 )
 from timespine.cli.output import TextRows, write_rows, writer_for
 from timespine.cli.progress import progress
+from timespine.cli.text import typed
 from timespine.client.inspecting import plain
 from timespine.client.rows import Rows
 from timespine.columnar.schema import DIFF, TIME
@@ -42,7 +43,7 @@ Timeout = Annotated[
         "--timeout",
         metavar="SECONDS",
         min=0,
-        help="End when nothing new came for so long; else only Ctrl-C ends it.",
+        help="End after this time without news; else only Ctrl-C ends it.",
         show_default=False,
     ),
 ]
@@ -231,7 +232,7 @@ def tail(
                 if event.rows is not None:
                     follower.tell(_timed(event.rows, event.through))
                 else:
-                    follower.say("_progress", event.through, f"complete through {event.through}")
+                    follower.say("_progress", event.through, f"complete through {typed(event.through)}")
 
 
 def listen(
@@ -264,7 +265,7 @@ def listen(
                 if event.rows is not None:
                     follower.tell(event.rows)
                 else:
-                    follower.say("_sealed", plain(event.upper), f"sealed up to {event.upper}")
+                    follower.say("_sealed", plain(event.upper), f"sealed up to {typed(event.upper)}")
 
 
 def _endless(output: Format | None) -> Destination:

@@ -10,6 +10,8 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 
 from timespine.client.amplification import Amplification
+from timespine.client.inspecting import plain
+from timespine.model.frontier import Frontier
 
 CELL_MAX = 60
 """The widest cell on a terminal. Elsewhere nothing is cut."""
@@ -84,6 +86,17 @@ def fields(pairs: Sequence[tuple[str, Any]]) -> str:
     return "".join(f"{name + ':':{width + 1}} {cell(value)}\n" for name, value in pairs)
 
 
+def typed(value: Any) -> str:
+    """A time or a frontier as it can be typed: 3, or 0,3; several of them with "and" in between."""
+    if isinstance(value, Frontier):
+        value = plain(value)
+    if value is None:
+        return "closed"
+    if isinstance(value, list):
+        return " and ".join(map(typed, map(tuple, value)))
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def size(count: int) -> str:
     """A number of bytes as people say it."""
     if count < 1024:
@@ -95,7 +108,7 @@ def size(count: int) -> str:
 def clock(time_ms: Any) -> str:
     """A time of the wall clock, in milliseconds, as a number and as a date."""
     if not isinstance(time_ms, int):
-        return cell(time_ms)
+        return typed(time_ms)
     try:
         moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
     except (ValueError, OverflowError, OSError):

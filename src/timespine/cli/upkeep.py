@@ -13,7 +13,7 @@ import typer
 
 from timespine.cli.destination import Destination, Format, destination, for_document
 from timespine.cli.failures import CORRUPT, UNAVAILABLE
-from timespine.cli.options import Name, Output, StorePath, To, opened
+from timespine.cli.options import Name, Output, StorePath, To, check_path, opened
 from timespine.cli.output import done, write_document, write_done, write_table
 from timespine.cli.progress import progress, waiting
 from timespine.cli.text import counted, fields, one_line, size
@@ -23,7 +23,7 @@ from timespine.client.report import Report as Upkept
 from timespine.client.store import Store
 
 AcceptLoss = Annotated[
-    bool, typer.Option("--accept-loss", help="Go on with what is there of a log that lost what was committed.")
+    bool, typer.Option("--accept-loss", help="Accept that the log lost commits, and go on with those that are left.")
 ]
 Names = Annotated[
     list[str] | None,
@@ -85,10 +85,10 @@ def maintain(
     every: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="Go on until interrupted, and pause in between.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="With --every: end after so many rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="With --every: the number of rounds.")] = None,
     output: Output = None,
 ) -> None:
-    """Do all upkeep that is due: merges, retention, expired leases, files that nobody needs any more.
+    """Do all upkeep that is due: merges, retention, expired leases, files that are no longer needed.
 
     With --spark, where Spark runs is said by SPARK_REMOTE, SPARK_MASTER_URL or spark-defaults; else it is this
     machine. A job that is stopped harms nothing. Exit code 5 if something could not be done, such as for want of space.
@@ -152,7 +152,7 @@ def vacuum(
       timespine vacuum ./data --delete
     """
     where = destination(output, to)
-    with opened(store, read_only=not delete) as open_store, waiting("looking for files that nobody can reach"):
+    with opened(store, read_only=not delete) as open_store, waiting("looking for files that nothing refers to"):
         found = open_store.vacuum(dry_run=not delete)
     verb = "deleted" if found.deleted else "could be deleted: run it again with --delete"
     summary = f"{counted(len(found.blobs), 'file')}, {size(found.bytes)}{f' {verb}' if found.blobs else ''}\n"
@@ -186,18 +186,19 @@ def metrics(store: StorePath, output: Output = None, to: To = None) -> None:
 def doctor(
     store: StorePath, names: Names = None, accept_loss: AcceptLoss = False, output: Output = None, to: To = None
 ) -> None:
-    """Compare everything that can be reached with what was written: every byte of every file. Changes nothing
-    unless --accept-loss is given.
+    """Check every byte of every file of a store against its checksum. Without --accept-loss, nothing is changed.
 
-    Exit code 6 if something is missing or damaged. A log that lost what was committed is an error, and nothing opens
-    the store. With --accept-loss the store goes on with what is there: restore it from a copy instead, if there is one.
+    The exit code is 6 if a file is missing or damaged. If the log lost commits, every verb fails, this one too: restore
+    the store from a copy. If there is no copy, --accept-loss keeps what is left of the log, and the store opens again.
 
     \b
     Example:
       timespine doctor ./data
+      timespine doctor ./data --accept-loss
     """
     where = destination(output, to)
     if accept_loss:
+        check_path(store, "the folder of the store")
         before, found = opening.accept_loss(store)
         counted_before = "an unknown number" if before is None else before
         typer.echo(f"accepted: {found} entries are there, of {counted_before} that were committed", err=True)

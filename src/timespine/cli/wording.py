@@ -53,6 +53,7 @@ WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"an end of between= names", "--low and --high name"),
     (r"so no key column is left for between=", "so no key column is left for --low and --high"),
     (r"to take a range of: read a snapshot with where=", "to take a range of: use `timespine snapshot --where SQL`"),
+    (r"give a duration, or None for ever", "give --for a duration, or --for ever"),
     (r"`at`", "--at"),
     (r"\ba dict has a key", "an object has a key"),
     (r"\ba datetime has (a|no) zone", r"a time has \1 zone"),
@@ -65,4 +66,14 @@ def on_command_line(text: str) -> str:
     """A message of the library, with options and verbs in the place of Python."""
     for said, instead in WORDS:
         text = re.sub(said, instead, text)
-    return text
+    return _FRONTIER.sub(_typed, text)
+
+
+_TIME = r"\(\d+(?:, \d+)+\)"
+_FRONTIER = re.compile(rf"(^|\b(?:from|to|below|before|after|at|is|not) )(?:\[(\d+|{_TIME}(?:, {_TIME})*)\]|({_TIME}))")
+
+
+def _typed(found: re.Match[str]) -> str:
+    """Write a time or a frontier as it can be typed: 0,3 for [(0, 3)]."""
+    times = re.sub(r"\), \(", " and ", found[2] or found[3]).strip("()")
+    return f"{found[1]}{times.replace(', ', ',')}"

@@ -29,7 +29,7 @@ from timespine.cli.options import (
 from timespine.cli.output import write_done
 from timespine.cli.progress import progress, waiting
 from timespine.cli.source import STDIN
-from timespine.cli.text import counted
+from timespine.cli.text import counted, typed
 from timespine.client.inspecting import plain
 from timespine.errors import UsageError
 
@@ -101,7 +101,7 @@ def append(
     with opened(store, writes_rows=True) as open_store:
         collection = open_store.collection(name)
         schema = collection.schema
-        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # somebody may be typing
+        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
             rows = read_rows(file, format, schema)
         with waiting(f"appending {counted(rows.num_rows, 'row')}"):
             if upsert:
@@ -115,12 +115,9 @@ def append(
         "upper": plain(done.upper),
         "seqno": done.seqno,
     }
-    when = f" at {done.time}" if done.time is not None else ""
-    write_done(
-        where,
-        result,
-        lambda: f"{counted(rows.num_rows, 'row')}, {counted(done.rows, 'update')}{when}; complete below {done.upper}\n",
-    )
+    when = f" at {typed(done.time)}" if done.time is not None else ""
+    what = f"{counted(rows.num_rows, 'row')}, {counted(done.rows, 'update')}{when}"
+    write_done(where, result, lambda: f"{what}; complete below {typed(done.upper)}\n")
 
 
 def load(
@@ -174,4 +171,4 @@ def load(
             raise UsageError(source.blamed(rows, error)) from error
         upper = plain(made.upper)
     result = {"name": name, "id": made.id, "rows": rows, "upper": upper}
-    write_done(where, result, lambda: f"{counted(rows, 'row')} loaded into {name}; complete below {upper}\n")
+    write_done(where, result, lambda: f"{counted(rows, 'row')} loaded into {name}; complete below {typed(upper)}\n")

@@ -183,12 +183,6 @@ class Packed:
         return words
 
 
-def packed_prefix(table: pa.Table, columns: Sequence[str]) -> tuple[Words, bool]:
-    """A word per row in the order of `columns`, and whether equal words mean equal rows."""
-    packed = pack([single(table.column(name)) for name in columns], table.num_rows)
-    return packed.words, packed.rest is None
-
-
 def single(column: pa.ChunkedArray) -> pa.Array:
     """A column in one piece; in a type with wider offsets if it needs them."""
     if column.num_chunks == 1:

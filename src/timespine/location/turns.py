@@ -48,10 +48,6 @@ class WriteLine:
         finally:
             fcntl.flock(self._next, fcntl.LOCK_UN)
 
-    def leave(self) -> None:
-        """End the turn; without effect if it never came."""
-        fcntl.flock(self.turn, fcntl.LOCK_UN)
-
     def close(self) -> None:
         """Close both files. Twice is fine, so that what was interrupted can be closed again."""
         self.turn.close()
