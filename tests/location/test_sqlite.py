@@ -7,16 +7,21 @@ import errno
 import gc
 import os
 import sqlite3
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from faults import failing
 
 from timespine.errors import CorruptionError, Determinate, Indeterminate, NoSpace, UsageError
-from timespine.location import sqlite_file
+from timespine.location import sqlite_file, turns
 from timespine.location.consensus import Consensus, Entry, Write
 from timespine.location.sqlite import SqliteConsensus
+from timespine.location.turns import SLOW_S, WriteLine
 from timespine.testing.conformance import ConsensusConformance, ConsensusUnderFaults
 from timespine.testing.conformance_consensus import fill
 from timespine.testing.conformance_faults import REFUSED, REPLY_LOST, REQUEST_LOST
@@ -127,6 +132,35 @@ class TestSqliteUnderFaults(ConsensusUnderFaults):
 
     def make(self, tmp_path: Path) -> SqliteConsensus:
         return SqliteConsensus(tmp_path / "consensus.db")
+
+    limit_s = 2.0 + 2 * SLOW_S
+    refuses_children = True
+
+    def save(self, tmp_path: Path) -> Callable[[], None]:
+        path = tmp_path / "consensus.db"
+        older = path.read_bytes()
+
+        def put_back() -> None:
+            path.write_bytes(older)
+
+        return put_back
+
+    @contextlib.contextmanager
+    def hang(self, adapter: Consensus) -> Iterator[Callable[[], float]]:
+        """Another process has the turn and never ends it."""
+        assert isinstance(adapter, SqliteConsensus)
+        adapter._file.wait_s = 2.0
+        clock = SimpleNamespace(now=1000.0)
+        clock.monotonic = lambda: clock.now
+        clock.sleep = lambda seconds: vars(clock).update(now=clock.now + seconds)
+        line = WriteLine(adapter._file.path)
+        assert line.enter(time.monotonic())
+        with mock.patch.object(turns, "time", clock), mock.patch.object(sqlite_file, "time", clock):
+            try:
+                yield lambda: clock.now - 1000.0
+            finally:
+                line.leave()
+                line.close()
 
     def break_next(self, adapter: Consensus, kind: str) -> bool:
         assert isinstance(adapter, SqliteConsensus)

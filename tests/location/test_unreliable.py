@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,33 @@ class TestUnreliableUnderFaults(ConsensusUnderFaults):
         assert isinstance(adapter._decide, Script)
         adapter._decide.faults.append(self.FAULTS[kind])
         return True
+
+
+class Careless(TestUnreliableUnderFaults):
+    """An adapter that goes back, hangs and answers forked children, and promises the contrary."""
+
+    limit_s = 2.0
+    refuses_children = True
+
+    def save(self, tmp_path: Path) -> Callable[[], None]:
+        return lambda: None
+
+    @contextlib.contextmanager
+    def hang(self, adapter: Consensus) -> Iterator[Callable[[], float]]:
+        yield lambda: 3.0
+
+
+@pytest.mark.parametrize(
+    ("test", "what"),
+    [
+        ("test_a_log_that_goes_back_is_found", "entries are lost"),
+        ("test_every_call_ends_in_time_though_storage_hangs", "took 3.0 s"),
+        ("test_a_forked_child_is_refused_at_once", "answered"),
+    ],
+)
+def test_the_suite_notices_an_adapter_that_breaks_what_it_promises(test: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=what):
+        getattr(Careless(), test)(tmp_path)
 
 
 @pytest.mark.parametrize(

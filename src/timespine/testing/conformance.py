@@ -12,8 +12,11 @@
 
         rounds = 0.1                      # only if its calls take long
 
-`ConsensusUnderFaults` has one more hook, `break_next(adapter, kind)`: let the next request
-of the adapter, or its reply, get lost below it.
+`ConsensusUnderFaults` has more hooks: `break_next(adapter, kind)` lets the next request of the
+adapter, or its reply, get lost below it; `save(tmp_path)` copies what it left, for an adapter that
+notices when its log goes back; `hang(adapter)` lets storage answer nothing, on a clock of the
+test, for one whose calls end within `limit_s`; `refuses_children = True` is for one that a forked
+child must not use.
 
 Under pytest that is all. Nothing of pytest is imported here, and nothing is an
 `assert` statement, so the suites work in any runner and under `python -O`.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 
-from timespine.errors import Determinate, Indeterminate
+from timespine.errors import CorruptionError, Determinate, Indeterminate, WrongProcess
 from timespine.location.consensus import Consensus, Entry, Write
 from timespine.testing.conformance_checks import check, check_equal
 from timespine.testing.conformance_consensus import fill
@@ -19,6 +21,16 @@ REFUSED = "refused"
 
 KINDS = (REQUEST_LOST, REPLY_LOST, REFUSED)
 """What `break_next` may be asked for."""
+
+
+CALLS: tuple[Callable[[Consensus], object], ...] = (
+    lambda log: log.compare_and_set([Write("a", 1, b"mine")]),
+    lambda log: log.truncate("a", 1),
+    lambda log: log.head("a"),
+    lambda log: log.scan("a"),
+    lambda log: log.list_keys(),
+)
+"""One call of every kind."""
 
 
 class ConsensusUnderFaults:
@@ -36,6 +48,23 @@ class ConsensusUnderFaults:
     def break_next(self, adapter: Consensus, kind: str) -> bool:
         """Let the next write of an adapter meet one of KINDS below it; False if that cannot happen to it."""
         raise NotImplementedError
+
+    def save(self, tmp_path: Path) -> Callable[[], None] | None:
+        """Copy what a closed adapter left; what puts the copy back. None if the adapter does not notice that."""
+        return None
+
+    limit_s = 0.0
+    """How long a call may take though storage hangs, in the seconds that `hang` counts."""
+
+    def hang(self, adapter: Consensus) -> contextlib.AbstractContextManager[Callable[[], float]] | None:
+        """Let storage answer nothing; what tells the seconds since then, on a clock that only waiting moves.
+
+        None if nothing can hang.
+        """
+        return None
+
+    refuses_children = False
+    """Whether an adapter refuses to be used in a forked child of the process that opened it."""
 
     def test_a_broken_compare_and_set_is_what_it_says_it_is(self, tmp_path: Path) -> None:
         for number, kind in enumerate(KINDS):
@@ -83,6 +112,48 @@ class ConsensusUnderFaults:
                 fill(log, "a", 1)
                 check_equal(log.head("a"), Entry(4, b"4"))
 
+    def test_a_log_that_goes_back_is_found(self, tmp_path: Path) -> None:
+        for added in (1, 3):
+            with self._made(tmp_path, added) as log:
+                fill(log, "a", 2)
+            put_back = self.save(tmp_path / str(added))
+            if put_back is None:
+                return
+            with contextlib.closing(self.make(tmp_path / str(added))) as log:
+                fill(log, "a", added)
+            put_back()
+            for _ in range(2):  # it stays an error
+                try:
+                    with contextlib.closing(self.make(tmp_path / str(added))) as log:
+                        found = log.scan("a")
+                except CorruptionError:
+                    continue
+                check(False, f"{added} entries are lost, and {len(found)} were given as all of them")
+
+    def test_every_call_ends_in_time_though_storage_hangs(self, tmp_path: Path) -> None:
+        for number, call in enumerate(CALLS):
+            with self._made(tmp_path, number) as log:
+                fill(log, "a", 2)
+                hanging = self.hang(log)
+                if hanging is None:
+                    return
+                with hanging as passed_s:
+                    with contextlib.suppress(Determinate, Indeterminate):
+                        call(log)
+                    check(passed_s() <= self.limit_s, f"call {number} took {passed_s()} s")
+                check(log.head("a") in (Entry(1, b"1"), Entry(2, b"mine")), "half of it is there")
+                call(log)  # once storage answers, so does the adapter
+
+    def test_a_forked_child_is_refused_at_once(self, tmp_path: Path) -> None:
+        if not self.refuses_children:
+            return
+        with self._made(tmp_path, 0) as log:
+            fill(log, "a", 2)
+            said = _said_by_child(log)
+            check_equal(said, b"refused " * len(CALLS))
+            check_equal(log.scan("a"), [Entry(0, b"0"), Entry(1, b"1")])
+            fill(log, "a", 1)  # the parent goes on
+
     def test_some_kind_of_fault_can_happen(self, tmp_path: Path) -> None:
         with self._made(tmp_path, 0) as log:
             fill(log, "a", 1)
@@ -92,6 +163,32 @@ class ConsensusUnderFaults:
         folder = tmp_path / str(number)
         folder.mkdir()
         return contextlib.closing(self.make(folder))
+
+
+def _said_by_child(log: Consensus) -> bytes:
+    """What the calls of a forked child say. It closes the adapter too, which must not disturb its parent."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = b""
+        try:
+            for call in CALLS:
+                try:
+                    call(log)
+                    said += b"answered "
+                except WrongProcess:
+                    said += b"refused "
+                except Exception as error:
+                    said += type(error).__name__.encode() + b" "
+            log.close()
+        finally:
+            os.write(writing, said)
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
 
 
 def _said(log: Consensus, writes: list[Write]) -> str:
