@@ -1,4 +1,4 @@
-"""Rows of files and readers are taken over in bounded memory, whatever they decode to."""
+"""Rows of files, readers and large tables are taken over in bounded memory, whatever they decode to."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ DECODED = ROWS << 20
 """Bytes of the rows that the processes below take over."""
 
 
-@pytest.mark.parametrize("what", ["bomb", "categories", "reader"])
+@pytest.mark.parametrize("what", ["bomb", "categories", "reader", "table"])
 def test_memory_does_not_follow_what_is_decoded(tmp_path, what):
     script = Path(__file__).with_name("load_memory.py")
     done = subprocess.run(
