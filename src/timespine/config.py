@@ -94,7 +94,12 @@ class Config:
 
     outstanding_parts: int = 2
     """Parts of one batch that are encoded or uploaded at once, at most 64: who adds rows waits for the oldest. A store
-    has as many threads for that, and at least four; memory is about `part_bytes` for each, and one more."""
+    has as many threads for that, and at least four. Memory is up to three times `part_bytes` for each (its rows, their
+    sorted copy, their encoding), and once for the rows that are gathered: see `columnar.run_writer`."""
+
+    sort_bytes: int = 256 << 20
+    """Rows of one append that are sorted together, and become one run. Of more, each part is sorted by itself while
+    others are uploaded, so that memory does not grow with the rows; what overlaps is merged later."""
 
     merge_bytes: int = 256 << 20
     """Memory of one merge for rows that are being merged, at most about."""

@@ -1,4 +1,4 @@
-"""Rows of files and readers are taken over in bounded memory, whatever they decode to."""
+"""Rows of files, readers and large tables are taken over in bounded memory, whatever they decode to."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ MEMORY = 6 * PART_BYTES + 4 * bounded_module.BATCH_BYTES
 """What that may take: parts that are gathered, encoded and under way, and copies of the batch that is decoded."""
 
 
-@pytest.mark.parametrize("what", ["bomb", "categories", "reader"])
+@pytest.mark.parametrize("what", ["bomb", "categories", "reader", "table"])
 def test_memory_does_not_follow_what_is_decoded(tmp_path, what):
     script = Path(__file__).with_name("load_memory.py")
     done = subprocess.run(

@@ -12,7 +12,7 @@ from timespine.client.driver import fresh_id
 from timespine.client.judging import made_again
 from timespine.columnar.inline import InlineRule
 from timespine.columnar.run_writer import RunWriter
-from timespine.columnar.runs import count, delete_batch, written_by
+from timespine.columnar.runs import count, delete_batch, rows_in, written_by
 from timespine.columnar.schema import Schema
 from timespine.columnar.upload import Target
 from timespine.core.hollow import HollowBatch, Order, Run
@@ -39,7 +39,7 @@ SHARE_MAX = 16
 
 
 class Loose(NamedTuple):
-    """Updates in order that belong to a collection, and are not durable yet."""
+    """Updates that belong to a collection, and are not durable yet."""
 
     access: Access
     id: int
@@ -48,16 +48,25 @@ class Loose(NamedTuple):
     table: pa.Table
     share: int = 1
     """Of how many appends: each of them might be inline."""
+    is_sorted: bool = True
+    """Whether they are consolidated and in order; else each part of them is sorted when it is written."""
 
 
 Runs = tuple[Run, ...]
 
 
 def stored(
-    access: Access, id: int, schema: Schema, table: pa.Table, commit: Callable[[Runs], R], *, share: int = 1
+    access: Access,
+    id: int,
+    schema: Schema,
+    table: pa.Table,
+    commit: Callable[[Runs], R],
+    *,
+    share: int = 1,
+    is_sorted: bool = True,
 ) -> R:
     """Make rows durable and commit what points at them."""
-    return stored_together([Loose(access, id, schema, table, share)], lambda runs: commit(runs[0]))
+    return stored_together([Loose(access, id, schema, table, share, is_sorted)], lambda runs: commit(runs[0]))
 
 
 def stored_together(given: Sequence[Loose], commit: Callable[[list[Runs]], R]) -> R:
@@ -86,7 +95,7 @@ def _made_again(loose: Loose, changed: SchemaChanged) -> Loose:
     table, lost = made_again(loose.table, loose.schema, schema)
     if lost:
         raise SchemaChanged(access.id, loose.id, id, lost, access.name) from changed
-    return Loose(access, id, schema, table, loose.share)
+    return Loose(access, id, schema, table, loose.share, loose.is_sorted)
 
 
 def _stored(given: Sequence[Loose], commit: Callable[[list[Runs]], R], *, inline: bool) -> R:
@@ -105,7 +114,7 @@ def _stored(given: Sequence[Loose], commit: Callable[[list[Runs]], R], *, inline
                 delete_unused(access, batch)
         raise
     for each, runs in zip(given, made, strict=True):
-        count_appended(each.access, runs, each.table.num_rows)
+        count_appended(each.access, runs, rows_in(runs))
     return done
 
 
@@ -164,7 +173,7 @@ def make_runs(
         runs = run_writer.finish()
     if not runs:
         return (), None
-    return runs, HollowBatch(anywhere(schema.arity), sum(part.rows for run in runs for part in run.parts), runs)
+    return runs, HollowBatch(anywhere(schema.arity), rows_in(runs), runs)
 
 
 def anywhere(arity: int) -> Description:

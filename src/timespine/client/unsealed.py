@@ -156,7 +156,7 @@ def fit(access: Access, made: Made, came: pa.ChunkedArray, late: str, upper: Fro
     if late == MOVE:
         table = consolidate(table, (*made.schema.order_names, name))
     lower, latest = extent(table, made.schema)
-    return Made(made.id, made.schema, table, lower, latest), rows
+    return made._replace(table=table, lower=lower, latest=latest), rows
 
 
 def by_rule(table: pa.Table, name: str, first: int, late: str) -> tuple[pa.Table, int]:

@@ -17,6 +17,7 @@ from timespine.client.storing import anywhere, stored
 from timespine.columnar.consolidate import check_weights, consolidate
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.rows import updates
+from timespine.columnar.runs import rows_in
 from timespine.columnar.schema import Schema
 from timespine.core.group import Answers
 from timespine.core.hollow import HollowBatch, Run
@@ -63,19 +64,23 @@ def append(
     given = access.time_of(at) if at is not None else None
     free = given is None and schema.arity == 1 and names_of(rows).isdisjoint(schema.time_names)
     if not free:
-        return _append_at(access, made_of(access, rows, given), upper, expected_upper, operation, together)
+        return _append_at(
+            access, made_of(access, rows, given, at_once=False), upper, expected_upper, operation, together
+        )
     if expected_upper is not None:
         given = (max(access.next_time(), *(each for (each,) in access.frontier_of(expected_upper).elements)),)
-        return _append_at(access, made_of(access, rows, given), upper, expected_upper, operation, together)
+        return _append_at(
+            access, made_of(access, rows, given, at_once=False), upper, expected_upper, operation, together
+        )
     if upper is not None:
         return _append_below(access, rows, upper, operation, together)
     tentative = free_time(access, state)
-    made = made_of(access, rows, (tentative,))
+    made = made_of(access, rows, (tentative,), at_once=False)
 
     def commit(runs: tuple[Run, ...]) -> Committed:
-        return commit_next(access, runs, made.table.num_rows, tentative, operation, together)
+        return commit_next(access, runs, rows_in(runs), tentative, operation, together)
 
-    return stored(access, made.id, made.schema, made.table, commit)
+    return stored(access, made.id, made.schema, made.table, commit, is_sorted=made.is_sorted)
 
 
 def free_time(access: Access, state: State) -> int:
@@ -98,7 +103,7 @@ def _is_table(rows: Any) -> bool:
 
 
 class Made(NamedTuple):
-    """Rows as updates, in order."""
+    """Rows as updates."""
 
     id: int
     """The schema that they are written with."""
@@ -108,6 +113,8 @@ class Made(NamedTuple):
     """The minimal times of all that was given, rows included that cancelled out; closed if nothing was."""
     latest: Time | None
     """A time at or after them."""
+    is_sorted: bool
+    """Whether they are consolidated and in order. If they are too many, their parts are, once they are written."""
 
     @property
     def time(self) -> int | Time | None:
@@ -115,8 +122,11 @@ class Made(NamedTuple):
         return to_user(self.latest) if self.latest is not None and self.lower.elements == (self.latest,) else None
 
 
-def made_of(access: Access, rows: Any, at: Time | None) -> Made:
-    """Rows as updates in order. If they do not fit the schema that is known, a newer one is looked for."""
+def made_of(access: Access, rows: Any, at: Time | None, *, at_once: bool = True) -> Made:
+    """Make updates of rows. If they do not fit the schema that is known, look for a newer one.
+
+    Sort them, unless they need not be sorted `at_once` and are more than `Config.sort_bytes`.
+    """
     known = access.known()
     id, schema = access.schema(known)
     try:
@@ -129,7 +139,10 @@ def made_of(access: Access, rows: Any, at: Time | None) -> Made:
         table = _table(rows, schema, at)
     lower, latest = (Frontier((at,)), at) if at is not None else extent(table, schema)
     check_weights(table, schema)
-    return Made(id, schema, consolidate(table, (*schema.order_names, *schema.time_names)), lower, latest)
+    is_sorted = at_once or table.nbytes <= access.config.sort_bytes
+    if is_sorted:
+        table = consolidate(table, (*schema.order_names, *schema.time_names))
+    return Made(id, schema, table, lower, latest, is_sorted)
 
 
 def _table(rows: Any, schema: Schema, at: Time | None) -> pa.Table:
@@ -143,7 +156,7 @@ def _append_below(access: Access, rows: Any, upper: Progress, operation: str, to
         if reached.is_closed:
             raise access.closed()
         (first,) = reached.elements
-        made = made_of(access, rows, (max(access.next_time(), *first),))
+        made = made_of(access, rows, (max(access.next_time(), *first),), at_once=False)
         try:
             return _append_at(access, made, upper, first, operation, together)
         except UpperMismatch:
@@ -179,19 +192,19 @@ def _append_at(
     together: Together,
 ) -> Committed:
     """Append rows whose times are fixed, for as long as those are not sealed."""
-    id, schema, table, lower, latest = made
+    id, schema, table, lower, latest, is_sorted = made
     new_upper = upper_of(access, upper, latest, schema)
     if not _is_below(table, schema, new_upper):
         raise UsageError(f"some rows are at or after the upper {new_upper} that this append is to complete")
     expected = access.frontier_of(expected_upper) if expected_upper is not None else None
 
     def commit(runs: tuple[Run, ...]) -> Committed:
-        rows = table.num_rows
+        rows = rows_in(runs)
         answers = commit_between(access, runs, rows, lower, new_upper, expected, operation, together)
         return Committed(made.time, answers[0], rows, answers.seqno(access.id))
 
     check_not_before(expected, lower)
-    return stored(access, id, schema, table, commit)
+    return stored(access, id, schema, table, commit, is_sorted=is_sorted)
 
 
 def upper_of(access: Access, upper: Progress | None, latest: Time | None, schema: Schema) -> Frontier:

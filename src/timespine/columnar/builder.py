@@ -20,7 +20,7 @@ import pyarrow as pa
 from timespine.columnar.checks import MaxTimes, check_ascending, check_not_before, check_updates, times_of
 from timespine.columnar.inline import InlineRule, describe_inline
 from timespine.columnar.run_writer import RunWriter
-from timespine.columnar.runs import Counters, count
+from timespine.columnar.runs import Counters, count, rows_in
 from timespine.columnar.schema import Schema
 from timespine.columnar.upload import Target
 from timespine.config import Config
@@ -123,8 +123,7 @@ class BatchBuilder:
         describe = partial(describe_inline, schema=target.schema, collection=target.collection, config=target.config)
         runs = self._writer.finish(InlineRule(limit, limit, describe))
         self._phase = _Phase.FINISHED
-        rows = sum(part.rows for run in runs for part in run.parts)
-        batch = HollowBatch(Description(self.lower, upper, self.since), rows, runs)
+        batch = HollowBatch(Description(self.lower, upper, self.since), rows_in(runs), runs)
         if batch.inline_bytes:
             count(self.counters, "inline parts")
             count(self.counters, "inline bytes", batch.inline_bytes)

@@ -26,7 +26,7 @@ from timespine.columnar.inline import InlineRule
 from timespine.columnar.part_reader import MissingBlob
 from timespine.columnar.parts import Parts, meta_of
 from timespine.columnar.run_writer import NO_LISTS, RunWriter
-from timespine.columnar.runs import Counters, delete_keys
+from timespine.columnar.runs import Counters, delete_keys, rows_in
 from timespine.columnar.scan import Source, cut_columns, fit, gather, merged, source_of, unordered
 from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.stretches import Piece, Stretch, stretches
@@ -348,7 +348,7 @@ class _Merge:
         room = sum(len(part.inline) for run in self.runs for part in run.parts if part.inline is not None)
         runs = self.output.finish(InlineRule(self.config.inline_part_bytes, room))
         self._delete_temporary()
-        rows = sum(part.rows for run in runs for part in run.parts)
+        rows = rows_in(runs)
         batch = HollowBatch(desc, rows, runs)
         written_bytes = sum(part.total_bytes for part in batch.parts) - self.passed_bytes
         self._count("merge rows out", rows - self.passed_rows)

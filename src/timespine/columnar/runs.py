@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 from timespine.columnar.stats import PartMeta, Range
 from timespine.core.codec import ENTRY_BYTES_MAX, decode_run
-from timespine.core.hollow import HollowBatch, Part, wrap_int64
+from timespine.core.hollow import HollowBatch, Part, Run, wrap_int64
 from timespine.errors import CorruptionError, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key
 from timespine.location.blob import Blob
@@ -40,6 +40,11 @@ def count(counters: Counters, what: str, by: float = 1) -> None:
     """Count an event. What did not happen leaves no trace."""
     if by:
         counters[what] = counters.get(what, 0) + by
+
+
+def rows_in(runs: Iterable[Run]) -> int:
+    """Count the updates in some runs."""
+    return sum(part.rows for run in runs for part in run.parts)
 
 
 class Levels(Generic[T]):
