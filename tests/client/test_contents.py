@@ -61,9 +61,9 @@ def test_both_halves_take_one_lease_and_give_it_back(place):
     with orders.contents() as found:
         assert (ids(found.sealed), ids(found.unsealed)) == ([1], [2])
         (lease,) = store._leases._leases[orders.id]
-        assert lease.users == 2
+        assert len(lease.users) == 2
     assert script.calls["compare_and_set"] == before + 1
-    assert lease.users == 0
+    assert not lease.users
 
 
 def test_a_collection_of_which_nothing_is_sealed_has_unsealed_contents(place):

@@ -51,7 +51,7 @@ def test_many_reads_take_one_lease(place):
         snapshot.close()
         snapshot.close()
     (lease,) = store._leases._leases[orders.id]
-    assert lease.users == 0
+    assert not lease.users
     for _ in range(10):
         orders.snapshot().close()
     assert seqno(place) == before + 1, "it lingers for the next reader"
@@ -207,12 +207,12 @@ def test_a_lease_that_others_expired_is_found_to_be_lost(place):
         other["orders"].expire(before=4)
     assert readers(place) == {}
     with pytest.raises(LeaseExpired, match="read again"):
-        snapshot._held.check()
+        snapshot.leased.check()
     assert orders.id not in store._leases._leases, "it is not looked after any more"
     assert store._leases.heartbeat() == 0
     fresh = orders.snapshot(as_of=4)
     assert fresh.count() == 5
-    fresh._held.check()
+    fresh.leased.check()
 
 
 def test_a_heartbeat_drops_what_is_lost_and_keeps_the_rest(place):
@@ -226,8 +226,8 @@ def test_a_heartbeat_drops_what_is_lost_and_keeps_the_rest(place):
         other.maintain()
     assert store._leases.heartbeat() in (0, 1)
     assert [lease.since.elements for lease in store._leases._leases[orders.id]] == [((2,),)]
-    assert lost._held.lease.lost
-    assert list(readers(place)) == [kept._held.lease.reader]
+    assert lost.leased.lease.lost
+    assert list(readers(place)) == [kept.leased.lease.reader]
 
 
 def test_a_process_that_slept_past_its_term_and_beats_first_keeps_its_lease(place):
@@ -295,7 +295,7 @@ def test_an_own_lease_moves_with_its_owner_and_never_back(place):
     assert held.lease.since == Frontier.at(3)
     leases.advance(held.lease, (2,))
     assert held.lease.since == Frontier.at(3), "what was let go of is gone"
-    assert orders.snapshot(as_of=4)._held.lease is not held.lease, "nobody else counts on it"
+    assert orders.snapshot(as_of=4).leased.lease is not held.lease, "nobody else counts on it"
     held.close()
     assert held.lease.reader not in readers(place), "and it is given back at once"
     with pytest.raises(LeaseExpired):
@@ -319,9 +319,10 @@ def test_a_state_that_is_pinned_is_not_let_go_of(place):
     orders = orders_of(store)
     leases = store._leases
     held = leases.take(orders.id, Frontier.at(0), own=True)
-    pinned = store._committer.known(orders.id).seqno
-    with leases.pinned(held.lease, pinned) as covered:
-        assert covered
+    state = store._committer.known(orders.id)
+    pinned = state.seqno
+    with leases.pinned(held.lease, state) as covered:
+        assert covered is state
         for time in range(5):
             orders.append([{"id": 100 + time, "name": "x"}])
             place.clock.advance(TERM_S / BEATS)
@@ -330,8 +331,8 @@ def test_a_state_that_is_pinned_is_not_let_go_of(place):
     place.clock.advance(TERM_S / BEATS)
     leases.heartbeat()
     assert readers(place)[held.lease.reader].seqno > pinned
-    with leases.pinned(held.lease, pinned) as covered:
-        assert not covered, "too late: what it refers to may be gone"
+    with leases.pinned(held.lease, state) as covered:
+        assert covered.seqno > pinned, "too late: what it refers to may be gone"
 
 
 def test_a_shared_lease_is_never_let_go_of_by_a_beat(place):
@@ -386,17 +387,15 @@ def test_a_store_that_is_open_for_reading_takes_no_lease(place):
     orders_of(place.open())
     other = place.open(read_only=True)
     snapshot = other["orders"].snapshot()
-    assert not snapshot._held.is_leased
+    assert not snapshot.leased.is_leased
     assert readers(place) == {}
     assert other._leases.heartbeat() == 0
     for take in (other["orders"].hold, other["orders"].subscribe):
         with pytest.raises(UsageError, match="reading only"):
             take()
     with pytest.raises(LeaseExpired, match="holds nothing back"):
-        snapshot._held.check()
-    again = snapshot._held.again()
-    again.abandon()
-    again.close()
+        snapshot.leased.check()
+    snapshot.leased.share().close()
 
 
 def test_threads_share_leases_and_count_themselves_out(place):
@@ -411,7 +410,7 @@ def test_threads_share_leases_and_count_themselves_out(place):
                 assert snapshot.count() == time % 5 + 1
 
     in_threads(*[reading] * 8)
-    assert all(lease.users == 0 for lease in store._leases._leases[orders.id])
+    assert all(not lease.users for lease in store._leases._leases[orders.id])
     assert len(readers(place)) <= 5 * 8
     place.clock.advance(LINGER_S)
     store._leases.heartbeat()
@@ -422,19 +421,18 @@ def test_the_states_of_a_listener_are_not_let_go_before_it_has_begun(place):
     """The heartbeat of another thread comes by when a lease is granted and nobody listens yet."""
     store, other = place.open(config=SMALL), place.open(config=SMALL)
     orders = orders_of(store)
-    known, busy = store._committer.known, []
+    listen, busy = store._leases.listen, []
 
-    def meanwhile(collection):
-        state = known(collection)
-        if not busy and any(lease.own for lease in store._leases._leases.get(collection, ())):
-            busy.append(state)
-            for id in range(5):
-                other["orders"].append([{"id": id, "name": "y"}])
-            place.clock.advance(TERM_S / BEATS)
-            store._leases.heartbeat()
-        return state
+    def meanwhile(state):
+        leased = listen(state)
+        busy.append(leased)
+        for id in range(5):
+            other["orders"].append([{"id": id, "name": "y"}])
+        place.clock.advance(TERM_S / BEATS)
+        store._leases.heartbeat()
+        return leased
 
-    store._committer.known = meanwhile
+    store._leases.listen = meanwhile
     listener = orders.listen(snapshot=False)
     (reader,) = readers(place).values()
     assert busy

@@ -143,7 +143,7 @@ def test_history_before_since_is_an_error_that_says_since(store):
     assert orders.snapshot(as_of=3).to_pylist()
     store._leases.heartbeat()
     assert store._leases._leases == {} or all(
-        lease.users == 0 for leases in store._leases._leases.values() for lease in leases
+        not lease.users for leases in store._leases._leases.values() for lease in leases
     ), "a read that fails counts itself out"
 
 
@@ -242,7 +242,7 @@ def test_a_timeout_is_a_number_of_seconds(store, timeout):
         with pytest.raises(UsageError, match="number of seconds"):
             read()
     leases = [lease for leases in store._leases._leases.values() for lease in leases]
-    assert all(lease.users == 0 for lease in leases)
+    assert all(not lease.users for lease in leases)
 
 
 def test_without_a_timeout_a_read_waits_until_it_is_there(store):
@@ -808,7 +808,7 @@ def test_a_read_takes_the_newest_time_of_the_state_that_has_its_lease(place, sto
     leases = store._leases
     hold, times = leases.hold, []
 
-    def late(collection, as_of):
+    def late(state, as_of):
         if not times:
             place.clock.advance(60)
             store.heart.beat()  # leases that linger are given back
@@ -816,7 +816,7 @@ def test_a_read_takes_the_newest_time_of_the_state_that_has_its_lease(place, sto
                 other["orders"].append([row(99)])
                 other["orders"].expire(before=other["orders"].upper.elements[0][0])
         times.append(as_of)
-        return hold(collection, as_of)
+        return hold(state, as_of)
 
     monkeypatch.setattr(leases, "hold", late)
     found = getattr(orders, read)()

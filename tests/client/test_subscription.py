@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import Place
 
-from timespine.client.subscription import RELEASE_S
+from timespine.client.follow import RELEASE_S
 from timespine.config import Config
 from timespine.errors import LeaseExpired, NotSealed, Reopen, SinceError, UsageError
 from timespine.location.unreliable import Fault, UnreliableBlob
@@ -250,7 +250,7 @@ def test_what_was_told_but_not_taken_is_not_let_go_of(place, orders):
     for id in range(5):
         orders.append(rows(id))
     assert next(feed).kind == "changes"
-    held = feed._held.lease.since.elements[0][0]
+    held = feed.leased.lease.since.elements[0][0]
     place.clock.advance(10 * RELEASE_S)
     orders.expire(before=4)
     assert since(place) == held

@@ -18,9 +18,11 @@ from timespine.core.protocols.commit import (
     Moved,
     commit,
     commit_group,
+    commit_repeatable,
     commit_transactions,
     enter,
     entered,
+    is_repeatable,
     raise_refusal,
     resolve,
     unborn,
@@ -35,9 +37,12 @@ from timespine.core.transitions import (
     AppendedAt,
     CommitSink,
     CompareAndAppend,
+    DowngradeReader,
     ExpireCommitter,
+    ExpireReader,
     RegisterCommitter,
     RegisterHold,
+    RegisterReader,
     Retain,
     Seal,
 )
@@ -868,6 +873,43 @@ def test_entering_a_collection_that_is_not_there_is_a_usage_error() -> None:
     stage = Stage()
     with pytest.raises(UsageError):
         stage.run(enter(stage.stranger(), "nowhere"))
+
+
+# Without a committer.
+
+
+def of_reader(*commands: transitions.Command) -> Transaction:
+    return Transaction(tuple(("c", each) for each in commands))
+
+
+def test_a_reader_registers_moves_and_ends_its_lease_without_a_committer() -> None:
+    stage = Stage()
+    session = stage.stranger()
+    (granted,) = stage.run(commit_repeatable(session, of_reader(RegisterReader("r", None, 1000))))
+    assert (granted[0].since, granted[0].seqno) == (at(0), 0)
+    stage.run(commit_repeatable(session, of_reader(DowngradeReader("r", at(3), None))))
+    assert stage.head().readers["r"].since == at(3)
+    stage.run(commit_repeatable(session, of_reader(ExpireReader("r"))))
+    assert (stage.head().seqno, stage.head().readers) == (3, {})
+    assert (stage.head().committers, stage.head().writers, session.group) == ({}, {}, 0)
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_a_lease_is_registered_once_though_the_reply_was_lost(fault: Fault) -> None:
+    stage = Stage()
+    session = stage.stranger()
+    stage.fail(CompareAndSet, fault)
+    stage.run(commit_repeatable(session, of_reader(RegisterReader("r", None, 1000))))
+    assert session.frozen is None
+    assert list(stage.head().readers) == ["r"]
+    assert stage.head().seqno == 1
+
+
+def test_only_commands_that_may_be_repeated_need_no_committer() -> None:
+    lease = RegisterReader("r", None, 1000)
+    assert is_repeatable(of_reader(lease, ExpireReader("q"), DowngradeReader("q", None, None)))
+    assert not is_repeatable(of_reader(lease, Retain(at(1))))
+    assert not is_repeatable(Transaction((("c", lease),), (("c", at(0)),))), "what it has read may have moved"
 
 
 # What a session keeps.

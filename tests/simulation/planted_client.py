@@ -19,18 +19,17 @@ from timespine.client import (
     transaction,
     unsealed,
 )
+from timespine.client.change_feed import ChangeFeed
+from timespine.client.commit_stream import CommitStream
 from timespine.client.committer import Committer
 from timespine.client.driver import fresh_id
 from timespine.client.heart import Heart
-from timespine.client.leases import Held, Leases
-from timespine.client.listening import Listener
+from timespine.client.leases import Leases
 from timespine.client.maintenance import Maintenance
-from timespine.client.subscription import Subscription
 from timespine.client.transaction import Transaction
 from timespine.core.group import Answers
 from timespine.core.transitions import ExpireReader
 from timespine.errors import Determinate, Indeterminate, UpperMismatch
-from timespine.model.frontier import Frontier
 
 # Leases.
 
@@ -77,19 +76,10 @@ def leases_are_given_back_though_they_are_used() -> Iterator[None]:
 @in_stores
 @bug
 def a_reader_shares_a_lease_that_begins_later() -> Iterator[None]:
-    def hold(self, collection, as_of):
-        state = self._committer.state(collection)
-        if self._read_only:
-            return Held(self, None, state)
-        with self._lock:
-            wanted = state.since if as_of is None else Frontier((as_of,))
-            for lease in self._leases.get(collection, ()):
-                if not lease.own and lease.reader in state.readers:
-                    lease.users += 1
-                    return Held(self, lease, state)
-        return self.take(collection, wanted, own=False)
+    def may_share(self, lease, state, wanted):
+        return not lease.own and lease.reader in state.readers
 
-    with patched(Leases, "hold", hold):
+    with patched(Leases, "_may_share", may_share):
         yield
 
 
@@ -364,19 +354,19 @@ def a_dropped_collection_is_emptied_while_it_is_read() -> Iterator[None]:
 @in_stores
 @bug
 def a_listener_does_not_hear_what_is_written_ahead() -> Iterator[None]:
-    real = Listener._read
+    real = CommitStream._read
 
     def read(self, state, found):
         return real(self, state, found) if found.upper is not None else None
 
-    with patched(Listener, "_read", read):
+    with patched(CommitStream, "_read", read):
         yield
 
 
 @in_stores
 @bug
 def a_listener_hears_a_commit_twice() -> Iterator[None]:
-    real = Listener._hear
+    real = CommitStream._hear
 
     def hear(self, change):
         before = len(self._pending)
@@ -384,28 +374,28 @@ def a_listener_hears_a_commit_twice() -> Iterator[None]:
         told = [event for event in list(self._pending)[before:] if event.kind == "updates"]
         self._pending.extend(told if change.n % 3 == 0 else [])
 
-    with patched(Listener, "_hear", hear):
+    with patched(CommitStream, "_hear", hear):
         yield
 
 
 @in_stores
 @bug
 def a_feed_gives_its_lease_back_when_it_begins() -> Iterator[None]:
-    real = Subscription._begin
+    real = ChangeFeed._begin
 
-    def begin(self, as_of):
-        held = real(self, as_of)
-        self._access.committer.commit((self._access.id, ExpireReader(held.lease.reader)))
-        return held
+    def begin(self, state, as_of):
+        leased = real(self, state, as_of)
+        self.access.committer.commit((self.access.id, ExpireReader(leased.lease.reader)))
+        return leased
 
-    with patched(Subscription, "_begin", begin):
+    with patched(ChangeFeed, "_begin", begin):
         yield
 
 
 @in_stores
 @bug
 def a_feed_tells_the_last_time_again() -> Iterator[None]:
-    real = Subscription._read
+    real = ChangeFeed._read
 
     def read(self, state, until):
         through, self._through = self._through, max(self._through - 1, -1)
@@ -414,7 +404,7 @@ def a_feed_tells_the_last_time_again() -> Iterator[None]:
         finally:
             self._through = through
 
-    with patched(Subscription, "_read", read):
+    with patched(ChangeFeed, "_read", read):
         yield
 
 

@@ -170,4 +170,4 @@ def test_a_session_holds_what_its_frames_read_until_it_is_released(store, spark)
     assert frame.filter("name = 'a'").count() == 1000
     assert release(spark) > 0
     assert release(spark) == 0
-    assert spark not in reading._held
+    assert spark not in reading._leased

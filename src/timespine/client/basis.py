@@ -25,7 +25,8 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.client.access import Access
-from timespine.client.leases import Held
+from timespine.client.acquire import lease_newest, planned
+from timespine.client.leases import LeasedState
 from timespine.client.rows import Rows, Shape
 from timespine.client.storing import Runs, count_appended, delete_unused, make_runs
 from timespine.client.writing import after, free_time
@@ -89,19 +90,12 @@ Compute = Callable[[Schema], Look]
 """What a change looks at, and what it makes of that, under the newest schema."""
 
 
-class _RowsOfState(Rows):
-    """Rows of one state. SUBTLE: planned again on a newer one, they would hold what `news` counts once more."""
-
-    def _replanned(self) -> bool:
-        return False
-
-
 @dataclass(slots=True)
 class Present:
     """The collection as a change sees it: as of one time in one state."""
 
     access: Access
-    held: Held
+    leased: LeasedState
     id: int
     """The id of the schema."""
     schema: Schema
@@ -162,11 +156,12 @@ class Present:
         return Wanted(self.schema, self.schema.names, window, where=where, keys=keys)
 
     def _read(self, plan: Plan | None, state: State, wanted: Wanted) -> pa.Table:
-        rows = _RowsOfState(self.access, self.held, plan, wanted, Shape("column"), state=state, owned=False)
+        # SUBTLE: planned again on a newer state, they would hold what `news` counts once more (test_basis.py).
+        rows = Rows(self.access, self.leased, plan, wanted, Shape("column"), state=state, one_state=True)
         try:
             return rows.to_arrow().select([*self.schema.names, DIFF])
         except LeaseExpired as error:
-            if self.held.is_leased:
+            if self.leased.is_leased:
                 raise
             raise Stale(self.upper, self.access.known().upper) from error
 
@@ -180,24 +175,21 @@ def present(access: Access, at: int | None = None) -> Iterator[Present]:
 
     Updates that were written ahead of the seal, and that a change would seal, count already.
     """
-    held = access.shared.leases.hold(access.id, None)
-    try:
-        state = held.state
+    with lease_newest(access) as leased, contextlib.closing(leased):
+        state = leased.state
         if state.arity != 1:
             raise UsageError("changing rows needs totally ordered times: append retractions yourself")
         if state.upper.is_closed:
             raise access.closed()
-        upper = state.upper.elements[0][0]
+        upper = state.upper.time
         id, schema = access.schema(state)
         time = free_time(access, state) if at is None else max(at, upper)
-        plan = plan_snapshot(state, (upper - 1,)) if upper > 0 else None
+        plan: Plan | None = None
         if any(state.unsealed.reaching(state.upper, (time,))):
-            plan = plan_ahead(state, (time,))
-        if plan is not None and not isinstance(plan, Plan):
-            raise plan
-        yield Present(access, held, id, schema, plan, state, time)
-    finally:
-        held.close()
+            plan = planned(plan_ahead(state, (time,)))
+        elif upper > 0:
+            plan = planned(plan_snapshot(state, (upper - 1,)))
+        yield Present(access, leased, id, schema, plan, state, time)
 
 
 @dataclass(slots=True)

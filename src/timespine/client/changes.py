@@ -24,44 +24,47 @@ class Changes(Rows):
 
     def __init__(self, *arguments: Any, images: bool = False, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._images = images
-        if images and not self._wanted.schema.key:
+        self.has_images = images
+        """Whether changes are given as images, paired by key."""
+        if images and not self.request.schema.key:
             raise UsageError("images pair rows by key: this collection has no key columns")
 
     def to_arrow(self) -> pa.Table:
         """All changes: rows with `_diff`; with images, rows with `_change_type`."""
         table = super().to_arrow()
-        return with_images(table, list(self._wanted.schema.key_names)) if self._images else table
+        return with_images(table, list(self.request.schema.key_names)) if self.has_images else table
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of what is given."""
         empty = self._empty()
-        return with_images(empty, list(self._wanted.schema.key_names)).schema if self._images else empty.schema
+        return with_images(empty, list(self.request.schema.key_names)).schema if self.has_images else empty.schema
 
     def batches(self, memory_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
         """The changes piece by piece. Images are paired by key over all of them, so they are read whole first."""
-        return iter(self.to_arrow().to_batches(BATCH_ROWS)) if self._images else super().batches(memory_bytes)
+        return iter(self.to_arrow().to_batches(BATCH_ROWS)) if self.has_images else super().batches(memory_bytes)
 
     def _check_pieces(self) -> None:
         super()._check_pieces()
-        if self._images and self._wanted.schema.cluster_names:
+        if self.has_images and self.request.schema.cluster_names:
             raise UsageError(
                 "the images of a row may lie far apart in a clustered collection: read them whole, or without images"
             )
 
-    def _names(self) -> tuple[str, ...]:
-        if not self._images:
-            return self._wanted.columns
-        keys = tuple(name for name in self._wanted.schema.key_names if name not in self._wanted.columns)
-        return (*keys, *self._wanted.columns)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are given, without `_diff`."""
+        if not self.has_images:
+            return self.request.columns
+        keys = tuple(name for name in self.request.schema.key_names if name not in self.request.columns)
+        return (*keys, *self.request.columns)
 
     def count(self) -> int:
         """How many changed rows there are: each distinct row that came or went."""
         return int(self.to_arrow().num_rows)
 
     def __repr__(self) -> str:
-        return f"<changes of {self._access.name}, state {self.seqno}>"
+        return f"<changes of {self.access.name}, state {self.seqno}>"
 
 
 def with_images(table: pa.Table, keys: list[str]) -> pa.Table:

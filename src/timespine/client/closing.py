@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable
 
 from timespine.client.access import Shared
+from timespine.client.commit_stream import end_listeners
 from timespine.client.committer import Committer
 from timespine.client.heart import Heart
-from timespine.client.listening import end_listeners
 from timespine.client.maintenance import Maintenance
 from timespine.errors import Determinate
 

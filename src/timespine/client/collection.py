@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,26 +11,26 @@ import pyarrow as pa
 
 from timespine.client import changing, gathering, holds, lookup, unsealed
 from timespine.client.access import Access
+from timespine.client.acquire import WAIT_S, seconds_of, wanted_of
+from timespine.client.change_feed import ChangeFeed
 from timespine.client.changes import Changes
+from timespine.client.commit_stream import CommitEvent, CommitStream
 from timespine.client.contents import Contents, contents
 from timespine.client.dicts import to_dicts
 from timespine.client.evolving import evolve
 from timespine.client.handing import handed, is_spark_frame
 from timespine.client.inspecting import Inspection, inspect
-from timespine.client.listening import Event, Listener
 from timespine.client.merge_into import Merge
-from timespine.client.moments import Moment, Progress, to_ms, to_user
+from timespine.client.moments import Moment, Progress, to_ms
 from timespine.client.one_process import OneProcess
-from timespine.client.reading import WAIT_S, hold_for, last_complete, planned, seconds_of, shape_of, wanted_of
+from timespine.client.reads import Asked, read_changes, read_snapshot, read_updates
 from timespine.client.retention import Policy, Retention, policy_of
-from timespine.client.rows import Rows, Shape, Snapshot, Updates
-from timespine.client.subscription import Subscription
+from timespine.client.rows import Rows, Snapshot, Updates
 from timespine.client.unsealed import REFUSE, Sealed, Written
 from timespine.client.writer import Writer
 from timespine.client.writing import Committed
 from timespine.columnar.schema import Schema
 from timespine.columnar.visible import Window
-from timespine.core.plan import plan_changes, plan_snapshot
 from timespine.core.state import HistoryEntry
 from timespine.core.transitions import AdvanceUpper, Command, Expired, Retain, RollUpAll
 from timespine.errors import UsageError, shown
@@ -174,22 +173,7 @@ class Collection(OneProcess):
 
         Not longer than `timeout` seconds; None: for ever.
         """
-        shape = shape_of(multiplicity)
-        if as_of is None and not last_complete(self._access.state()):
-            wanted = wanted_of(self._access, self._access.state(), columns, where, Window())
-            return Snapshot(self._access, None, None, wanted, shape)
-        time = self._access.time_of(as_of) if as_of is not None else None
-        held, time = hold_for(self._access, time, timeout)
-        try:
-            plan = planned(plan_snapshot(held.state, time))
-            wanted = wanted_of(self._access, held.state, columns, where, Window(until=time))
-            wanted = replace(wanted, repeats=multiplicity == "rows")
-        except BaseException:
-            held.close()
-            raise
-        snapshot = Snapshot(self._access, held, plan, wanted, shape)
-        snapshot.as_of = to_user(time)
-        return snapshot
+        return read_snapshot(self._access, as_of, Asked(columns, where, timeout), multiplicity)
 
     def changes(
         self,
@@ -206,19 +190,7 @@ class Collection(OneProcess):
         `where` is about rows, before they are paired: an update by which a row begins to satisfy it is an insert,
         one by which it ceases to is a delete.
         """
-        first = self._access.time_of(after) if after is not None else None
-        last = self._access.time_of(until) if until is not None else None
-        if last is None and not last_complete(self._access.state()):
-            wanted = wanted_of(self._access, self._access.state(), columns, where, Window())
-            return Changes(self._access, None, None, wanted, Shape("column"), images=images)
-        held, last = hold_for(self._access, last, timeout, first)
-        try:
-            plan = planned(plan_snapshot(held.state, last) if first is None else plan_changes(held.state, first, last))
-            wanted = wanted_of(self._access, held.state, columns, where, Window(first, last))
-        except BaseException:
-            held.close()
-            raise
-        return Changes(self._access, held, plan, wanted, Shape("column"), images=images)
+        return read_changes(self._access, after, until, Asked(columns, where, timeout), images=images)
 
     def unsealed(
         self,
@@ -244,8 +216,7 @@ class Collection(OneProcess):
 
         Between `snapshot()` and `unsealed()` another writer may seal, and updates would be in both or in neither.
         """
-        time = self._access.time_of(as_of) if as_of is not None else None
-        return contents(self._access, time, columns, where, multiplicity, timeout)
+        return contents(self._access, as_of, columns, where, multiplicity, timeout)
 
     def updates(
         self,
@@ -256,20 +227,7 @@ class Collection(OneProcess):
         timeout: float | None = WAIT_S,
     ) -> Updates:
         """Every (row, time, diff), times advanced to since, not accumulated. Only what is complete."""
-        state = self._access.state()
-        time = self._access.time_of(until) if until is not None else None
-        if time is None and not last_complete(state):
-            wanted = wanted_of(self._access, state, columns, where, Window(), timed=True)
-            return Updates(self._access, None, None, wanted, Shape("column"))
-        held, time = hold_for(self._access, time, timeout)
-        try:
-            plan = planned(plan_snapshot(held.state, time))
-            window = Window(until=time, since=plan.since)
-            wanted = wanted_of(self._access, held.state, columns, where, window, timed=True)
-        except BaseException:
-            held.close()
-            raise
-        return Updates(self._access, held, plan, wanted, Shape("column"))
+        return read_updates(self._access, until, Asked(columns, where, timeout))
 
     def subscribe(
         self,
@@ -279,7 +237,7 @@ class Collection(OneProcess):
         where: Any = None,
         snapshot: bool = True,
         timeout: float | None = None,
-    ) -> Subscription:
+    ) -> ChangeFeed:
         """A feed: the rows as of a time, then changes and progress as they come."""
         self._access.committer.check_writable(
             ", and a feed holds history while it is read: listen(), or ask for changes(after=...) now and then instead"
@@ -290,14 +248,7 @@ class Collection(OneProcess):
         time = self._access.time_of(as_of) if as_of is not None else None
         wanted = wanted_of(self._access, state, columns, where, Window())
         seconds = seconds_of(timeout) if timeout is not None else None
-        return Subscription(
-            self._access,
-            time,
-            wanted,
-            snapshot=snapshot,
-            timeout_s=seconds,
-            monotonic=self._access.shared.monotonic,
-        )
+        return ChangeFeed(self._access, state, time, wanted, snapshot=snapshot, timeout_s=seconds)
 
     def listen(
         self,
@@ -306,8 +257,8 @@ class Collection(OneProcess):
         where: Any = None,
         snapshot: bool = True,
         timeout: float | None = None,
-        callback: Callable[[Event], object] | None = None,
-    ) -> Listener:
+        callback: Callable[[CommitEvent], object] | None = None,
+    ) -> CommitStream:
         """Every commit as it is committed: all updates that there are, then those that come, and each new upper.
 
         Unlike a feed it does not wait until times are complete. With `callback`, that is called with each event, by
@@ -318,7 +269,7 @@ class Collection(OneProcess):
         seconds = seconds_of(timeout) if timeout is not None else None
         if callback is not None and not callable(callback):
             raise UsageError(f"callback is a function of one event, not {shown(callback)}")
-        return Listener(self._access, wanted, snapshot=snapshot, timeout_s=seconds, callback=callback)
+        return CommitStream(self._access, state, wanted, snapshot=snapshot, timeout_s=seconds, callback=callback)
 
     def lookup(
         self,
@@ -430,12 +381,17 @@ class Collection(OneProcess):
         return evolve(self._access, add or {}, drop, rename or {}, widen or {}, expected)
 
 
+def access_of(collection: Collection) -> Access:
+    """Give what a collection reads and writes with: for engines that plan reads and commits for it."""
+    return collection._access
+
+
 def expiring(access: Access, before: Progress, *, ahead: bool) -> list[Command]:
     """The commands that let history before a time go: leases that nobody uses are given back on the way."""
     state = access.state()
     moved = access.frontier_of(before)
     if not ahead and state.arity == 1 and moved.elements and state.upper.elements:
-        moved = Frontier.at(max(min(moved.elements[0][0], state.upper.elements[0][0] - 1), 0))
+        moved = Frontier.at(max(min(moved.time, state.upper.time - 1), 0))
     reached = state.retention.join(moved)
     if not ahead and state.arity != 1 and state.upper <= reached != state.retention:
         raise UsageError(f"nothing could be read any more: the collection is complete up to {state.upper}")

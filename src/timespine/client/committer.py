@@ -26,9 +26,11 @@ from timespine.core.group import Answers, Refused, Transaction
 from timespine.core.protocols.commit import (
     Beside,
     Moved,
+    commit_repeatable,
     commit_transactions,
     enter,
     entered,
+    is_repeatable,
     resolve,
     unborn,
 )
@@ -435,9 +437,13 @@ class Committer:
         try:
             self._settle()
             frees_space = all(map(is_freeing, transactions))
-            names = (name for each in transactions for name, _ in (*each.commands, *each.reads))
-            self._enter(*names, frees_space=frees_space)
-            commit = commit_transactions(self.session, *transactions, beside=beside)
+            names = [name for each in transactions for name, _ in (*each.commands, *each.reads)]
+            has_entered = all((self.session.writer, name) in self._entered for name in names)
+            if not beside and not has_entered and all(map(is_repeatable, transactions)):
+                commit = commit_repeatable(self.session, *transactions)
+            else:
+                self._enter(*names, frees_space=frees_space)
+                commit = commit_transactions(self.session, *transactions, beside=beside)
             return self.driver.run(commit, frees_space=frees_space)
         except Indeterminate as error:
             frozen = self.session.frozen

@@ -8,13 +8,12 @@ from types import TracebackType
 from typing import Any
 
 from timespine.client.access import Access
-from timespine.client.moments import to_user
-from timespine.client.reading import hold_for, last_complete, planned, shape_of, wanted_of
-from timespine.client.rows import Shape, Snapshot, Updates, UpdatesOfState
+from timespine.client.acquire import acquire, plan_of, shape_of, wanted_of
+from timespine.client.moments import Moment, to_user
+from timespine.client.rows import Shape, Snapshot, Updates
 from timespine.columnar.visible import Window
-from timespine.core.plan import plan_runs, plan_snapshot, plan_unsealed
+from timespine.core.plan import plan_runs, plan_unsealed
 from timespine.model.frontier import CLOSED, Frontier
-from timespine.model.time import Time
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Contents:
 
 def contents(
     access: Access,
-    as_of: Time | None,
+    as_of: Moment | None,
     columns: Sequence[str] | None,
     where: Any,
     multiplicity: str,
@@ -54,23 +53,14 @@ def contents(
 ) -> Contents:
     """Plan both reads on one state."""
     shape = shape_of(multiplicity)
-    time: Time | None
-    if as_of is None and last_complete(access.state()) is None:
-        held = access.shared.leases.hold(access.id, None)
-        time = last_complete(held.state)  # another writer may have sealed a time in between
-    else:
-        held, time = hold_for(access, as_of, timeout)
-    try:
-        state = held.state
-        plan = planned(plan_snapshot(state, time)) if time is not None else None
+    with acquire(access, as_of, timeout, unsealed=True) as (leased, time):
+        state = leased.state
+        plan = plan_of(state, time) if time is not None else None
         wanted = wanted_of(access, state, columns, where, Window(until=time))
         wanted = replace(wanted, repeats=multiplicity == "rows")
         timed = wanted_of(access, state, columns, where, Window(since=state.since), timed=True)
         ahead = plan_runs(state, plan_unsealed(state, Frontier.minimum(state.arity), CLOSED))
-        unsealed = UpdatesOfState(access, held.again(), ahead, timed, Shape("column"))
-        sealed = Snapshot(access, held, plan, wanted, shape)
-    except BaseException:
-        held.close()
-        raise
-    sealed.as_of = to_user(time) if time is not None else None
-    return Contents(sealed, unsealed, state.since, state.upper, state.seqno)
+        unsealed = Updates(access, leased.share(), ahead, timed, Shape("column"), one_state=True)
+        sealed = Snapshot(access, leased, plan, wanted, shape)
+        sealed.as_of = to_user(time) if time is not None else None
+        return Contents(sealed, unsealed, state.since, state.upper, state.seqno)

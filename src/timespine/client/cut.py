@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from timespine.client.acquire import WAIT_S, last_complete, seconds_of
 from timespine.client.collection import Collection
 from timespine.client.moments import Moment, to_user
 from timespine.client.one_process import OneProcess
-from timespine.client.reading import WAIT_S, last_complete, seconds_of
 from timespine.client.rows import Snapshot
 from timespine.errors import NotSealed, SinceError, UsageError
 from timespine.model.time import INT64_MAX, Time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
-from timespine.client.leases import Held
+from timespine.client.leases import LeasedState, closed_on_error
 from timespine.client.moments import Moment, to_user
 from timespine.client.one_process import OneProcess
 from timespine.core.transitions import CompareAndDowngrade, RegisterHold, ReleaseHold
@@ -19,22 +19,23 @@ TERM_MIN_MS = 10_000
 class Hold(OneProcess):
     """History from a time on stays readable while this is open."""
 
-    def __init__(self, access: Access, held: Held) -> None:
+    def __init__(self, access: Access, leased: LeasedState) -> None:
         self._access = access
-        self._held = held
+        self.leased = leased
+        """The lease."""
 
     @property
     def since(self) -> Frontier:
         """Reading is possible from here on."""
-        return self._held.lease.since
+        return self.leased.lease.since
 
     def advance(self, to: Moment) -> None:
         """Release history before a time."""
-        self._access.shared.leases.advance(self._held.lease, self._access.time_of(to))
+        self._access.shared.leases.advance(self.leased.lease, self._access.time_of(to))
 
     def close(self) -> None:
         """Release all of it."""
-        self._held.close()
+        self.leased.close()
 
     def __enter__(self) -> Hold:
         return self
@@ -82,16 +83,14 @@ class CriticalHold(OneProcess):
 
 def take_hold(access: Access, as_of: Time | None, ttl_ms: int | None) -> Hold:
     """A lease from a time on, kept alive by this process; it ends `ttl_ms` after the process does."""
-    state = access.state()
-    wanted = Frontier((as_of,)) if as_of is not None else state.since
+    wanted = Frontier((as_of,)) if as_of is not None else None
     term_ms = max(ttl_ms, TERM_MIN_MS) if ttl_ms is not None else None
-    held = access.shared.leases.take(access.id, wanted, own=True, term_ms=term_ms)
-    if as_of is not None and not held.lease.since.less_equal(as_of):
-        held.close()
-        # SUBTLE: not the since of the lease. Of several coordinates that is the join with what was asked for, which
-        # is later than the since of the collection (test_holds.py).
-        raise SinceError(to_user(as_of), held.state.since)
-    return Hold(access, held)
+    with closed_on_error(access.shared.leases.take(access.id, wanted, own=True, term_ms=term_ms)) as leased:
+        if as_of is not None and not leased.lease.since.less_equal(as_of):
+            # SUBTLE: not the since of the lease. Of several coordinates that is the join with what was asked for,
+            # which is later than the since of the collection (test_holds.py).
+            raise SinceError(to_user(as_of), leased.state.since)
+        return Hold(access, leased)
 
 
 def take_critical(access: Access, name: str, as_of: Time | None, token: str | None) -> CriticalHold:

@@ -1,19 +1,26 @@
 """The leases of one process: few, shared by all its readers, kept alive by one heartbeat per collection.
 
 A lease from `since` on, granted at some state, covers every read at a later time
-planned on that state or a newer one. So most reads take no lease of their own:
-they count themselves in on one that is there, and no write is needed for it.
+planned on that state or a newer one. So most reads register no lease: they refer
+to one that is there, and write nothing.
 
-A lease that nobody counts on any more lingers for a little, for the next reader,
-and is then given back, so that an idle process holds no history. One that is old
-takes no new readers, so that a busy process does not hold it either.
+A lease knows the reads that refer to it by weak references. A read that is closed,
+dropped or interrupted at any point stops counting, and no finalizer has to run.
+
+A lease that no read refers to lingers for a little, for the next reader, and is
+then given back, so that an idle process holds no history. One that is old takes no
+new readers, so that a busy process does not hold history either.
+
+Registering a lease needs neither a writer nor a committer, and may be repeated: its
+id is fresh, so the same command again finds the lease that is there. A lease whose
+reply was lost for good has no owner. It expires at the end of its term.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
+import weakref
 from collections.abc import Callable, Iterator
 
 from timespine.client.committer import Committer
@@ -48,8 +55,8 @@ class Lease:
         """It covers reads from here on."""
         self.own = own
         """Whether it moves with one feed and is not shared."""
-        self.users = 0
-        """How many reads count on it."""
+        self.users: weakref.WeakSet[LeasedState] = weakref.WeakSet()
+        """The reads that refer to it."""
         self.term_s = term_s
         """How long it lives without a heartbeat."""
         self.beaten = now
@@ -57,7 +64,7 @@ class Lease:
         self.taken = now
         """When it was registered."""
         self.used = now
-        """When the last read ended."""
+        """When a read was last known to refer to it."""
         self.pin: int | None = None
         """The state that an own lease is being read at: nothing that it refers to may go meanwhile."""
         self.cursor: int | None = None
@@ -70,18 +77,23 @@ class Lease:
         """Whether it was found to be gone from the state."""
 
 
-class Held:
-    """One read that counts on a lease, and the state it was planned on."""
+class LeasedState:
+    """A state to read, and the lease that keeps what the state refers to.
+
+    It refers to the lease until it is closed or garbage collected.
+    """
 
     def __init__(self, leases: Leases, lease: Lease | None, state: State) -> None:
         self._leases = leases
         self._lease = lease
         self.state = state
-        self._closed = False
+        """The state that reads are planned on."""
+        if lease is not None:
+            lease.users.add(self)
 
     @property
     def lease(self) -> Lease:
-        """The lease it counts on."""
+        """The lease."""
         assert self._lease is not None
         return self._lease
 
@@ -91,7 +103,7 @@ class Held:
         return self._lease is not None
 
     def check(self) -> None:
-        """LeaseExpired if the lease is gone, or if there never was one: what it read may be gone."""
+        """Raise LeaseExpired if the lease is gone, or if there never was one: what it read may be gone."""
         if not self.is_leased:
             raise LeaseExpired(
                 "what was being read is gone: a store that is open for reading only, or that cannot write now, "
@@ -100,24 +112,32 @@ class Held:
         if self._leases.is_lost(self.lease):
             raise LeaseExpired(f"the lease of a reader of {self._leases.name_of(self.lease)} expired: read again")
 
-    def again(self) -> Held:
-        """Another read that counts on the same lease and state, and goes on when this one is closed."""
-        if self.is_leased:
-            self._leases.count_in(self.lease)
-        return Held(self._leases, self._lease, self.state)
-
-    def abandon(self) -> None:
-        """Nobody will ever close this: the next heartbeat gives the lease back. Writes nothing, and never waits."""
-        if not self._closed and self.is_leased and self._leases.is_own:
-            self._closed = True
-            self._leases.count_out(self.lease)
+    def share(self) -> LeasedState:
+        """Refer to the same lease and state once more, until that is closed."""
+        return LeasedState(self._leases, self._lease, self.state)
 
     def close(self) -> None:
-        """Count this read out. Twice is fine."""
-        if not self._closed:
-            self._closed = True
-            if self.is_leased and self._leases.is_own:
-                self._leases.release(self.lease)
+        """Stop referring to the lease. Twice is fine."""
+        if self.is_leased and self in self.lease.users and self._leases.is_own:
+            self._leases.release(self)
+
+
+class closed_on_error:
+    """Closes a leased state if the block fails. If it does not, the block has handed the state to a reader.
+
+    SUBTLE: not by GeneratorExit. A generator that was interrupted is finalized anywhere, also while its thread holds
+    a lock of the leases; the weak reference goes by itself (test_leases.py).
+    """
+
+    def __init__(self, leased: LeasedState) -> None:
+        self._leased = leased
+
+    def __enter__(self) -> LeasedState:
+        return self._leased
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: object) -> None:
+        if kind is not None and not issubclass(kind, GeneratorExit):
+            self._leased.close()
 
 
 class Leases:
@@ -130,8 +150,6 @@ class Leases:
         self._read_only = read_only
         self._monotonic = monotonic
         self._lock = Lock("the leases of this store")
-        self._abandoned: deque[tuple[Lease, float]] = deque()
-        """Leases that dropped reads counted on, and when. SUBTLE: a finalizer runs anywhere, so it takes no lock."""
         self._leases: dict[str, list[Lease]] = {}
 
     @property
@@ -139,55 +157,59 @@ class Leases:
         """Whether this process took them: a forked child did not, and leaves them alone."""
         return self._committer.is_own
 
-    def hold(self, collection: str, as_of: Time | None) -> Held:
-        """Count a read in: from `as_of` on, or from the collection's since if None. May be later if that is gone."""
-        state = self._committer.state(collection)
+    def hold(self, state: State, as_of: Time | None) -> LeasedState:
+        """Lease a state that was just read: from `as_of` on, or from its since if None. May be later if that is gone.
+
+        A lease that is there is shared. Otherwise one is registered, and the state is the one that has it.
+        """
         if self._read_only:
-            return Held(self, None, state)
+            return self.unleased(state)
+        wanted = state.since if as_of is None else Frontier((as_of,))
         with self._lock:
-            wanted = state.since if as_of is None else Frontier((as_of,))
-            for lease in self._leases.get(collection, ()):
-                fresh = self._monotonic() - lease.taken < ROTATE_S
-                if (
-                    fresh
-                    and not lease.own
-                    and not lease.is_ending
-                    and lease.since <= wanted
-                    and lease.reader in state.readers
-                ):
-                    lease.users += 1
-                    return Held(self, lease, state)
+            for lease in self._leases.get(state.collection, ()):
+                if self._may_share(lease, state, wanted):
+                    return LeasedState(self, lease, state)
         try:
-            return self.take(collection, wanted, own=False)
+            return self.take(state.collection, wanted, own=False)
         except Unavailable as error:
             # A lease is a write. Where the log can be read and not be written, because the disk is full or an earlier
             # commit is in doubt, it is read as a store that is open for reading only does it.
             if not isinstance(error, NoSpace) and self._committer.session.frozen is None:
                 raise
             self._committer.session.count("reads without a lease")
-            return Held(self, None, state)
+            return self.unleased(state)
+
+    def unleased(self, state: State) -> LeasedState:
+        """Give a state that no lease keeps: there is nothing to read in it, or nothing may be written."""
+        return LeasedState(self, None, state)
+
+    def _may_share(self, lease: Lease, state: State, wanted: Frontier) -> bool:
+        """Whether a lease covers reads of a state from a frontier on. Holds the lock."""
+        is_fresh = self._monotonic() - lease.taken < ROTATE_S
+        is_open = is_fresh and not lease.own and not lease.is_ending
+        return is_open and lease.since <= wanted and lease.reader in state.readers
 
     def take(
-        self, collection: str, since: Frontier, *, own: bool, term_ms: int | None = None, listens: bool = False
-    ) -> Held:
-        """Register a lease, clamped to the collection's since. An `own` one is moved by its owner alone."""
+        self, collection: str, since: Frontier | None, *, own: bool, term_ms: int | None = None, listens: bool = False
+    ) -> LeasedState:
+        """Register a lease from `since` on, or from the collection's. An `own` one is moved by its owner alone."""
         reader = fresh_id("r")
         term = term_ms if term_ms is not None else self._committer.config.reader_lease_ms
         (granted,) = self._committer.commit((collection, RegisterReader(reader, since, term)))
         lease = Lease(collection, reader, granted.since, self._monotonic(), term / 1000, own=own)
-        lease.users = 1
+        leased = LeasedState(self, lease, self._committer.known(collection))
         lease.seqno = granted.seqno
         # SUBTLE: before the heartbeat sees it, which would let go of states up to the newest (test_leases.py).
         lease.cursor = granted.seqno if listens else None
         with self._lock:
             self._leases.setdefault(collection, []).append(lease)
-        return Held(self, lease, self._committer.known(collection))
+        return leased
 
-    def listen(self, collection: str, arity: int) -> Held:
-        """A lease on states and not on history, for a listener: from the state that it is given on."""
+    def listen(self, state: State) -> LeasedState:
+        """Lease states and no history, for a commit stream: from the state that has the lease on."""
         if self._read_only:
-            return Held(self, None, self._committer.state(collection))
-        return self.take(collection, Frontier(((INT64_MAX,) * arity,)), own=True, listens=True)
+            return self.unleased(state)
+        return self.take(state.collection, Frontier(((INT64_MAX,) * state.arity,)), own=True, listens=True)
 
     def follow(self, lease: Lease, seqno: int) -> None:
         """A listener has heard what there is up to a state."""
@@ -208,27 +230,11 @@ class Leases:
         (granted,) = self._committer.commit((lease.collection, command))
         lease.since = granted.since
 
-    def count_in(self, lease: Lease) -> None:
-        """One read more counts on a lease."""
+    def release(self, leased: LeasedState) -> None:
+        """End a reference to a lease; an own lease is given back at once."""
+        lease = leased.lease
         with self._lock:
-            lease.users += 1
-
-    def count_out(self, lease: Lease) -> None:
-        """One read less does; the next heartbeat counts it, and gives the lease back in time."""
-        self._abandoned.append((lease, self._monotonic()))
-
-    def _count_abandoned(self) -> None:
-        """Count reads out that were dropped. Holds the lock."""
-        while self._abandoned:
-            lease, dropped = self._abandoned.popleft()
-            lease.users -= 1
-            lease.used = max(lease.used, dropped)
-
-    def release(self, lease: Lease) -> None:
-        """Count a read out; an own lease is given back at once."""
-        with self._lock:
-            self._count_abandoned()
-            lease.users -= 1
+            lease.users.discard(leased)
             lease.used = self._monotonic()
             if not lease.own or lease.users or lease not in self._leases.get(lease.collection, ()):
                 return  # shared, still used, or given back when the store was closed
@@ -249,10 +255,9 @@ class Leases:
         return lease.lost
 
     def idle(self, collection: str) -> list[Command]:
-        """The commands that give back every lease that nobody uses: to be committed along with an expire."""
+        """The commands that give back every lease that no read refers to: to be committed along with an expire."""
         with self._lock:
-            self._count_abandoned()
-            unused = [lease for lease in self._leases.get(collection, ()) if lease.users == 0]
+            unused = [lease for lease in self._leases.get(collection, ()) if not lease.users]
             for lease in unused:
                 # SUBTLE: not forgotten before that is committed. A commit that fails, as on a full disk, would leave
                 # leases behind that hold history until they expire (test_disk_full.py).
@@ -265,7 +270,6 @@ class Leases:
         now = self._monotonic()
         commits = 0
         with self._lock:
-            self._count_abandoned()
             collections = list(self._leases)
         for collection in collections:
             with self._lock:
@@ -278,7 +282,10 @@ class Leases:
         return commits
 
     def _is_idle(self, lease: Lease, now: float) -> bool:
-        return lease.users == 0 and (lease.is_ending or now - lease.used >= LINGER_S)
+        if lease.users:
+            lease.used = now
+            return False
+        return lease.is_ending or now - lease.used >= LINGER_S
 
     def _is_behind(self, lease: Lease) -> bool:
         """Whether a listener has not listened for so long that nobody waits for it any more."""
@@ -326,11 +333,12 @@ class Leases:
             return target
 
     @contextlib.contextmanager
-    def pinned(self, lease: Lease, seqno: int) -> Iterator[bool]:
-        """What a state refers to stays while it is read under an own lease. False if it was let go before."""
-        covered = self._pin(lease, seqno)
+    def pinned(self, lease: Lease, state: State) -> Iterator[State]:
+        """Keep what a state refers to while it is read under an own lease. Gives a newer one if it was let go."""
+        while not self._pin(lease, state.seqno):
+            state = self._committer.state(lease.collection)
         try:
-            yield covered
+            yield state
         finally:
             lease.pin = None
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -15,8 +14,7 @@ import pyarrow as pa
 from timespine.client.access import Access
 from timespine.client.dicts import to_dicts
 from timespine.client.handing import handed
-from timespine.client.leases import Held
-from timespine.client.moments import to_user
+from timespine.client.leases import LeasedState
 from timespine.client.one_process import OneProcess
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.keyset import KeySet
@@ -39,6 +37,8 @@ from timespine.model.time import INT64_MAX, Time
 
 if TYPE_CHECKING:
     import pandas as pd
+
+T = TypeVar("T")
 
 BATCH_ROWS = 65_536
 """Rows of one record batch that a stream gives, at most."""
@@ -71,39 +71,44 @@ class Rows(OneProcess):
     def __init__(
         self,
         access: Access,
-        held: Held | None,
+        leased: LeasedState,
         plan: Plan | None,
-        wanted: Wanted,
+        request: Wanted,
         shape: Shape,
         *,
         state: State | None = None,
-        owned: bool = True,
+        one_state: bool = False,
     ) -> None:
-        self._access = access
-        self._held = held
-        self._state = state if state is not None or held is None else held.state
-        self._plan = plan
-        self._wanted = wanted
-        self._shape = shape
+        self.access = access
+        """The collection that is read."""
+        self.leased = leased
+        """The lease that keeps what is read; or none, in a store that may not write."""
+        self.plan = plan
+        """What to read; None if no time is complete."""
+        self.request = request
+        """Which rows and columns are read, and how."""
+        self.shape = shape
+        """How rows are given."""
+        self._state = state if state is not None else leased.state
+        self._one_state = one_state
+        """Whether only this state has just these rows, so that no read of them is planned again on a newer one."""
         self.tally = Tally()
         """What the last read did: parts and row groups read and skipped, bytes fetched."""
-        if held is not None and owned:
-            weakref.finalize(self, held.abandon).atexit = False
 
     @property
     def seqno(self) -> int | None:
         """The number of the state that this was planned on."""
-        return self._plan.seqno if self._plan is not None else None
+        return self.plan.seqno if self.plan is not None else None
 
     @property
     def since(self) -> Frontier | None:
         """History was exact from here on when this was planned."""
-        return self._plan.since if self._plan is not None else None
+        return self.plan.since if self.plan is not None else None
 
     @property
     def upper(self) -> Frontier | None:
         """The collection was complete below this when this was planned."""
-        return self._plan.upper if self._plan is not None else None
+        return self.plan.upper if self.plan is not None else None
 
     @property
     def schema(self) -> pa.Schema:
@@ -113,41 +118,46 @@ class Rows(OneProcess):
     @property
     def columns_of(self) -> Schema:
         """The schema of the collection that this is read under."""
-        return self._wanted.schema
+        return self.request.schema
 
     def to_arrow(self) -> pa.Table:
         """All rows as an Arrow table, in any order if they are many. In the order of rows: `batches`."""
+        return self._read(self._whole_table)
+
+    def _read(self, read: Callable[[], T]) -> T:
+        """Read by the plan. Without a lease, plan again on a newer state if what was planned was merged away."""
         for _ in range(REPLANS):
             try:
-                return self._whole_table()
+                with _missing(self):
+                    return read()
             except LeaseExpired:
-                if not self._replanned():
+                if not self._plan_again():
                     raise
-        return self._whole_table()
+        raise LeaseExpired("what was being read keeps going away: read with a lease")
 
-    def _replanned(self) -> bool:
-        """Plan again from a newer state, if there was no lease to keep what was planned on the last one."""
-        if self._held is None or self._held.is_leased or self._plan is None:
+    def _plan_again(self) -> bool:
+        """Plan on a newer state; False if a lease should have kept the last one, or if only that has these rows."""
+        if self._one_state or self.leased.is_leased or self.plan is None:
             return False
-        after, until = self._plan.after, self._plan.until
-        newest = self._access.state()
-        if newest.seqno == self._plan.seqno:
-            raise CorruptionError(f"a blob of {self._access.name} is missing though its newest state refers to it")
+        after, until = self.plan.after, self.plan.until
+        newest = self.access.state()
+        if newest.seqno == self.plan.seqno:
+            raise CorruptionError(f"a blob of {self.access.name} is missing though its newest state refers to it")
         plan = plan_snapshot(newest, until) if after is None else plan_changes(newest, after, until)
         if not isinstance(plan, Plan):
             raise plan
-        check_schema(self._wanted, self._access.schema(newest)[1], f"a read of {self._access.name}")
-        if self._wanted.window.since is not None:
-            self._wanted = replace(self._wanted, window=replace(self._wanted.window, since=plan.since))
-        self._plan, self._state = plan, newest
+        check_schema(self.request, self.access.schema(newest)[1], f"a read of {self.access.name}")
+        if self.request.window.since is not None:
+            self.request = replace(self.request, window=replace(self.request.window, since=plan.since))
+        self.plan, self._state = plan, newest
         return True
 
     def _whole_table(self) -> pa.Table:
-        tables = list(self._tables(self._access.config.merge_bytes, scan_in_shares))
+        tables = list(self._tables(self.access.config.merge_bytes, scan_in_shares))
         if not tables:
             return self._empty()
         table = pa.concat_tables(tables)
-        if self._shape.multiplicity == "column" and self._is_narrow():
+        if self.shape.multiplicity == "column" and self._is_narrow():
             table = consolidate(table, [name for name in table.column_names if name != DIFF]).select(table.column_names)
         return table
 
@@ -173,8 +183,9 @@ class Rows(OneProcess):
         self._check_pieces()
         if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes < 1):
             raise UsageError(f"memory_bytes is a number of bytes, not {shown(memory_bytes)}")
-        for table in self._tables(memory_bytes or self._access.config.merge_bytes // 4, scan, limit=None):
-            yield from table.to_batches(max_chunksize=BATCH_ROWS)
+        with _missing(self):
+            for table in self._tables(memory_bytes or self.access.config.merge_bytes // 4, scan, limit=None):
+                yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
     def to_reader(self, memory_bytes: int | None = None) -> pa.RecordBatchReader:
         """The same as an Arrow reader, for whoever takes one (DuckDB, Polars, pyarrow.dataset)."""
@@ -188,26 +199,19 @@ class Rows(OneProcess):
 
         It is the sum of all counts: what counts less than zero is taken off.
         """
-        if self._plan is None:
+        if self.plan is None:
             return 0
-        for _ in range(REPLANS):
-            try:
-                with _missing(self):
-                    return counted(self._parts(), self._plan.runs, self._wanted)
-            except LeaseExpired:
-                if not self._replanned():
-                    raise
-        raise LeaseExpired("what was being counted keeps going away: read with a lease")
+        return self._read(lambda: counted(self.parts(), self._runs(), self.request))
 
     def split(self, n: int) -> list[Rows]:
         """The same rows as n disjoint pieces of about equal size, each to be read by its own thread."""
         if type(n) is not int or n < 1:
             raise UsageError(f"rows are split into 1 or more pieces, not {n!r:.40}")
         self._check_pieces()
-        if self._plan is None or n == 1:
+        if self.plan is None or n == 1:
             return [self]
-        cuts = self._cuts(self._plan, n)
-        return [self._piece(*ends) for ends in pairwise([self._wanted.lower, *cuts, self._wanted.upper])]
+        cuts = self._read(lambda: split_keys(self.parts(), self._runs(), self.request, n))
+        return [self._piece(*ends) for ends in pairwise([self.request.lower, *cuts, self.request.upper])]
 
     def slices(self, n: int) -> list[Slice]:
         """The same rows as at most n pieces for other processes to read, which need the blobs and nothing else.
@@ -215,23 +219,21 @@ class Rows(OneProcess):
         They are whole for as long as this is open.
         """
         self._check_pieces()
-        if self._plan is None or self._state is None:
+        if self.plan is None:
             return []
-        with _missing(self):
-            return cut(self._parts(), self._state.schemas, self._plan.runs, self._wanted, n)
+        return self._read(lambda: cut(self.parts(), self._state.schemas, self._runs(), self.request, n))
 
     def untouched(self) -> list[Part] | None:
         """The parts whose rows are exactly these, as they stand in their files; None if there are no such parts."""
-        if self._plan is None or self._shape.multiplicity != "rows":
+        if self.plan is None or self.shape.multiplicity != "rows":
             return None
-        with _missing(self):
-            return untouched_parts(self._parts(), self._plan.runs, self._wanted)
+        return self._read(lambda: untouched_parts(self.parts(), self._runs(), self.request))
 
     def extent(self) -> tuple[int, int]:
         """About how many updates and bytes there are to read, at most."""
-        if self._plan is None:
+        if self.plan is None:
             return 0, 0
-        found = [part for run in self._plan.runs for part in run.parts]
+        found = [part for run in self.plan.runs for part in run.parts]
         return sum(part.rows for part in found), sum(part.total_bytes for part in found)
 
     def to_spark(self, spark: Any, **options: Any) -> Any:
@@ -244,47 +246,32 @@ class Rows(OneProcess):
 
     def _check_pieces(self) -> None:
         """A UsageError if what is asked for is only right as a whole."""
-        if self._shape.multiplicity == "column" and self._is_narrow():
+        if self.shape.multiplicity == "column" and self._is_narrow():
             raise UsageError(
                 "rows that are told apart by some columns only come from all over the collection: "
                 "ask for the key columns too, or read it whole"
             )
 
-    def _cuts(self, plan: Plan, n: int) -> list[bytes]:
-        for _ in range(REPLANS):
-            try:
-                with _missing(self):
-                    return split_keys(self._parts(), plan.runs, self._wanted, n)
-            except LeaseExpired:
-                if not self._replanned():
-                    raise
-                assert self._plan is not None
-                plan = self._plan
-        raise LeaseExpired("what was to be split keeps going away: read with a lease")
-
     def _piece(self, lower: bytes | None, upper: bytes | None) -> Rows:
         """Some of the rows. It holds history by itself, until it is closed or garbage collected."""
         piece = type(self).__new__(type(self))
         piece.__dict__.update(self.__dict__)
-        piece._wanted = replace(self._wanted, lower=lower, upper=upper)
-        if self._held is not None:
-            piece._held = self._held.again()
-            weakref.finalize(piece, piece._held.abandon).atexit = False
+        piece.request = replace(self.request, lower=lower, upper=upper)
+        piece.leased = self.leased.share()
         return piece
 
     def only(self, keys: KeySet) -> None:
         """Restrict this to the rows of some keys."""
-        self._wanted = replace(self._wanted, keys=keys)
+        self.request = replace(self.request, keys=keys)
 
     def restrict_to(self, condition: Predicate) -> None:
         """Restrict this to the rows for which a condition holds."""
-        known = self._wanted.where
-        self._wanted = replace(self._wanted, where=condition if known is None else known & condition)
+        known = self.request.where
+        self.request = replace(self.request, where=condition if known is None else known & condition)
 
     def close(self) -> None:
         """Let history go. Reading afterwards may fail."""
-        if self._held is not None:
-            self._held.close()
+        self.leased.close()
 
     def __enter__(self) -> Rows:
         return self
@@ -292,38 +279,41 @@ class Rows(OneProcess):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _parts(self) -> Parts:
-        assert self._state is not None
-        parts = self._access.parts(self._state)
+    def parts(self) -> Parts:
+        """The parts of the state that this was planned on."""
+        parts = self.access.parts(self._state)
         self.tally = parts.tally
         return parts
 
+    def _runs(self) -> tuple[Run, ...]:
+        return self.plan.runs if self.plan is not None else ()
+
     def _tables(self, memory_bytes: int, scan: Scan, limit: int | None = REPEATED_MAX) -> Iterator[pa.Table]:
         """Read, merge, and shape. More rows than the limit, each as often as it counts, are too many."""
-        if self._plan is None:
+        if self.plan is None:
             return
-        runs: tuple[Run, ...] = self._plan.runs
-        names = list(self._names())
-        with _missing(self):
-            for table in scan(self._parts(), runs, self._wanted, memory_bytes):
-                if table.num_rows == 0:
-                    continue
-                if self._shape.multiplicity == "column":
-                    yield table.select([*names, DIFF])
-                else:
-                    for piece in repeated(table, DIFF, limit):
-                        yield piece.select(names)
+        names = list(self.names)
+        for table in scan(self.parts(), self._runs(), self.request, memory_bytes):
+            if table.num_rows == 0:
+                continue
+            if self.shape.multiplicity == "column":
+                yield table.select([*names, DIFF])
+            else:
+                for piece in repeated(table, DIFF, limit):
+                    yield piece.select(names)
 
-    def _names(self) -> tuple[str, ...]:
-        return self._wanted.columns
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are given, without `_diff`."""
+        return self.request.columns
 
     def _is_narrow(self) -> bool:
         """Whether fewer columns are given than rows were told apart by."""
-        return set(self._wanted.read) != set(self._wanted.columns)
+        return set(self.request.read) != set(self.request.columns)
 
     def _empty(self) -> pa.Table:
-        names = [*self._names(), DIFF] if self._shape.multiplicity == "column" else list(self._names())
-        return empty_table(replace(self._wanted, columns=self._wanted.schema.names)).select(names)
+        names = [*self.names, DIFF] if self.shape.multiplicity == "column" else list(self.names)
+        return empty_table(replace(self.request, columns=self.request.schema.names)).select(names)
 
 
 class Snapshot(Rows):
@@ -333,33 +323,23 @@ class Snapshot(Rows):
     """The time; None if no time of the collection is complete yet."""
 
     def __repr__(self) -> str:
-        return f"<snapshot of {self._access.name} as of {self.as_of}, state {self.seqno}>"
+        return f"<snapshot of {self.access.name} as of {self.as_of}, state {self.seqno}>"
 
 
 class Updates(Rows):
     """Updates with their times: not accumulated."""
 
-    def _names(self) -> tuple[str, ...]:
-        return (*self._wanted.columns, *self._wanted.schema.time_names)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are given, without `_diff`."""
+        return (*self.request.columns, *self.request.schema.time_names)
 
     def count(self) -> int:
         """How many updates there are."""
         return int(self.to_arrow().num_rows)
 
     def __repr__(self) -> str:
-        return f"<updates of {self._access.name}, state {self.seqno}>"
-
-
-class UpdatesOfState(Updates):
-    """Updates that only one state has just so: a read of them is never planned again on a newer one."""
-
-    def _replanned(self) -> bool:
-        return False
-
-
-def as_of_of(plan: Plan) -> int | Time:
-    """The time that a plan is for."""
-    return to_user(plan.until)
+        return f"<updates of {self.access.name}, state {self.seqno}>"
 
 
 def repeated(table: pa.Table, diff: str, limit: int | None = None) -> Iterator[pa.Table]:
@@ -407,12 +387,10 @@ class _missing:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: object) -> None:
         if isinstance(value, DiffOverflow):
             raise DiffOverflow(
-                f"a row of {self._rows._access.name} counts more than 64 bits can as of this time: look for it with "
+                f"a row of {self._rows.access.name} counts more than 64 bits can as of this time: look for it with "
                 "updates(), which gives every diff by itself, and append the opposite of some of them; other keys can "
                 "be read with `where`"
             ) from value
         if isinstance(value, MissingBlob):
-            held = self._rows._held
-            if held is not None:
-                held.check()
+            self._rows.leased.check()
             raise CorruptionError(f"blob {value.key} is missing though a live lease holds it") from value

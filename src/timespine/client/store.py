@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from timespine.client.access import Access, Shared, decoded_schema
+from timespine.client.acquire import WAIT_S
 from timespine.client.alike import check_alike, check_merging, rule_of
 from timespine.client.catalog import (
     Catalog,
@@ -38,7 +39,6 @@ from timespine.client.metrics import of_store
 from timespine.client.moments import Moment, Progress, checked_clock, to_time
 from timespine.client.nursery import Nursery, entry_of, shape_of
 from timespine.client.one_process import OneProcess
-from timespine.client.reading import WAIT_S
 from timespine.client.report import Report, said
 from timespine.client.retention import Policy, Retention, change_deadline, change_policy, policy_of_store, retention_of
 from timespine.client.transaction import Transaction, listed

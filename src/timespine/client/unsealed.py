@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.client.access import Access
+from timespine.client.acquire import lease_newest, wanted_of
 from timespine.client.given import check_keys, names_of, with_diffs
 from timespine.client.inspecting import plain
 from timespine.client.moments import Moment, Progress, to_user
-from timespine.client.reading import wanted_of
-from timespine.client.rows import Shape, Updates, UpdatesOfState
+from timespine.client.rows import Shape, Updates
 from timespine.client.storing import Runs, stored
 from timespine.client.writing import Made, Together, commit_together, extent, made_of, once
 from timespine.columnar.consolidate import consolidate
@@ -222,17 +222,13 @@ def unsealed(
     access: Access, lower: Moment | None, upper: Moment | None, columns: Sequence[str] | None, where: Any
 ) -> Updates:
     """The updates that are durable at times from `lower` to before `upper`, and not sealed yet."""
-    held = access.shared.leases.hold(access.id, None)
-    try:
-        state = held.state
+    with lease_newest(access) as leased:
+        state = leased.state
         first = Frontier((access.time_of(lower),)) if lower is not None else Frontier.minimum(state.arity)
         last = Frontier((access.time_of(upper),)) if upper is not None else CLOSED
         plan = plan_runs(state, plan_unsealed(state, first, last))
         wanted = wanted_of(access, state, columns, where, Window(since=state.since), timed=True)
-        return UpdatesOfState(access, held, plan, wanted, Shape("column"))
-    except BaseException:
-        held.close()
-        raise
+        return Updates(access, leased, plan, wanted, Shape("column"), one_state=True)
 
 
 # Times in a column.

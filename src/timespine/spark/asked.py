@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from timespine.client.access import Access
+from timespine.client.acquire import Hold
 from timespine.client.changes import Changes
-from timespine.client.collection import Collection
+from timespine.client.collection import Collection, access_of
+from timespine.client.reads import Asked, read_changes, read_snapshot, read_updates
 from timespine.client.rows import Rows, Updates
 from timespine.columnar.schema import Schema, is_reserved, shown_names
+from timespine.core.state import State
 from timespine.errors import UsageError, shown
-from timespine.model.frontier import Frontier
-from timespine.spark.leases import lease
+from timespine.spark.leases import for_term
 from timespine.spark.names import free_name
 from timespine.spark.options import Options
 from timespine.spark.place import place_of
@@ -42,8 +45,9 @@ def schema_of(collection: Collection, options: Options) -> pa.Schema:
         if missing:
             raise UsageError(f"there is no column {shown(missing[0])}; there are: {shown_names(schema.names)}")
         return feed_schema(schema, columns or schema.names)
-    with rows_of(collection, options, options.names("columns")) as rows:
-        return _schema(rows)
+    access = access_of(collection)
+    columns = options.names("columns")
+    return _schema(rows_of(access, options, columns, lambda state, _: access.shared.leases.unleased(state)))
 
 
 def columns_of(schema: Schema, options: Options, promised: StructType | None) -> list[str] | None:
@@ -76,17 +80,12 @@ def columns_of(schema: Schema, options: Options, promised: StructType | None) ->
 
 def plan(collection: Collection, options: Options, promised: StructType | None = None) -> Planned:
     """Plan a read, under a lease of a fixed term that nobody has to look after."""
-    columns = columns_of(collection.schema, options, promised)
-    with rows_of(collection, options, columns) as first:
-        time = first._plan.until if first._plan is not None else None
-        after = first._plan.after if first._plan is not None else None
-    if time is not None:
-        since = first.since if isinstance(first, Updates) else Frontier((after if after is not None else time,))
-        assert since is not None
-        # SUBTLE: first the lease, then what to read: what is planned before may be gone when the lease is there.
-        lease(collection._access, since, options.text("lease"))
-    with rows_of(collection, options, columns, time) as rows:
-        return planned(rows, options.number("partitions"), promised)
+    access = access_of(collection)
+    state = access.state()
+    columns = columns_of(access.schema(state)[1], options, promised)
+    hold = for_term(access, options.text("lease"), all_history=options.flag("readUpdates"))
+    rows = rows_of(access, options, columns, hold, state)
+    return planned(rows, options.number("partitions"), promised)
 
 
 def planned(
@@ -97,35 +96,32 @@ def planned(
     shape, schema = shape_of(rows), _schema(rows)
     if isinstance(rows, Changes):
         shape = FEED if is_feed else INSERTS
-        schema = schema if is_feed else carried_schema(pa.schema([rows.schema.field(each) for each in rows._names()]))
+        schema = schema if is_feed else carried_schema(pa.schema([rows.schema.field(each) for each in rows.names]))
     if isinstance(rows, Updates):
         shape = UPDATES
     if promised is not None:
         if isinstance(rows, Updates) and promised.names[-2:] != schema.names[-2:]:
             raise UsageError(f"updates end with the columns {' and '.join(schema.names[-2:])}: load them again")
         schema = pa.schema([schema.field(name) for name in promised.names])
-    reading = Reading(place_of(rows._access), shape, schema, *_version(rows), _ends(rows))
+    reading = Reading(place_of(rows.access), shape, schema, *_version(rows), _ends(rows))
     return Planned(reading, [slice.encode() for slice in slices])
 
 
 def rows_of(
-    collection: Collection, options: Options, columns: list[str] | None, until: tuple[int, ...] | None = None
+    access: Access, options: Options, columns: list[str] | None, hold: Hold, state: State | None = None
 ) -> Rows:
-    """The rows that are asked for; `until` names the time, once it is known."""
-    condition = options.text("where")
+    """Plan the rows that are asked for, on the newest state, which is leased in some way."""
+    asked = Asked(columns, options.text("where"), hold=hold, state=state)
     if options.flag("readUpdates"):
-        return collection.updates(until=None if until is None else _given(until), columns=columns, where=condition)
-    if not options.is_feed:
-        as_of = options.as_of if until is None else _given(until)
-        multiplicity = options.text("multiplicity") or "rows"
-        return collection.snapshot(as_of, columns=columns, where=condition, multiplicity=multiplicity)
-    last = options.ending if until is None else _given(until)
-    return collection.changes(_before(options.starting), last, columns=columns, where=condition)
+        return read_updates(access, None, asked)
+    if options.is_feed:
+        return read_changes(access, _before(options.starting), options.ending, asked)
+    return read_snapshot(access, options.as_of, asked, options.text("multiplicity") or "rows")
 
 
 def _schema(rows: Rows) -> pa.Schema:
     if isinstance(rows, Changes):
-        return feed_schema(rows.columns_of, rows._wanted.columns)
+        return feed_schema(rows.columns_of, rows.request.columns)
     schema = carried_schema(rows.schema)
     if isinstance(rows, Updates):
         for name in (SINCE, UPPER):
@@ -135,15 +131,15 @@ def _schema(rows: Rows) -> pa.Schema:
 
 def _version(rows: Rows) -> tuple[int | None, bool]:
     """The time that changes lead to, and whether it is one of the wall clock."""
-    if not isinstance(rows, Changes) or rows._plan is None:
+    if not isinstance(rows, Changes) or rows.plan is None:
         return None, False
-    return rows._plan.until[0], rows._access.entry.timeline == "clock"
+    return rows.plan.until[0], rows.access.entry.timeline == "clock"
 
 
 def _ends(rows: Rows) -> tuple[int | None, int | None]:
     """Since and upper, of times of one coordinate."""
     return tuple(  # type: ignore[return-value]
-        each.elements[0][0] if each is not None and each.elements and len(each.elements[0]) == 1 else None
+        each.time if each is not None and each.elements and len(each.elements[0]) == 1 else None
         for each in (rows.since, rows.upper)
     )
 
@@ -153,7 +149,3 @@ def _before(starting: int | datetime.datetime | None) -> int | datetime.datetime
     if isinstance(starting, datetime.datetime):
         return starting - datetime.timedelta(milliseconds=1)
     return None if starting is None or starting <= 0 else starting - 1
-
-
-def _given(time: tuple[int, ...]) -> int | tuple[int, ...]:
-    return time[0] if len(time) == 1 else time

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from timespine.client.access import Access
 from timespine.client.changes import Changes
-from timespine.client.collection import Collection
+from timespine.client.collection import Collection, access_of
 from timespine.client.driver import fresh_id
 from timespine.client.holds import CriticalHold, take_critical
 from timespine.core.state import State
@@ -75,7 +75,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:
         """Where a new query begins, and what its hold will be called. Asked more than once: nothing is taken yet."""
         collection = self._collection
-        access = collection._access
+        access = access_of(collection)
         if access.state().arity != 1:
             raise UsageError("a stream needs totally ordered times: this collection has several coordinates")
         after = self._first(access)
@@ -101,7 +101,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """As far as the next batch goes. Asked many times a second: it looks at the head of one log."""
         collection = self._followed(start)
-        state = collection._access.state()
+        state = access_of(collection).state()
         after = _after(start)
         newest = _newest(state)
         if self._target is not None:
@@ -118,9 +118,9 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         query ends: leases that were kept until then would stay for the rest of their term (test_streams.py).
         """
         self._let_go(after)
-        idle = self._collection._access.shared.leases.idle(self._collection.id)
+        idle = access_of(self._collection).shared.leases.idle(self._collection.id)
         if idle:
-            self._collection._access.committer.commit(*((self._collection.id, command) for command in idle))
+            access_of(self._collection).committer.commit(*((self._collection.id, command) for command in idle))
 
     def _let_go(self, until: int) -> None:
         """Batches up to a time are done."""
@@ -128,7 +128,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._under_way.pop(time).close()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = _newest(self._collection._access.state())
+        self._target = _newest(access_of(self._collection).state())
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         after, until = _after(start), _after(end)
@@ -151,7 +151,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         name = str(end.get("hold"))
         if name not in self._taken:
-            take_critical(self._collection._access, name, (since,), str(end.get("token")))
+            take_critical(access_of(self._collection), name, (since,), str(end.get("token")))
             self._taken.add(name)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -165,7 +165,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if until > NOTHING:
             # A batch that had nothing to read did not take the hold.
             self._take_hold(end, until)
-            _hold(collection._access, end).advance(until)
+            _hold(access_of(collection), end).advance(until)
 
     def stop(self) -> None:
         """The query ends; its hold stays, for the next one that goes on from its checkpoint."""
@@ -197,8 +197,8 @@ def _hold(access: Access, offset: Offset) -> CriticalHold:
 def _newest(state: State) -> int:
     """The newest complete time; NOTHING if there is none."""
     if state.upper.is_closed:
-        return max((entry.upper.elements[0][0] - 1 for entry in state.history if entry.upper.elements), default=NOTHING)
-    return state.upper.elements[0][0] - 1
+        return max((entry.upper.time - 1 for entry in state.history if entry.upper.elements), default=NOTHING)
+    return state.upper.time - 1
 
 
 def _limited(state: State, after: int, newest: int, limit: ReadLimit) -> int:
@@ -213,7 +213,7 @@ def _limited(state: State, after: int, newest: int, limit: ReadLimit) -> int:
     for entry in state.history:
         if not entry.upper.elements:
             continue
-        end = min(entry.upper.elements[0][0] - 1, newest)
+        end = min(entry.upper.time - 1, newest)
         if end <= after:
             continue
         taken += entry.rows if isinstance(limit, ReadMaxRows) else entry.size

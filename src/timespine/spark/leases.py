@@ -1,18 +1,21 @@
-"""Leases of reads that Spark plans: of a fixed term, because nobody hears when such a read is done.
+"""Leases of reads that Spark plans: of a fixed term, because nothing tells when such a read is done.
 
-They are registered in the state and belong to nobody: the process that plans a read may
-be gone before it begins. Reads that are planned soon after each other count on the same
-one, whichever processes plan them, so that a dashboard that asks every second leaves no
-heap of them.
+They are registered in the state and belong to no process: the one that plans a read may
+be gone before the read begins. Reads that are planned soon after each other use the same
+lease, whichever processes plan them. So a dashboard that asks every second leaves few of them.
 """
 
 from __future__ import annotations
 
 from timespine.client.access import Access
+from timespine.client.acquire import Hold
 from timespine.client.driver import fresh_id
+from timespine.client.leases import LeasedState
 from timespine.client.moments import to_ms
+from timespine.core.state import State
 from timespine.core.transitions import ExpireReader, RegisterReader
 from timespine.model.frontier import Frontier
+from timespine.model.time import Time
 
 TERM = "1 hour"
 """How long a read by `spark.read`, or one in SQL, may take after it was planned, if nobody says otherwise."""
@@ -24,14 +27,26 @@ READER = "rs"
 """How the ids of these leases begin: no other reader's does."""
 
 
-def lease(access: Access, since: Frontier, term: str | None = None) -> None:
-    """See to it that history from `since` on stays for a term from now on."""
+def for_term(access: Access, term: str | None = None, *, all_history: bool = False) -> Hold:
+    """Give a way to lease states for a term from now on: from the time of the read, or from their since on."""
     term_ms = to_ms(term or TERM)
-    until_ms = access.now_ms() + term_ms
-    there = [reader for id, reader in access.state().readers.items() if id.startswith(READER)]
-    if not any(reader.since <= since and reader.until_ms >= until_ms for reader in there):
+
+    def hold(state: State, as_of: Time | None) -> LeasedState:
+        leases = access.shared.leases
+        if as_of is not None and not state.since.less_equal(as_of):
+            return leases.unleased(state)  # the read is about to be refused
+        since = state.since if as_of is None or all_history else Frontier((as_of,))
+        until_ms = access.now_ms() + term_ms
+        there = [reader for id, reader in state.readers.items() if id.startswith(READER)]
+        if any(reader.since <= since and reader.until_ms >= until_ms for reader in there):
+            return leases.unleased(state)
         longer_ms = term_ms + term_ms // SHARES
         access.committer.commit((access.id, RegisterReader(fresh_id(READER), since, longer_ms)))
+        # SUBTLE: the state that has the lease, not the one before it: what only that refers to may be gone
+        # (tests/spark/test_source.py).
+        return leases.unleased(access.known())
+
+    return hold
 
 
 def drop_reads(access: Access) -> int:

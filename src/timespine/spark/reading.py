@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from timespine.client.changes import Changes
-from timespine.client.leases import Held
+from timespine.client.leases import LeasedState
 from timespine.client.rows import Rows, Snapshot
 from timespine.columnar.types import is_nested
 from timespine.core.hollow import Part
@@ -38,16 +38,13 @@ WORTH_ROWS = 1 << 17
 PARTITIONS_MIN = 4
 PARTITIONS_MAX = 10_000
 
-_held: weakref.WeakKeyDictionary[Any, list[Held]] = weakref.WeakKeyDictionary()
-"""What DataFrames of a session may still read."""
-
-_ends: weakref.WeakKeyDictionary[Any, weakref.finalize[Any, Any]] = weakref.WeakKeyDictionary()
-"""What gives it back when the session is forgotten."""
+_leased: weakref.WeakKeyDictionary[Any, list[LeasedState]] = weakref.WeakKeyDictionary()
+"""What DataFrames of a session may still read. It is let go when the session is garbage collected."""
 
 
 def to_spark(rows: Rows, spark: SparkSession, *, partitions: int | None = None, native: bool = True) -> DataFrame:
     """The rows as a DataFrame of a session, classic or of Spark Connect."""
-    place = place_of(rows._access)
+    place = place_of(rows.access)
     number = partitions_of(rows, partitions)
     if native and isinstance(rows, Snapshot) and partitions is None:
         frame = _native(rows, spark, place)
@@ -67,19 +64,17 @@ def to_spark(rows: Rows, spark: SparkSession, *, partitions: int | None = None, 
 
 def release(spark: SparkSession) -> int:
     """Let go of the history that DataFrames of this session hold; how many did. They cannot be read afterwards."""
-    held = _held.pop(spark, [])
-    if held:
-        _ends.pop(spark).detach()
-    for each in held:
+    leased = _leased.pop(spark, [])
+    for each in leased:
         each.close()
-    return len(held)
+    return len(leased)
 
 
 def shape_of(rows: Rows) -> str:
     """How the rows are given."""
-    if isinstance(rows, Changes) and rows._images:
+    if isinstance(rows, Changes) and rows.has_images:
         return IMAGES
-    return ROWS if rows._shape.multiplicity == "rows" else COUNTS
+    return ROWS if rows.shape.multiplicity == "rows" else COUNTS
 
 
 def partitions_of(rows: Rows, asked: int | None) -> int:
@@ -95,32 +90,20 @@ def partitions_of(rows: Rows, asked: int | None) -> int:
 
 
 def _keep(rows: Rows, spark: SparkSession) -> None:
-    """Hold what is read for as long as the session: a DataFrame is read whenever somebody asks."""
-    if rows._held is None:
-        return
-    if spark not in _held:
-        held = _held[spark] = []
-        _ends[spark] = weakref.finalize(spark, _abandon, held)
-        _ends[spark].atexit = False  # a store that is closed gives back what is left
-    _held[spark].append(rows._held.again())
-
-
-def _abandon(held: list[Held]) -> None:
-    """The session was forgotten, and with it all its DataFrames. This writes nothing: a heartbeat will."""
-    for each in held:
-        each.abandon()
+    """Hold what is read for as long as the session lives: Spark may read a DataFrame at any time."""
+    _leased.setdefault(spark, []).append(rows.leased.share())
 
 
 def _native(rows: Snapshot, spark: SparkSession, place: Place) -> DataFrame | None:
     """The files as Spark reads them, if there is nothing to net in them; None otherwise."""
-    schema = rows._wanted.schema
+    schema = rows.request.schema
     if any(is_nested(kind) or carried(kind) != kind for kind in schema.types.values()):
         return None
     found = rows.untouched()
     if not found:
         return None
     _check_footers(rows, found)
-    reader = spark.read.schema(struct_type(pa.schema([schema.arrow.field(name) for name in rows._wanted.columns])))
+    reader = spark.read.schema(struct_type(pa.schema([schema.arrow.field(name) for name in rows.request.columns])))
     # SUBTLE: a flipped bit in a page is an error, not another value; that of a footer was looked for above.
     reader = reader.option("parquet.page.verify-checksum.enabled", "true")
     reader = reader.option("ignoreCorruptFiles", "false").option("ignoreMissingFiles", "false")
@@ -129,8 +112,8 @@ def _native(rows: Snapshot, spark: SparkSession, place: Place) -> DataFrame | No
 
 def _check_footers(rows: Snapshot, found: list[Part]) -> None:
     """Spark trusts footers: whether they are what was written has to be seen here."""
-    parts = rows._parts()
-    (run,) = rows._plan.runs if rows._plan is not None else ()
+    parts = rows.parts()
+    (run,) = rows.plan.runs if rows.plan is not None else ()
     id, schema = parts.schema(run)
     for part in found:
         parts.open(part, id, schema)

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from timespine.client.collection import Collection
+from timespine.client.collection import Collection, access_of
+from timespine.client.reads import Asked, read_snapshot
 from timespine.client.store import Store
 from timespine.columnar.schema import DIFF
 from timespine.columnar.slice import Slice, read
 from timespine.errors import UnknownCollection, UsageError
-from timespine.spark.leases import lease
+from timespine.spark.leases import for_term
 from timespine.spark.names import free_name, quoted
 from timespine.spark.place import Place, place_of
 from timespine.spark.row_text import json_of
@@ -71,7 +72,7 @@ def register(store: Store, spark: SparkSession | None = None) -> list[str]:
     known: dict[str, Known] = {}
     for name, view in view_names(store.names()).items():
         collection = store.collection(name)
-        if collection._access.state().arity != 1:
+        if access_of(collection).state().arity != 1:
             continue  # times of several coordinates have no place in these functions
         try:
             _views(collection, view, spark)
@@ -104,7 +105,7 @@ def view_names(names: Sequence[str]) -> dict[str, str]:
 
 def _views(collection: Collection, view: str, spark: SparkSession) -> None:
     """The views and the function of one collection."""
-    path = f"{place_of(collection._access).location}/{collection.name}"
+    path = f"{place_of(access_of(collection)).location}/{collection.name}"
     spark.read.format("timespine").load(path).createOrReplaceTempView(quoted(view))
     updates = spark.read.format("timespine").option("readUpdates", "true").load(path)
     updates.createOrReplaceTempView(quoted(f"{view}_updates"))
@@ -115,8 +116,8 @@ def _views(collection: Collection, view: str, spark: SparkSession) -> None:
 
 
 def _ends(collection: Collection) -> tuple[int, int]:
-    state = collection._access.state()
-    return state.since.elements[0][0], state.upper.elements[0][0] if state.upper.elements else FOR_EVER
+    state = access_of(collection).state()
+    return state.since.time, state.upper.time if state.upper.elements else FOR_EVER
 
 
 def as_of_function(view: str, updates: StructType, width: int, ends: tuple[int, int] | None) -> str:
@@ -152,15 +153,13 @@ def _refused(t: str, since: str, upper: str) -> str:
 
 def _known(collection: Collection) -> Known | None:
     """The collection as it is now, under a lease of a fixed term; None if nothing of it is complete."""
-    access = collection._access
-    state = access.state()
-    lease(access, state.since)
-    with collection.snapshot() as rows:
-        slices = rows.slices(1)
-        if not slices or rows.since is None or rows.upper is None:
-            return None
-        upper = rows.upper.elements[0][0] if rows.upper.elements else FOR_EVER
-        return Known(place_of(access), slices[0].encode(), rows.since.elements[0][0], upper)
+    access = access_of(collection)
+    rows = read_snapshot(access, None, Asked(hold=for_term(access, all_history=True)))
+    slices = rows.slices(1)
+    if not slices or rows.since is None or rows.upper is None:
+        return None
+    upper = rows.upper.time if rows.upper.elements else FOR_EVER
+    return Known(place_of(access), slices[0].encode(), rows.since.time, upper)
 
 
 def _changes(known: dict[str, Known]) -> type:

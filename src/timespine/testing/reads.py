@@ -1,7 +1,7 @@
 """How histories of the core read: lease first, then plan, then fetch.
 
 The smallest client that drives the plans and leases of the core. What users read with is
-`timespine.client.reading` and `timespine.client.rows`, which histories of stores drive.
+`timespine.client.acquire` and `timespine.client.rows`, which histories of stores drive.
 """
 
 from __future__ import annotations

@@ -22,7 +22,17 @@ from timespine.core.group import Answers, CommittedBefore, Group, Judged, Refuse
 from timespine.core.protocols.fetch import refresh
 from timespine.core.protocols.session import Frozen, Session, determinately_retried, pause_ms, retried
 from timespine.core.state import UNBORN, Commit, State
-from timespine.core.transitions import AlreadyCommitted, Command, RegisterCommitter, RegisterWriter, TurnTaken, apply
+from timespine.core.transitions import (
+    AlreadyCommitted,
+    Command,
+    DowngradeReader,
+    ExpireReader,
+    RegisterCommitter,
+    RegisterReader,
+    RegisterWriter,
+    TurnTaken,
+    apply,
+)
 from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, TimespineError, Unavailable, UsageError
 
 Replies = tuple[Answers | Refused, ...]
@@ -76,6 +86,26 @@ def commit_transactions(session: Session, *transactions: Transaction, beside: Be
     session.group += 1
     group = Group(transactions, session.committer, session.group, session.writer)
     return (yield from commit_group(session, group, beside))
+
+
+REPEATABLE = (RegisterReader, DowngradeReader, ExpireReader)
+"""Commands that need no committer: to apply them twice is to apply them once."""
+
+
+def is_repeatable(transaction: Transaction) -> bool:
+    """Whether a transaction may be committed without a committer: by a process that only reads."""
+    return not transaction.reads and all(isinstance(command, REPEATABLE) for _, command in transaction.commands)
+
+
+def commit_repeatable(session: Session, *transactions: Transaction) -> Protocol[Replies]:
+    """Commit repeatable transactions without registering anything; their replies in order.
+
+    If a reply is lost, and storage does not tell the outcome, they are judged again: a lease that is there is
+    granted as it is. A lease that was expired before it is judged again is registered once more. Both are harmless:
+    a lease that has no owner lasts for its term (tests/client/test_read_path.py).
+    """
+    yield from resolve(session)
+    return (yield from commit_group(session, Group(transactions)))
 
 
 def unborn(first: State) -> State:

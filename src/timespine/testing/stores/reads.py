@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from timespine.client.listening import Event as Heard
-from timespine.client.listening import Listener
-from timespine.client.subscription import Subscription
+from timespine.client.change_feed import ChangeFeed
+from timespine.client.commit_stream import CommitEvent as Heard
+from timespine.client.commit_stream import CommitStream
 from timespine.columnar.schema import DIFF, TIME, Schema
 from timespine.errors import NotSealed, Reopen, SinceError, UsageError
 from timespine.testing.stores.answers import counted, last_of, written_of
@@ -56,7 +56,7 @@ class Reading(Caller):
             rows = orders.snapshot(as_of, multiplicity=self.chance.choice(("rows", "column")), timeout=1.0)
             with rows:
                 self.dawdle()
-                self.check_held(rows._held, known if asked else None, rows.seqno)
+                self.check_held(rows.leased, known if asked else None, rows.seqno)
                 if self.chance.random() < 0.2:
                     return orders.id, asked, rows.as_of, rows.count(), rows.columns_of
                 pieces = rows.split(2) if self.chance.random() < 0.2 else [rows]
@@ -92,7 +92,7 @@ class Reading(Caller):
                 return None
             with orders.changes(after, until, timeout=1.0) as rows:
                 self.dawdle()
-                self.check_held(rows._held, after, rows.seqno)
+                self.check_held(rows.leased, after, rows.seqno)
                 return orders.id, after, until, counted(rows.to_pylist(), rows.columns_of), rows.columns_of
 
         call = self.call("changes", work, SinceError)
@@ -127,7 +127,7 @@ class Reading(Caller):
             names = [name for name, entry in self.world.names[-1][1].entries.items() if entry.timeline == "counter"]
             with self.store.snapshot(sorted(names)[:2], timeout=1.0) as cut:
                 return [
-                    (rows._access.id, cut.as_of, counted(rows.to_pylist(), rows.columns_of), rows.columns_of)
+                    (rows.access.id, cut.as_of, counted(rows.to_pylist(), rows.columns_of), rows.columns_of)
                     for rows in cut.values()
                 ]
 
@@ -185,7 +185,7 @@ class Reading(Caller):
         def work(call: Call) -> Any:
             orders = self.some()
             feed = orders.subscribe(timeout=0.5)
-            return Feed(orders.id, feed, feed._wanted.schema)
+            return Feed(orders.id, feed, feed.request.schema)
 
         call = self.call("subscribe", work, SinceError)
         if call.is_done:
@@ -194,7 +194,7 @@ class Reading(Caller):
     def _follow(self, feed: Feed) -> None:
         def work(call: Call) -> Any:
             if not feed.feed._closed:
-                self.check_held(feed.feed._held, feed.through if feed.through >= 0 else None)
+                self.check_held(feed.feed.leased, feed.through if feed.through >= 0 else None)
             if self.chance.random() < 0.7:
                 return feed.feed.poll()
             event = next(feed.feed, None)
@@ -233,7 +233,7 @@ class Reading(Caller):
             callback = heard.append if self.chance.random() < 0.4 else None
             listener = orders.listen(snapshot=self.chance.random() < 0.6, timeout=0.5, callback=callback)
             seqno = listener._cursor.seqno if callback is None else -1
-            return Hearing(orders.id, listener, heard if callback is not None else None, listener._wanted.schema, seqno)
+            return Hearing(orders.id, listener, heard if callback is not None else None, listener.request.schema, seqno)
 
         call = self.call("listen", work)
         if call.is_done:
@@ -249,7 +249,7 @@ class Reading(Caller):
                 events, hearing.heard[:] = list(hearing.heard), []
                 return events
             if not hearing.listener.is_closed:
-                self.check_held(hearing.listener._held, seqno=hearing.listener._cursor.seqno)
+                self.check_held(hearing.listener.leased, seqno=hearing.listener._cursor.seqno)
             return hearing.listener.poll(limit)
 
         call = self.call("poll a listener", work, Reopen)
@@ -270,7 +270,7 @@ class Reading(Caller):
         truth = self.world.truths[hearing.collection]
         if event.kind == "snapshot":
             expected: Counter[tuple[Written, int]] = Counter()
-            since = self.world.states[hearing.collection][event.seqno].since.elements[0][0]
+            since = self.world.states[hearing.collection][event.seqno].since.time
             for commit in truth.added:
                 if commit.seqno <= event.seqno:
                     for row, time, diff in commit.updates:
@@ -326,7 +326,7 @@ class Reading(Caller):
 class Feed:
     """A feed, and what it has told."""
 
-    def __init__(self, collection: str, feed: Subscription, schema: Schema) -> None:
+    def __init__(self, collection: str, feed: ChangeFeed, schema: Schema) -> None:
         self.collection = collection
         self.feed = feed
         self.schema = schema
@@ -340,7 +340,7 @@ class Hearing:
     """A listener, and how far it has heard."""
 
     def __init__(
-        self, collection: str, listener: Listener, heard: list[Heard] | None, schema: Schema, seqno: int
+        self, collection: str, listener: CommitStream, heard: list[Heard] | None, schema: Schema, seqno: int
     ) -> None:
         self.collection = collection
         self.listener = listener

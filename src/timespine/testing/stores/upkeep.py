@@ -102,7 +102,7 @@ class Upkeep(Caller):
                     with orders.snapshot(as_of, multiplicity="column") as rows:
                         return orders.id, as_of, counted(rows.to_pylist(), rows.columns_of), rows.columns_of
                 except SinceError as error:
-                    lease = held._held.lease
+                    lease = held.leased.lease
                     if lease.reader in self.world.states[orders.id][-1].readers:
                         raise BrokenPromise(f"{as_of} is held by {lease.reader} and cannot be read") from error
                     raise

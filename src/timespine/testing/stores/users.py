@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from timespine.client.collection import Collection
-from timespine.client.leases import Held
+from timespine.client.leases import LeasedState
 from timespine.client.store import Store
 from timespine.errors import (
     ClosedError,
@@ -92,7 +92,7 @@ class Caller:
         """A time that can be read, as far as is known; -1 if there is none."""
         state = collection._access.known()
         last = last_of(state)
-        first = state.since.elements[0][0] if state.since.elements else 0
+        first = state.since.time if state.since.elements else 0
         return self.chance.randint(max(first, last - 6), last) if first <= last else last
 
     def upper_of(self, collection: Collection) -> int:
@@ -105,7 +105,7 @@ class Caller:
         if self.chance.random() < 0.3:
             self.history.scheduler.sleep(self.chance.choice((0.01, 1.0, 4.0, 7.0)))
 
-    def check_held(self, held: Held | None, as_of: int | None = None, seqno: int | None = None) -> None:
+    def check_held(self, held: LeasedState | None, as_of: int | None = None, seqno: int | None = None) -> None:
         """What is being read is held: its lease lives, and covers the time and the state that are read."""
         if held is None or not held.is_leased or self.history.is_disturbed or self._was_dropped():
             return

@@ -1,16 +1,15 @@
-"""Listening: every commit as it is committed, from one state on.
+"""A commit stream: every commit as it is committed, from one state on.
 
-A feed (`client.subscription`) tells net changes of times that are complete. A
-listener hears each commit by itself: its updates, also at times that are not
+A change feed (`client.change_feed`) tells net changes of times that are complete. A
+commit stream tells each commit by itself: its updates, also at times that are not
 sealed yet, and then the upper, if it moved.
 
-There is no queue between those who commit and those who listen. A listener has a
-cursor, the state that it has heard up to, and reads on in the log of the
-collection, one commit at a time and when it is asked for the next event. So
-nobody who commits waits for it, and one that is slow keeps nothing in memory. Its
-lease is on states and not on history: what came after the cursor stays until it
-is heard, and since moves as if nobody listened. It may be behind by so many
-commits and no more (`Config.listener_seqnos`).
+There is no queue between writers and streams. A stream has a cursor, the state that it
+has told up to, and reads on in the log of the collection, one commit at a time and
+when it is asked for the next event. So no writer waits for a stream, and a slow stream
+keeps nothing in memory. Its lease is on states and not on history: what came after the
+cursor stays until it is told, and since moves as if there were no stream. A stream may
+be behind by a bounded number of commits (`Config.listener_seqnos`).
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.client.access import POLL_MAX_S, Access, Shared
-from timespine.client.one_process import OneProcess
-from timespine.client.rows import REPLANS, Shape, UpdatesOfState, check_schema
+from timespine.client.follow import Follower
+from timespine.client.leases import closed_on_error
+from timespine.client.rows import REPLANS, Shape, Updates, check_schema
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.runs import count
 from timespine.columnar.schema import DIFF
@@ -43,9 +42,6 @@ from timespine.core.state import State
 from timespine.errors import CorruptionError, LeaseExpired, TimespineError, Unavailable, UsageError, shown
 from timespine.model.frontier import Frontier
 
-RELEASE_S = 1.0
-"""How often a listener lets go of the states behind it, at most: each time is a commit."""
-
 AHEAD = 16
 """Entries of the log that are read at once. Their rows are read one commit at a time."""
 
@@ -56,7 +52,7 @@ LOG = logging.getLogger("timespine")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class CommitEvent:
     """One thing that a listener hears."""
 
     kind: str
@@ -69,38 +65,28 @@ class Event:
     """The number of the commit."""
 
 
-class Listener(OneProcess, Iterator[Event]):
+class CommitStream(Follower[CommitEvent]):
     """An iterator of events that waits for the next one. Close it, or leave its `with`, to stop listening."""
 
     error: BaseException | None = None
-    """What ended a listener with a callback, if that was an error: of the callback, or of listening."""
+    """What ended a stream with a callback, if that was an error: of the callback, or of listening."""
 
     def __init__(
         self,
         access: Access,
-        wanted: Wanted,
+        state: State,
+        request: Wanted,
         *,
         snapshot: bool = True,
         timeout_s: float | None = None,
-        callback: Callable[[Event], object] | None = None,
+        callback: Callable[[CommitEvent], object] | None = None,
     ) -> None:
-        self._access = access
-        self._wanted = wanted
-        self._timeout_s = timeout_s if timeout_s is not None else float("inf")
-        self._pending: deque[Event] = deque()
+        super().__init__(access, request, timeout_s)
         self._coming: deque[StateDiff] = deque()
-        self._closed = False
         self._has_told = False
-        self._released = access.shared.monotonic()
-        self._held = access.shared.leases.listen(access.id, access.known().arity)
-        try:
+        with closed_on_error(access.shared.leases.listen(state)) as self.leased:
             self._cursor = self._begin(snapshot)
-        except BaseException:
-            self._held.close()
-            raise
         self._thread: threading.Thread | None = None
-        # A listener that is dropped and never closed must not hold states for ever.
-        weakref.finalize(self, self._held.abandon).atexit = False
         with access.shared.listening:
             access.shared.listeners[self] = None
         if callback is not None:
@@ -109,19 +95,13 @@ class Listener(OneProcess, Iterator[Event]):
             )
             self._thread.start()
 
-    def __iter__(self) -> Listener:
-        return self
-
-    def __next__(self) -> Event:
-        """The next event. Ends when the collection is closed, or when nothing came for the timeout."""
+    def __next__(self) -> CommitEvent:
+        """Give the next event. Ends when the collection is closed, or when nothing came for the timeout."""
         self._check_thread()
-        if not self._pending and not self._hear_next():
-            self.close()
-            raise StopIteration
-        return self._pending.popleft()
+        return super().__next__()
 
-    def poll(self, limit: int = POLL_EVENTS) -> list[Event]:
-        """The events that are there now, without waiting, not more than `limit`: the rest comes with the next call.
+    def poll(self, limit: int = POLL_EVENTS) -> list[CommitEvent]:
+        """Give the events that are there now, without waiting, not more than `limit`: the next call gives the rest.
 
         Once it is closed, only what was read before.
         """
@@ -136,25 +116,11 @@ class Listener(OneProcess, Iterator[Event]):
                 self.close()
         return [self._pending.popleft() for _ in range(min(limit, len(self._pending)))]
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether it has stopped listening."""
-        return self._closed
-
     def close(self) -> None:
-        """Stop listening. Whoever waits for the next event is told at once; a callback under way is not waited for."""
-        if not self._closed:
-            self._closed = True
-            with self._access.shared.listening:
-                self._access.shared.listeners.pop(self, None)
-            self._access.shared.committed.ring()
-            self._held.close()
-
-    def __enter__(self) -> Listener:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        """Stop listening. A thread that waits for the next event is woken; a callback under way is not waited for."""
+        with self.access.shared.listening:
+            self.access.shared.listeners.pop(self, None)
+        super().close()
 
     def _check_thread(self) -> None:
         """A UsageError if the events belong to a callback."""
@@ -171,44 +137,32 @@ class Listener(OneProcess, Iterator[Event]):
     def _begin(self, snapshot: bool) -> State:
         """The state to listen from. With all updates in it, if they are wanted."""
         for _ in range(REPLANS):
-            state = self._held.state
+            state = self.leased.state
             if state.since.is_closed:
-                raise self._access.closed()
+                raise self.access.closed()
             try:
                 if snapshot:
                     window = Window(since=state.since)
                     rows = self._table(state, plan_all(state).runs, window)
-                    self._pending.append(Event("snapshot", rows, state.upper, state.seqno))
+                    self._pending.append(CommitEvent("snapshot", rows, state.upper, state.seqno))
             except LeaseExpired:
-                if self._held.is_leased:
+                if self.leased.is_leased:
                     raise
                 # Without a lease, what a state refers to may be merged away while it is read: then from a newer one.
-                self._held.state = self._access.state()
-                if self._held.state.seqno == state.seqno:
-                    raise CorruptionError(f"a blob of {self._access.name} is missing") from None
+                self.leased.state = self.access.state()
+                if self.leased.state.seqno == state.seqno:
+                    raise CorruptionError(f"a blob of {self.access.name} is missing") from None
                 continue
             self._follow(state)
             return state
         raise LeaseExpired("what was being read keeps going away: listen without a snapshot, or open to write")
 
-    def _hear_next(self) -> bool:
-        """Wait until there is an event; False if there is none in time, or never again."""
-        access = self._access
-        deadline = access.shared.monotonic() + self._timeout_s
-        try:
-            while not self._pending:
-                if self._is_over:
-                    return False
-                if not self._coming:
-                    self._release()
-                    left = deadline - access.shared.monotonic()
-                    if access.wait(lambda state: self._closed or state.seqno > self._cursor.seqno, left) is None:
-                        return False
-                self._step()
-        except Exception:
-            if self._closed:  # perhaps with the whole store, while something was being read
+    def _advance(self, left_s: float) -> bool:
+        if not self._coming:
+            is_new = self._wait_for_state(lambda state: state.seqno > self._cursor.seqno, left_s)
+            if is_new is None:
                 return False
-            raise
+        self._step()
         return True
 
     def _step(self) -> bool:
@@ -216,10 +170,10 @@ class Listener(OneProcess, Iterator[Event]):
         if self._is_over:
             return False
         if not self._coming:
-            committer = self._access.committer
-            diffs = committer.look(lambda session: follow(session, self._access.id, self._cursor.seqno, AHEAD))
+            committer = self.access.committer
+            diffs = committer.look(lambda session: follow(session, self.access.id, self._cursor.seqno, AHEAD))
             if diffs is None:
-                raise self._behind()
+                raise self._lost()
             self._coming.extend(diffs)
         if not self._coming:
             return False
@@ -232,16 +186,15 @@ class Listener(OneProcess, Iterator[Event]):
         """Hear one commit."""
         old = self._cursor
         # The state that the whole process knows is not kept twice.
-        known = self._access.committer.session.states.get(self._access.id)
+        known = self.access.committer.session.states.get(self.access.id)
         new = known if known is not None and known.seqno == change.n else apply_diff(old, change)
-        if self._held.is_leased and self._held.lease.reader not in new.readers:
-            raise self._behind()
+        self._check_lease(new)
         found = heard(old, change, new)
         rows = self._read(new, found)
         if rows is not None and rows.num_rows:
-            self._pending.append(Event("updates", rows, old.upper, new.seqno))
+            self._pending.append(CommitEvent("updates", rows, old.upper, new.seqno))
         if found.upper is not None:
-            self._pending.append(Event("sealed", None, found.upper, new.seqno))
+            self._pending.append(CommitEvent("sealed", None, found.upper, new.seqno))
         self._has_told = self._has_told or bool(self._pending)
         self._cursor = new
         self._follow(new)
@@ -256,7 +209,7 @@ class Listener(OneProcess, Iterator[Event]):
                 return rows
             told = self._table(state, found.without, ALL_TIMES)
         except LeaseExpired as error:
-            raise self._behind() from error
+            raise self._lost() from error
         place = told.column_names.index(DIFF)
         taken_off = told.set_column(place, told.schema.field(DIFF), pc.negate(told.column(DIFF)))
         names = [name for name in rows.column_names if name != DIFF]
@@ -264,39 +217,32 @@ class Listener(OneProcess, Iterator[Event]):
 
     def _table(self, state: State, runs: tuple[Run, ...], window: Window) -> pa.Table:
         """The updates of some runs."""
-        access = self._access
-        check_schema(self._wanted, access.schema(state)[1], f"listening to {access.name}")
-        wanted = replace(self._wanted, window=window)
-        return UpdatesOfState(
-            access, self._held, plan_runs(state, runs), wanted, Shape("column"), state=state, owned=False
-        ).to_arrow()
+        access = self.access
+        check_schema(self.request, access.schema(state)[1], f"listening to {access.name}")
+        request = replace(self.request, window=window)
+        plan = plan_runs(state, runs)
+        return Updates(access, self.leased, plan, request, Shape("column"), state=state, one_state=True).to_arrow()
 
     # Holding on, and letting go.
 
     def _follow(self, state: State) -> None:
-        """Say what was heard; what came before it may go."""
-        if self._held.is_leased:
-            self._access.shared.leases.follow(self._held.lease, state.seqno)
+        """Move the cursor of the lease: what came before it may go."""
+        if self.leased.is_leased:
+            self.access.shared.leases.follow(self.leased.lease, state.seqno)
 
-    def _release(self) -> None:
-        """Let go of states behind the cursor, if something was told since the last time.
+    @property
+    def _is_behind(self) -> bool:
+        # SUBTLE: not whenever the cursor moved. That it let go is a commit too, which the stream passes over: it would
+        # go on like that for ever, and an idle collection would be written to (test_listening.py).
+        return self._has_told
 
-        SUBTLE: not whenever the cursor moved. That it let go is a commit too, which the listener passes over: it
-        would go on like that for ever, and an idle collection would be written to (test_listening.py).
-        """
-        now = self._access.shared.monotonic()
-        if not self._held.is_leased or not self._has_told or now - self._released < RELEASE_S:
-            return
-        self._released, self._has_told = now, False
-        try:
-            with contextlib.suppress(Unavailable):  # the heartbeat does it later
-                self._access.shared.leases.let_go(self._held.lease)
-        except LeaseExpired as error:
-            raise self._behind() from error
+    def _move_lease(self) -> None:
+        self._has_told = False
+        self.access.shared.leases.let_go(self.leased.lease)
 
-    def _behind(self) -> LeaseExpired:
-        name, seqno = self._access.name, self._cursor.seqno
-        if not self._held.is_leased:
+    def _lost(self) -> LeaseExpired:
+        name, seqno = self.access.name, self._cursor.seqno
+        if not self.leased.is_leased:
             return LeaseExpired(
                 f"a listener of {name} fell behind: what was committed after state {seqno} is gone, since a store that "
                 "is open for reading only holds nothing back; listen again"
@@ -305,27 +251,27 @@ class Listener(OneProcess, Iterator[Event]):
 
     # Calling back.
 
-    def _call(self, callback: Callable[[Event], object]) -> None:
+    def _call(self, callback: Callable[[CommitEvent], object]) -> None:
         """Call back with every event, until there are no more or something fails. Runs in a thread of its own."""
         try:
             while (event := self._patiently()) is not None and not self._closed:
                 callback(event)
         except BaseException as error:
             self.error = error
-            count(self._access.shared.counters, "listeners failed")
-            LOG.error("a listener of %s ended: %s", self._access.name, type(error).__name__, exc_info=error)
+            count(self.access.shared.counters, "listeners failed")
+            LOG.error("a listener of %s ended: %s", self.access.name, type(error).__name__, exc_info=error)
             with contextlib.suppress(TimespineError):
                 self.close()
 
-    def _patiently(self) -> Event | None:
+    def _patiently(self) -> CommitEvent | None:
         """The next event, however long storage is away; None if there are no more."""
-        told = self._access.shared.committed
+        told = self.access.shared.committed
         while True:
             try:
                 return next(self, None)
             except Unavailable:
                 # Nothing was told, and the next try begins where this one did.
-                LOG.warning("a listener of %s waits: storage is unavailable", self._access.name)
+                LOG.warning("a listener of %s waits: storage is unavailable", self.access.name)
                 told.wait(told.count, POLL_MAX_S)
 
 
