@@ -11,13 +11,27 @@ from interrupts import Interrupt
 
 import timespine as ts
 from timespine import locks, pool
-from timespine.client import access, committer, gathering, leases, line, session, storing, transaction, writing
+from timespine.client import (
+    access,
+    append,
+    append_batcher,
+    committer,
+    leases,
+    line,
+    prepare,
+    session,
+    stage,
+    step_commit,
+    transaction,
+    transaction_steps,
+)
 from timespine.columnar import cache
 from timespine.core.protocols import commit
 from timespine.location import local, sqlite, sqlite_file, turns
 
 MODULES = [
-    *(locks, pool, access, committer, gathering, leases, line, session, storing, transaction, writing),
+    *(locks, pool, access, append, append_batcher, committer, leases, line, prepare, session, stage),
+    *(step_commit, transaction, transaction_steps),
     *(cache, commit, local, sqlite, sqlite_file, turns),
 ]
 """The way of a commit, and the locks on it."""

@@ -12,7 +12,7 @@ from places import BLOBS, QUICK, Gate, Place, Script, counted, in_threads, toget
 
 from timespine.client.dropping import EXPECTED_MS
 from timespine.client.maintenance import EXPIRE_S
-from timespine.client.transaction import Transaction
+from timespine.client.step_commit import StepCommit
 from timespine.config import Config
 from timespine.core.transitions import CommitSink
 from timespine.errors import (
@@ -304,7 +304,7 @@ def test_losing_to_others_only_means_a_later_place(place, config):
     assert rows(orders, 5) == {(0, "a"): 1, (7, "a"): 1}
     assert rows(items, 6) == {(1, "a"): 1}
     assert rows(items, 5) == {}
-    assert store._committer.counters["transactions placed again"] == 1
+    assert store._committer.counters["commits placed again"] == 1
     if config is BLOBS:
         assert script.calls["put"] == puts + 2, "what is durable is not put again"
 
@@ -321,8 +321,8 @@ def test_a_change_in_a_transaction_follows_what_others_committed_first_and_reads
         tx.append("items", [row(1)])
     assert rows(orders) == {(1, "ours"): 1}
     counters = store._committer.counters
-    assert (counters["changes read"], counters["transactions placed again"], counters["changes patched"]) == (2, 1, 1)
-    assert "transactions started again" not in counters
+    assert (counters["changes read"], counters["changes placed again"], counters["changes patched"]) == (2, 1, 1)
+    assert "changes started again" not in counters
     assert rows(items, tx.time) == {(0, "a"): 1, (1, "a"): 1}
 
 
@@ -1114,14 +1114,14 @@ def test_config_of_small_budgets_puts_rows_of_all_collections_into_blobs(place):
 def test_a_transaction_is_placed_again_if_another_thread_commits_just_before_it(place, monkeypatch):
     store = place.open()
     orders, _ = pair(store)
-    real, others = Transaction._commands, [[{"k": 1, "v": "first"}]]
+    real, others = StepCommit._commands, [[{"k": 1, "v": "first"}]]
 
     def commands(self, runs):
         if others:
             in_threads(lambda: orders.append(others.pop()))
         return real(self, runs)
 
-    monkeypatch.setattr(Transaction, "_commands", commands)
+    monkeypatch.setattr(StepCommit, "_commands", commands)
     with store.transaction() as tx:
         tx.append("orders", [{"k": 2, "v": "second"}])
         tx.append("items", [{"k": 2, "v": "second"}])

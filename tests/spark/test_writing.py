@@ -7,13 +7,13 @@ import pytest
 from every_type import VALUES, canonical, row
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from timespine.spark.steps import ChangingByTasks
 
 import timespine as ts
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import SchemaChanged, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
 from timespine.spark import building, writing
-from timespine.spark.steps import ChangingByTasks
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
 
