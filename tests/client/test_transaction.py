@@ -1127,3 +1127,25 @@ def test_a_transaction_is_placed_again_if_another_thread_commits_just_before_it(
         tx.append("items", [{"k": 2, "v": "second"}])
     assert tx.time == 1
     assert [row["k"] for row in orders.changes(after=0).to_pylist()] == [2]
+
+
+def test_rows_at_or_after_the_upper_that_they_are_to_complete_are_refused(place):
+    store = place.open()
+    orders, _ = pair(store)
+    with pytest.raises(UsageError, match="at or after the upper"), store.transaction() as tx:
+        tx.append("orders", [row(1)], at=5, upper=3)
+    assert orders.upper == Frontier.at(0)
+
+
+def test_a_lone_append_of_a_transaction_takes_the_time_that_is_free_when_it_is_committed(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    orders, _ = pair(store)
+    orders.append([row(0)])
+    script.add("compare_and_set", Fault.NONE, hook=lambda: other["orders"].append([row(7)], at=5))
+    with store.transaction() as tx:
+        tx.append("orders", [row(1)])
+        tx.append("orders", [row(2)])
+    assert tx.time == tx.replies[0].time == 6
+    assert rows(orders, 6) == {(0, "a"): 1, (7, "a"): 1, (1, "a"): 1, (2, "a"): 1}
+    assert "commits placed again" not in store._committer.counters
