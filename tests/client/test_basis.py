@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from places import BLOBS, QUICK, SMALL, Place, Script, counted, in_threads
 
 import timespine as ts
-from timespine.client import basis, changing
-from timespine.client.basis import Grain
-from timespine.client.turn import LOSSES_MAX
-from timespine.client.unsealed import Written
-from timespine.client.writing import Committed
+from timespine.client import delta, read_current, step_commit
+from timespine.client.read_current import Grain
+from timespine.client.results import Committed, Written
+from timespine.client.retry import RETRY, RetryPolicy
 from timespine.columnar.schema import define
 from timespine.config import DEFAULT, TURN_MS_MAX
+from timespine.core.transitions import CompareAndAppend
 from timespine.errors import Contention, UsageError
 from timespine.location.unreliable import Fault
 
@@ -107,7 +107,7 @@ def test_appends_that_do_not_touch_what_was_read_only_move_the_change(place, con
     assert done.time == 6
     assert now(table) == {**left, **{(k, 50): 1 for k in range(50, 55)}}
     assert now(table, 5) == {(1, 1): 1, (2, 2): 1, **{(k, 50): 1 for k in range(50, 55)}}
-    assert counts(table) == (1, LOSSES_MAX, 0), "after a few losses only the claim of its turn is judged again"
+    assert counts(table) == (1, RETRY.quick_losses, 0), "after a few losses only the claim of its turn is judged again"
     assert rival.script.calls["put"] == puts + (config is BLOBS), "what is durable is not put again"
     assert place.open().vacuum().blobs == []
 
@@ -221,7 +221,7 @@ def test_a_change_reads_its_rows_four_times_at_most(place):
     table, rival = beside(place, [evolve] * 9)
     with pytest.raises(Contention, match="nothing was changed: t got another schema, or lost history, each of the 4"):
         table.delete({"k": 1})
-    assert counts(table, "changes read") == (changing.READS_MAX,)
+    assert counts(table, "changes read") == (RETRY.reads,)
     rival.works.clear()
     assert now(table) == {(1, 1): 1, (2, 2): 1, (50, 0): 4}
     assert table.delete({"k": 1}).rows == 1
@@ -241,7 +241,7 @@ def test_work_that_takes_long_is_done_in_a_turn_of_its_own_after_a_few_losses(pl
     table = create(place.open())
     table.append([row(1, 5), row(2, 5)])
     worked, left = [], iter(range(100))
-    by_all = basis.Worked._by_all
+    by_all = read_current.LocalDelta._by_all
 
     def appended(self, news):
         worked.append(table._access.committer._turn.is_held)
@@ -249,17 +249,17 @@ def test_work_that_takes_long_is_done_in_a_turn_of_its_own_after_a_few_losses(pl
             in_threads(lambda: table.append([row(next(left) + 10, 1)]))
         return by_all(self, news)
 
-    monkeypatch.setattr(basis.Worked, "_by_all", appended)
-    first = basis.Worked.of
+    monkeypatch.setattr(read_current.LocalDelta, "_by_all", appended)
+    first = read_current.LocalDelta.of
 
     def racing(*arguments):
         found = first(*arguments)
         table.append([row(next(left) + 10, 1)])
         return found
 
-    monkeypatch.setattr(basis.Worked, "of", racing)
+    monkeypatch.setattr(read_current.LocalDelta, "of", racing)
     table.update(set={"n": pl.col("n").sum()})
-    assert worked == [False] * LOSSES_MAX + [False, True]
+    assert worked == [False] * RETRY.quick_losses + [False, True]
     assert {n for _, n in now(table)} == {10 + len(now(table)) - 2}, "the sum of all of them"
     assert counts(table, "changes read", "changes started again") == (1, 0)
 
@@ -313,7 +313,7 @@ def test_every_change_goes_in_beside_threads_that_append_all_the_time_and_reads_
         beside_appends(table, change, threads)
         assert counts(table, "changes read", "changes started again") == (number, 0)
         # Only what this process commits itself comes in between, and never in its turn.
-        assert counts(table, "changes placed again")[0] <= number * (LOSSES_MAX + 1)
+        assert counts(table, "changes placed again")[0] <= number * (RETRY.quick_losses + 1)
 
 
 APPENDING = """
@@ -368,8 +368,7 @@ def test_every_change_goes_in_beside_processes_that_append_all_the_time_and_read
             assert others.poll() is None, "they appended all the time"
             assert counts(table, "changes read", "changes started again") == (6, 0)
             # Nothing comes in between in a turn that is long enough, so each was placed a few times and once more.
-            assert counts(table, "changes placed again")[0] <= 5 * LOSSES_MAX
-            assert counts(table, "transactions placed again")[0] <= LOSSES_MAX
+            assert counts(table, "changes placed again")[0] <= 6 * RETRY.quick_losses
         finally:
             others.kill()
             others.communicate()  # until the last of them has closed it
@@ -549,11 +548,11 @@ def test_what_a_change_looks_at_decides_what_a_patch_is_worked_out_from():
     schema = define({"k": "int64"}, {"n": "int64"}, (), 1)
     keyless = define(None, {"n": "int64", "tags": "list<string>"}, (), 1)
     by_row, by_all = {"n": pl.col("n") + 1}, {"n": pl.col("n").sum()}
-    assert changing.updating(None, by_row)(schema).grain is Grain.KEYS
-    assert changing.updating(None, {"n": 1})(schema).grain is Grain.KEYS
-    assert changing.updating(None, by_all)(schema).grain is Grain.ALL
-    assert changing.updating(None, by_row)(keyless).grain is Grain.ALL, "nested rows cannot be found by their columns"
-    assert changing.deleting_where("n = 1")(schema).grain is Grain.NEWS
+    assert delta.update_delta(None, by_row)(schema).grain is Grain.KEYS
+    assert delta.update_delta(None, {"n": 1})(schema).grain is Grain.KEYS
+    assert delta.update_delta(None, by_all)(schema).grain is Grain.ALL
+    assert delta.update_delta(None, by_row)(keyless).grain is Grain.ALL, "nested rows cannot be found by their columns"
+    assert delta.delete_where_delta("n = 1")(schema).grain is Grain.NEWS
 
 
 def test_a_change_whose_own_count_overflows_keeps_the_blobs_that_it_committed(place, monkeypatch):
@@ -561,34 +560,36 @@ def test_a_change_whose_own_count_overflows_keeps_the_blobs_that_it_committed(pl
     table = store.create("t", value={"v": "int64"}, timeline="counter")
     table.append([{"v": each} for each in range(100)])
     table.append([{"v": 0, "_diff": (1 << 63) - 2}])
-    real = changing.commit_together
+    real = store._committer.commit
 
-    def lost_once(access, commands):
-        monkeypatch.setattr(changing, "commit_together", real)
-        other["t"].append([{"v": 0, "_diff": 2}])
-        return real(access, commands)
+    def lost_once(*commands, reads=()):
+        if isinstance(commands[0][1], CompareAndAppend):
+            monkeypatch.setattr(store._committer, "commit", real)
+            other["t"].append([{"v": 0, "_diff": 2}])
+        return real(*commands, reads=reads)
 
-    monkeypatch.setattr(changing, "commit_together", lost_once)
+    monkeypatch.setattr(store._committer, "commit", lost_once)
     table.delete(where="v >= 0")
     assert table.snapshot().to_arrow().num_rows == 0
 
 
 def test_a_change_that_gives_up_leaves_no_blob_of_its_patches(place, monkeypatch):
-    monkeypatch.setattr(changing, "PLACES_MAX", 3)
+    monkeypatch.setattr(step_commit, "RETRY", RetryPolicy(placements=3))
     store, other = place.open(config=BLOBS), place.open(config=BLOBS)
     table = create(store)
     table.append([row(each) for each in range(50)])
-    together, committed = changing.commit_together, store._committer._committed
+    commit, committed = store._committer.commit, store._committer._committed
 
-    def first(*given):
-        other["t"].append([row(each, 1) for each in range(50)])
-        return together(*given)
+    def first(*commands, reads=()):
+        if isinstance(commands[0][1], CompareAndAppend):
+            other["t"].append([row(each, 1) for each in range(50)])
+        return commit(*commands, reads=reads)
 
     def later(*given):
         other["t"].append([row(each, 1) for each in range(50)])
         return committed(*given)
 
-    monkeypatch.setattr(changing, "commit_together", first)
+    monkeypatch.setattr(store._committer, "commit", first)
     monkeypatch.setattr(store._committer, "_committed", later)
     with pytest.raises(Contention):
         table.delete(where="k >= 0")

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from places import BLOBS, QUICK, Place, Script, counted, in_threads
 
 from timespine import col
-from timespine.client import changing
+from timespine.client import step_commit
+from timespine.client.retry import RetryPolicy
 from timespine.config import Config
 from timespine.errors import ClosedError, Contention, Determinate, DiffOverflow, Indeterminate, UsageError
 from timespine.location.unreliable import Fault
@@ -656,7 +657,7 @@ def test_every_change_that_lost_is_right_for_what_is_there_when_it_is_committed(
 
 
 def test_a_change_that_always_loses_ends_with_a_retryable_error_that_says_what_was_tried(place, monkeypatch):
-    monkeypatch.setattr(changing, "PLACES_MAX", 3)
+    monkeypatch.setattr(step_commit, "RETRY", RetryPolicy(placements=3))
     other = place.open()
 
     class Busy(Script):

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from places import BLOBS, QUICK, Gate, Script, in_threads, together
 
-from timespine.client import gathering
+from timespine.client import append_batcher
+from timespine.client.retry import RETRY
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import ClosedError, Indeterminate, UsageError
 from timespine.location.unreliable import Fault
@@ -138,25 +139,25 @@ def test_equal_rows_of_one_append_count_once_and_those_of_two_do_not_touch(place
         [{"n": 1}, {"n": 2, "text": "a"}],
         ({"n": 1},),
         [],
-        [{"n": n} for n in range(gathering.ROWS_MAX + 1)],
-        pa.table({"n": range(gathering.ROWS_MAX + 1)}),
+        [{"n": n} for n in range(append_batcher.ROWS_MAX + 1)],
+        pa.table({"n": range(append_batcher.ROWS_MAX + 1)}),
         {"n": [1]},
     ],
     ids=str,
 )
 def test_what_says_more_or_is_not_plain_or_not_small_waits_for_nobody(place, gate, rows, monkeypatch):
     _, collection = opened(place, gate)
-    monkeypatch.setattr(gathering, "_append_all", lambda *_: pytest.fail("it waits"))
+    monkeypatch.setattr(append_batcher, "_append_all", lambda *_: pytest.fail("it waits"))
     with contextlib.suppress(UsageError):
         collection.append(rows)
 
 
 @pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
-@pytest.mark.parametrize("lost", [1, gathering.ATTEMPTS])
+@pytest.mark.parametrize("lost", [1, RETRY.group_starts])
 def test_a_group_that_another_process_outruns_stands_at_later_times(place, gate, monkeypatch, config, lost):
     store, collection = opened(place, gate, config=config)
     other = place.open()["items"]
-    consolidate, first = gathering.consolidate, []
+    consolidate, first = append_batcher.consolidate, []
 
     def outrun(table, order):
         """Between the look at the free times and the commit."""
@@ -164,7 +165,7 @@ def test_a_group_that_another_process_outruns_stands_at_later_times(place, gate,
             first.append(other.append([{"n": 100}]).time)
         return consolidate(table, order)
 
-    monkeypatch.setattr(gathering, "consolidate", outrun)
+    monkeypatch.setattr(append_batcher, "consolidate", outrun)
     given = [[{"n": 1}], [{"n": 2}, {"n": 2}], [{"n": 3}], [{"n": "bad"}]]
     *done, bad = together(gate, store, [lambda rows=rows: collection.append(rows) for rows in given])
     assert first == list(range(2, 2 + lost))

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from places import BLOBS, Script
 
-from timespine.client.steps import Built
+from timespine.client.prebuilt_steps import PrebuiltAppendStep
 from timespine.columnar.rows import updates
 from timespine.errors import UsageError
 from timespine.location.unreliable import Fault
@@ -204,7 +204,7 @@ def test_a_step_that_is_refused_is_refused_at_once_whatever_comes_after_it(place
     tx.write(events, [{"id": 2, "t": 6}], times="t", late=late)
     with pytest.raises(UsageError, match="rows at 5 come too late"):
         tx.commit()
-    assert "transactions started again" not in store.metrics()
+    assert "commits started again" not in store.metrics()
 
 
 def test_a_step_that_is_refused_later_is_refused_at_once_too(place):
@@ -215,7 +215,7 @@ def test_a_step_that_is_refused_later_is_refused_at_once_too(place):
     tx.write(events, [{"id": 2, "t": 6}], times="t", late="move")
     with pytest.raises(UsageError, match="rows at 5 come too late"):
         tx.commit()
-    assert store.metrics()["transactions started again"] == 1
+    assert store.metrics()["commits started again"] == 1
 
 
 @pytest.mark.parametrize("late", ["move", "drop"])
@@ -244,7 +244,7 @@ def test_runs_that_were_built_at_a_time_never_stand_before_it_though_the_clock_w
         batch = builder.finish(Frontier.at(built_at + 1))
     place.clock.advance(-60)
     with store.transaction() as tx:
-        tx.add(Built(events._access, written=built_at, rows=1, runs=batch.runs))
+        tx.add(PrebuiltAppendStep(events._access, written=built_at, rows=1, runs=batch.runs))
     assert tx.time == built_at
     assert events.snapshot(built_at).to_pylist() == [{"id": 1}]
     assert store.metrics()["append rows"] == 1

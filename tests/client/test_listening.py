@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from places import BLOBS, QUICK, SMALL, Gate, Place, Script, together
 
 import timespine as ts
-from timespine.client import storing, writing
+from timespine.client import prepare, stage
 from timespine.client.commit_stream import AHEAD
 from timespine.client.follow import RELEASE_S
 from timespine.client.leases import LINGER_S
@@ -59,8 +59,8 @@ def up(id, time, diff=1, name="x"):
 def written(collection, *updates, blob=False):
     """The command that writes updates ahead of the seal."""
     access = collection._access
-    updates = writing.made_of(access, list(updates), None)
-    runs, _ = storing.make_runs(access, updates.id, updates.schema, updates.table, inline=not blob)
+    updates = prepare.prepare_rows(access, list(updates), None)
+    runs, _ = stage.make_runs(access, updates.id, updates.schema, updates.table, inline=not blob)
     parts = tuple(part for run in runs for part in run.parts)
     return Write(updates.lower, updates.latest, parts, updates.id)
 

@@ -5,7 +5,8 @@ import pytest
 from places import BLOBS, QUICK, Gate, Script, together
 
 from timespine.client import judging
-from timespine.client.loading import load
+from timespine.client.bulk_load import load
+from timespine.client.retry import RetryPolicy
 from timespine.columnar.rows import updates
 from timespine.errors import SchemaChanged, UsageError
 from timespine.location.unreliable import Fault
@@ -291,7 +292,7 @@ def test_a_load_goes_through_if_a_column_is_added_before_it_ends(place, config):
 def test_a_schema_that_changes_before_every_commit_ends_in_an_error_and_not_in_a_loop(place, monkeypatch):
     script = Script()
     _store, collection, other = opened(place, script=script)
-    monkeypatch.setattr(judging, "SCHEMA_ATTEMPTS", 2)
+    monkeypatch.setattr(judging, "RETRY", RetryPolicy(schema_judgements=2))
     number = iter(range(1000))
 
     def evolve():

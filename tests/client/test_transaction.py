@@ -13,7 +13,7 @@ from places import BLOBS, QUICK, Gate, Place, Script, counted, in_threads, toget
 from timespine.client.dropping import LOOK_MS
 from timespine.client.maintenance import EXPIRE_S
 from timespine.client.reservations import EXPECTED_MS, REMEMBERED_MS
-from timespine.client.transaction import Transaction
+from timespine.client.step_commit import StepCommit
 from timespine.config import Config
 from timespine.core.transitions import CommitSink
 from timespine.errors import (
@@ -305,7 +305,7 @@ def test_losing_to_others_only_means_a_later_place(place, config):
     assert rows(orders, 5) == {(0, "a"): 1, (7, "a"): 1}
     assert rows(items, 6) == {(1, "a"): 1}
     assert rows(items, 5) == {}
-    assert store._committer.counters["transactions placed again"] == 1
+    assert store._committer.counters["commits placed again"] == 1
     if config is BLOBS:
         assert script.calls["put"] == puts + 2, "what is durable is not put again"
 
@@ -322,8 +322,8 @@ def test_a_change_in_a_transaction_follows_what_others_committed_first_and_reads
         tx.append("items", [row(1)])
     assert rows(orders) == {(1, "ours"): 1}
     counters = store._committer.counters
-    assert (counters["changes read"], counters["transactions placed again"], counters["changes patched"]) == (2, 1, 1)
-    assert "transactions started again" not in counters
+    assert (counters["changes read"], counters["changes placed again"], counters["changes patched"]) == (2, 1, 1)
+    assert "changes started again" not in counters
     assert rows(items, tx.time) == {(0, "a"): 1, (1, "a"): 1}
 
 
@@ -1165,16 +1165,38 @@ def test_config_of_small_budgets_puts_rows_of_all_collections_into_blobs(place):
 def test_a_transaction_is_placed_again_if_another_thread_commits_just_before_it(place, monkeypatch):
     store = place.open()
     orders, _ = pair(store)
-    real, others = Transaction._commands, [[{"k": 1, "v": "first"}]]
+    real, others = StepCommit._commands, [[{"k": 1, "v": "first"}]]
 
     def commands(self, runs):
         if others:
             in_threads(lambda: orders.append(others.pop()))
         return real(self, runs)
 
-    monkeypatch.setattr(Transaction, "_commands", commands)
+    monkeypatch.setattr(StepCommit, "_commands", commands)
     with store.transaction() as tx:
         tx.append("orders", [{"k": 2, "v": "second"}])
         tx.append("items", [{"k": 2, "v": "second"}])
     assert tx.time == 1
     assert [row["k"] for row in orders.changes(after=0).to_pylist()] == [2]
+
+
+def test_rows_at_or_after_the_upper_that_they_are_to_complete_are_refused(place):
+    store = place.open()
+    orders, _ = pair(store)
+    with pytest.raises(UsageError, match="at or after the upper"), store.transaction() as tx:
+        tx.append("orders", [row(1)], at=5, upper=3)
+    assert orders.upper == Frontier.at(0)
+
+
+def test_a_lone_append_of_a_transaction_takes_the_time_that_is_free_when_it_is_committed(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    orders, _ = pair(store)
+    orders.append([row(0)])
+    script.add("compare_and_set", Fault.NONE, hook=lambda: other["orders"].append([row(7)], at=5))
+    with store.transaction() as tx:
+        tx.append("orders", [row(1)])
+        tx.append("orders", [row(2)])
+    assert tx.time == tx.replies[0].time == 6
+    assert rows(orders, 6) == {(0, "a"): 1, (7, "a"): 1, (1, "a"): 1, (2, "a"): 1}
+    assert "commits placed again" not in store._committer.counters

@@ -153,4 +153,4 @@ def test_a_transaction_of_changes_goes_in_beside_threads_that_append_all_the_tim
     assert {v for _, v in rows(items, tx.time)} == {"old"}
     counters = store._committer.counters
     assert counters["changes read"] == 10
-    assert "transactions started again" not in counters
+    assert "changes started again" not in counters

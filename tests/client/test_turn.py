@@ -6,7 +6,8 @@ import pytest
 from places import QUICK, Script, in_threads
 
 from timespine.client import turn as turns
-from timespine.client.turn import CLAIM_WAITS, LOSSES_MAX, PAUSE_MAX_MS
+from timespine.client.retry import RETRY
+from timespine.client.turn import CLAIM_WAITS, PAUSE_MAX_MS
 from timespine.core.transitions import ClaimTurn, ReleaseTurn
 from timespine.core.transitions.turns import REST_MS
 from timespine.errors import UsageError
@@ -177,18 +178,18 @@ def losing(place, times, **options):
 
 
 def test_a_change_that_lost_a_few_times_commits_in_its_turn_and_gives_it_back_by_the_same_compare_and_set(place):
-    table, script = losing(place, LOSSES_MAX)
+    table, script = losing(place, RETRY.quick_losses)
     before = script.calls["compare_and_set"]
     table.update(where="k < 50", set={"n": 9})
-    assert script.calls["compare_and_set"] - before == LOSSES_MAX + 2, "one claims the turn"
+    assert script.calls["compare_and_set"] - before == RETRY.quick_losses + 2, "one claims the turn"
     assert turn_of(table).writer == ""
     assert table._access.committer.counters["turns taken"] == 1
-    assert table._access.committer.counters["changes placed again"] == LOSSES_MAX
-    assert rows(table) == [(1, 9), (2, 9), *((k, 0) for k in range(100, 101 + LOSSES_MAX))]
+    assert table._access.committer.counters["changes placed again"] == RETRY.quick_losses
+    assert rows(table) == [(1, 9), (2, 9), *((k, 0) for k in range(100, 101 + RETRY.quick_losses))]
 
 
 def test_a_change_that_goes_in_soon_claims_no_turn(place):
-    table, _ = losing(place, LOSSES_MAX - 1)
+    table, _ = losing(place, RETRY.quick_losses - 1)
     table.update(where="k < 50", set={"n": 9})
     assert turn_of(table) is None
 
@@ -202,19 +203,19 @@ def test_a_turn_that_was_too_short_is_followed_by_one_twice_as_long(place, monke
         return ClaimTurn(writer, term_ms)
 
     monkeypatch.setattr(turns, "ClaimTurn", recorded)
-    table, script = losing(place, LOSSES_MAX)
+    table, script = losing(place, RETRY.quick_losses)
     theirs = place.open(sleep=place.clock.advance)["t"]
     theirs.append([row(99)])
     script.works += [lambda: None, lambda: theirs.append([row(200)])]  # the claim, and the change in its turn
     table.update(where="k < 50", set={"n": 9})
     assert claimed == [1000, 2000]
-    assert table._access.committer.counters["changes placed again"] == LOSSES_MAX + 1
+    assert table._access.committer.counters["changes placed again"] == RETRY.quick_losses + 1
     assert turn_of(table).writer == ""
     assert (200, 0) in rows(table)
 
 
 def test_a_change_waits_for_its_turn_until_others_had_time_to_commit(place):
-    table, script = losing(place, LOSSES_MAX)
+    table, script = losing(place, RETRY.quick_losses)
     theirs = place.open(sleep=place.clock.advance)["t"]
 
     def claim_and_release():
@@ -223,7 +224,7 @@ def test_a_change_waits_for_its_turn_until_others_had_time_to_commit(place):
         theirs._access.committer.commit((theirs.id, ReleaseTurn(turn_of(theirs).writer)))
         theirs.append([row(300)])
 
-    script.works[LOSSES_MAX - 1] = claim_and_release
+    script.works[RETRY.quick_losses - 1] = claim_and_release
     before = place.clock.ms
     table.update(where="k < 50", set={"n": 9})
     assert place.clock.ms - before >= 600, "as long as the turn of the other took"
@@ -241,7 +242,7 @@ def test_a_change_that_is_not_given_a_turn_is_placed_without_one(place):
     theirs.append([row(100)])
     claim(theirs)
     theirs._access.committer.commit((theirs.id, ReleaseTurn(turn_of(theirs).writer)))
-    script.works += [lambda k=k: theirs.append([row(k)]) for k in range(101, 101 + LOSSES_MAX)]
+    script.works += [lambda k=k: theirs.append([row(k)]) for k in range(101, 101 + RETRY.quick_losses)]
     table.update(where="k < 50", set={"n": 9})
     assert CLAIM_WAITS * 1000 < sum(slept.slept_ms) <= CLAIM_WAITS * 1000 + PAUSE_MAX_MS
     assert "turns taken" not in table._access.committer.counters
@@ -249,18 +250,18 @@ def test_a_change_that_is_not_given_a_turn_is_placed_without_one(place):
 
 
 def test_a_turn_that_another_process_claims_first_is_waited_for(place):
-    table, script = losing(place, LOSSES_MAX)
+    table, script = losing(place, RETRY.quick_losses)
     theirs = place.open(sleep=place.clock.advance)["t"]
     theirs.append([row(99)])
     script.works.append(lambda: claim(theirs))  # before the claim of the change
     table.update(where="k < 50", set={"n": 9})
     assert table._access.committer.counters["turns taken"] == 1
     assert turn_of(table).writer == ""
-    assert table._access.committer.counters["changes placed again"] == LOSSES_MAX, "it was not placed in vain"
+    assert table._access.committer.counters["changes placed again"] == RETRY.quick_losses, "it was not placed in vain"
 
 
 def test_a_claim_that_storage_does_not_take_costs_only_the_turn(place):
-    table, script = losing(place, LOSSES_MAX)
+    table, script = losing(place, RETRY.quick_losses)
     attempts = QUICK.storage_attempts
 
     def fail():
@@ -273,7 +274,7 @@ def test_a_claim_that_storage_does_not_take_costs_only_the_turn(place):
 
 
 def test_a_change_that_fails_in_its_turn_gives_it_back(place):
-    table, script = losing(place, LOSSES_MAX)
+    table, script = losing(place, RETRY.quick_losses)
     theirs = place.open(sleep=place.clock.advance)["t"]
     theirs.append([row(99)])
     script.works.append(lambda: theirs.append([{"k": 1, "n": 1, "_diff": -2}]))  # before the claim
@@ -296,7 +297,7 @@ def test_a_transaction_has_the_turns_of_all_its_collections_at_once(place):
         tx.append("new", [{"k": 1}])
         table.snapshot().close()
         other.snapshot().close()
-        names = ("t", "other") * LOSSES_MAX
+        names = ("t", "other") * RETRY.quick_losses
         script.works += [lambda name=name, k=k: theirs[name].append([row(200 + k)]) for k, name in enumerate(names)]
     assert [turn_of(each).writer for each in (table, other)] == ["", ""]
     assert turn_of(table).from_ms == turn_of(other).from_ms
@@ -309,6 +310,6 @@ def test_the_pause_of_who_waits_is_far_shorter_than_the_time_between_two_turns()
 
 
 def test_the_first_turn_lasts_as_long_as_the_config_says(place):
-    table, _ = losing(place, LOSSES_MAX, config=replace(QUICK, turn_ms=7))
+    table, _ = losing(place, RETRY.quick_losses, config=replace(QUICK, turn_ms=7))
     table.update(where="k < 50", set={"n": 9})
     assert turn_of(table).until_ms - turn_of(table).from_ms <= 7

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from places import BLOBS, QUICK, Clock, Gate, Place, Script, counted, in_threads, together
 
 from timespine.client import rewriting
-from timespine.client.unsealed import LATE
+from timespine.client.unsealed_write import LATE
 from timespine.config import Config
 from timespine.core.protocols.maintain import tidy_unsealed
 from timespine.errors import ClosedError, NotSealed, SinceError, UsageError

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import BLOBS, QUICK, Place, Script, counted
 
-from timespine.client.writing import once
+from timespine.client.prepare import materialize_once
 from timespine.config import Config
 from timespine.core.protocols.collect import collect_garbage
 from timespine.core.protocols.maintain import expire_leases, roll_up
@@ -270,7 +270,7 @@ def test_the_last_time_there_is_cannot_be_completed(place):
 def test_rows_without_a_column_of_the_key_are_refused(place, rows):
     orders = create(place.open())
     orders.append([{"k": None, "v": "the row of the null key"}])
-    rows = once(rows)
+    rows = materialize_once(rows)
     for write in (orders.append, orders.upsert, orders.replace):
         with pytest.raises(UsageError, match="keys need the columns k: k is not there"):
             write(rows)

@@ -9,15 +9,14 @@ import pyarrow as pa
 from planting import bug, in_stores, patched
 
 from timespine.client import (
-    basis,
+    append_batcher,
     catalog,
-    changing,
+    delta,
     dropping,
-    gathering,
     leases,
-    storing,
-    transaction,
-    unsealed,
+    read_current,
+    step_commit,
+    unsealed_write,
 )
 from timespine.client.change_feed import ChangeFeed
 from timespine.client.commit_stream import CommitStream
@@ -27,7 +26,6 @@ from timespine.client.heart import Heart
 from timespine.client.leases import Leases
 from timespine.client.maintenance import Maintenance
 from timespine.client.transaction import Transaction
-from timespine.core.group import Answers
 from timespine.core.transitions import ExpireReader
 from timespine.errors import Determinate, Indeterminate, UpperMismatch
 
@@ -179,48 +177,51 @@ def the_end_of_a_store_leaves_its_ids_registered() -> Iterator[None]:
 @in_stores
 @bug
 def blobs_are_deleted_though_their_commit_is_in_doubt() -> Iterator[None]:
-    def surely_not(error):
+    def did_not_commit(error):
         return True
 
-    with patched(storing, "surely_not", surely_not):
+    with patched(step_commit, "did_not_commit", did_not_commit):
         yield
 
 
 @in_stores
 @bug
 def small_appends_are_told_the_times_of_others() -> Iterator[None]:
-    real = gathering._timed
+    real = append_batcher._at_times
 
-    def timed(alike, times, time_name):
+    def at_times(converted, times, time_name):
         places = sorted(times)
         swapped = dict(zip(places, [times[place] for place in reversed(places)], strict=True))
-        return real(alike, swapped, time_name)
+        return real(converted, swapped, time_name)
 
-    with patched(gathering, "_timed", timed):
+    with patched(append_batcher, "_at_times", at_times):
         yield
 
 
 @in_stores
 @bug
 def small_appends_that_lost_to_others_count_as_in() -> Iterator[None]:
-    real = gathering._commit
+    real = step_commit.StepCommit._commit_placed
 
-    def commit(access, table, first, last, expected, runs):
+    def commit_placed(self, runs, losses):
+        (step, *_) = self.steps
         try:
-            return real(access, table, first, last, expected, runs)
+            return real(self, runs, losses)
         except UpperMismatch:
-            return Answers((expected,), ((access.id, access.known().seqno),))
+            if not isinstance(step, append_batcher.GroupAppendStep):
+                raise
+            return [step.result([], step.written, step.access.known().seqno)]
 
-    with patched(gathering, "_commit", commit):
+    with patched(step_commit.StepCommit, "_commit_placed", commit_placed):
         yield
 
 
 @in_stores
 @bug
 def a_small_append_drops_a_row_of_its_neighbour() -> Iterator[None]:
-    real = gathering._alike
+    real = append_batcher._convert_together
 
-    def alike(group, places, schema):
+    def convert_together(group, places, schema):
         found = real(group, places, schema)
         if len(places) == 1:
             return found
@@ -228,7 +229,7 @@ def a_small_append_drops_a_row_of_its_neighbour() -> Iterator[None]:
         rows[-1] -= 1
         return found._replace(table=found.table.slice(0, found.table.num_rows - 1), rows=rows)
 
-    with patched(gathering, "_alike", alike):
+    with patched(append_batcher, "_convert_together", convert_together):
         yield
 
 
@@ -238,7 +239,7 @@ def a_change_does_not_notice_what_others_appended() -> Iterator[None]:
     def news(self, state, time, keys=None, where=None):
         return self._none()
 
-    with patched(basis.Present, "news", news):
+    with patched(read_current.CurrentRows, "news", news):
         yield
 
 
@@ -248,20 +249,20 @@ def a_change_counts_what_was_written_ahead_twice() -> Iterator[None]:
     def plan_unsealed(state, lower, upper):
         return ()
 
-    with patched(basis, "plan_unsealed", plan_unsealed):
+    with patched(read_current, "plan_unsealed", plan_unsealed):
         yield
 
 
 @in_stores
 @bug
 def moving_late_rows_loses_one_of_them() -> Iterator[None]:
-    real = unsealed.by_rule
+    real = unsealed_write.apply_late_policy
 
-    def by_rule(table, name, first, late):
+    def apply_late_policy(table, name, first, late):
         kept, rows = real(table, name, first, late)
         return (kept.slice(0, max(kept.num_rows - 1, 0)), rows) if rows and late == "move" else (kept, rows)
 
-    with patched(unsealed, "by_rule", by_rule):
+    with patched(unsealed_write, "apply_late_policy", apply_late_policy):
         yield
 
 
@@ -293,14 +294,12 @@ def a_transaction_does_not_check_what_it_has_read() -> Iterator[None]:
 @in_stores
 @bug
 def the_reads_of_a_transaction_are_checked_before_its_commit_only() -> Iterator[None]:
-    real = transaction.group.Transaction
+    real = step_commit.StepCommit._transaction
 
     def whole(self, commands):
-        built = real_whole(self, commands)
-        return real(built.commands, ())
+        return step_commit.group.Transaction(real(self, commands).commands, ())
 
-    real_whole = Transaction._transaction
-    with patched(Transaction, "_transaction", whole):
+    with patched(step_commit.StepCommit, "_transaction", whole):
         yield
 
 
@@ -430,7 +429,7 @@ def the_end_of_a_store_does_not_wait_for_its_background() -> Iterator[None]:
 @in_stores
 @bug
 def a_change_is_made_by_one_key_more() -> Iterator[None]:
-    real = changing.keys_of
+    real = delta.keys_of
 
     def keys_of(rows, schema, names=None):
         keys = real(rows, schema, names)
@@ -439,5 +438,5 @@ def a_change_is_made_by_one_key_more() -> Iterator[None]:
             return pa.table({"k": pa.array([one, one + 1], pa.int64())})
         return keys
 
-    with patched(changing, "keys_of", keys_of):
+    with patched(delta, "keys_of", keys_of):
         yield

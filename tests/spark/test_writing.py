@@ -13,7 +13,7 @@ from timespine.core.transitions import AdvanceUpper
 from timespine.errors import SchemaChanged, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
 from timespine.spark import building, writing
-from timespine.spark.steps import ChangingByTasks
+from timespine.spark.changing import DeltaByTasksStep
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
 
@@ -188,7 +188,7 @@ def test_a_change_by_tasks_in_a_transaction_follows_what_others_committed(
     jobs = beside(monkeypatch, items, lambda: items.append([{"id": 7, "name": "more"}, {"id": 777, "name": "other"}]))
     with store.transaction() as tx:
         rows = frame(spark, 5, 10, "b")
-        tx.add(ChangingByTasks(items._access, "change", rows.select("id") if deletes else rows, deletes))
+        tx.add(DeltaByTasksStep(items._access, "change", rows.select("id") if deletes else rows, deletes))
         tx.append(notes, [{"id": 1}])
     assert tx.time == 2
     assert tx.replies[0].time == tx.replies[1].time == 2

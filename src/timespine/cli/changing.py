@@ -21,7 +21,7 @@ from timespine.cli.text import counted, typed
 from timespine.cli.writing import File, FormatOption
 from timespine.client.collection import Collection
 from timespine.client.inspecting import plain
-from timespine.client.writing import Committed
+from timespine.client.results import Committed
 from timespine.columnar.predicate import Constant
 from timespine.errors import UsageError
 

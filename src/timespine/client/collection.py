@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from timespine.client import changing, gathering, holds, lookup, unsealed
+from timespine.client import append_batcher, delta, holds, lookup, unsealed
 from timespine.client.access import Access
 from timespine.client.acquire import WAIT_S, seconds_of, wanted_of
+from timespine.client.batch_writer import Writer
 from timespine.client.change_feed import ChangeFeed
 from timespine.client.changes import Changes
 from timespine.client.commit_stream import CommitEvent, CommitStream
@@ -23,16 +24,18 @@ from timespine.client.inspecting import Inspection, inspect
 from timespine.client.merge_into import Merge
 from timespine.client.moments import Moment, Progress, to_ms
 from timespine.client.one_process import OneProcess
+from timespine.client.prepare import materialize_once
 from timespine.client.reads import Asked, read_changes, read_snapshot, read_updates
+from timespine.client.results import Committed, Sealed, Written
 from timespine.client.retention import Policy, Retention, policy_of
 from timespine.client.rows import Rows, Snapshot, Updates
-from timespine.client.unsealed import REFUSE, Sealed, Written
-from timespine.client.writer import Writer
-from timespine.client.writing import Committed
+from timespine.client.step_commit import commit_steps
+from timespine.client.transaction_steps import CommandStep, UnsealedWriteStep
+from timespine.client.unsealed_write import REFUSE
 from timespine.columnar.schema import Schema
 from timespine.columnar.visible import Window
 from timespine.core.state import HistoryEntry
-from timespine.core.transitions import AdvanceUpper, Command, Expired, Retain, RollUpAll
+from timespine.core.transitions import AdvanceUpper, Command, Expired, Retain, RollUpAll, Seal
 from timespine.errors import UsageError, shown
 from timespine.model.frontier import Frontier
 
@@ -90,7 +93,7 @@ class Collection(OneProcess):
         if is_spark_frame(rows):
             committed: Committed = handed("writing").append(self._access, rows, at, upper, expected_upper)
             return committed
-        return gathering.append(self._access, rows, at, upper, expected_upper)
+        return append_batcher.append_or_wait(self._access, rows, at, upper, expected_upper)
 
     def write(self, rows: Any, *, at: Moment | None = None, times: str | None = None, late: str = REFUSE) -> Written:
         """Make updates durable ahead of the seal: at any times that are not complete yet, in any order, by anybody.
@@ -102,7 +105,9 @@ class Collection(OneProcess):
         if is_spark_frame(rows):
             written: Written = handed("ahead").write(self._access, rows, at, times, late)
             return written
-        return unsealed.write(self._access, rows, at, times, late)
+        (done,) = commit_steps(UnsealedWriteStep(self._access, materialize_once(rows), at, times, late))
+        assert isinstance(done, Written)
+        return done
 
     def seal(self, upper: Progress) -> Sealed:
         """Say that nothing more comes before a time: what was written before it is part of the collection now.
@@ -110,7 +115,10 @@ class Collection(OneProcess):
         The same time again is fine; an earlier one is an error. With several coordinates it may be a list of times.
         Many collections at once: `store.seal`.
         """
-        return unsealed.seal(self._access, upper)
+        reached = self._access.frontier_of(upper)
+        (done,) = commit_steps(CommandStep(self._access, lambda: [Seal(reached)], sealed=reached))
+        assert isinstance(done, Sealed)
+        return done
 
     def upsert(self, rows: Any) -> Committed:
         """Rows take the place of those with the same key, or are added.
@@ -120,7 +128,7 @@ class Collection(OneProcess):
         if is_spark_frame(rows):
             committed: Committed = handed("changing").upsert(self._access, rows)
             return committed
-        return changing.upsert(self._access, rows)
+        return delta.change(self._access, delta.upsert_delta(rows), "upsert")
 
     def delete(self, keys: Any = None, *, where: Any = None) -> Committed:
         """Rows with these keys, or for which a condition holds, go.
@@ -131,19 +139,19 @@ class Collection(OneProcess):
         if is_spark_frame(keys) and where is None:
             committed: Committed = handed("changing").delete(self._access, keys)
             return committed
-        return changing.change(self._access, changing.deleting(keys, where), "delete")
+        return delta.change(self._access, delta.delete_delta(keys, where), "delete")
 
     def update(self, *, where: Any = None, set: Mapping[str, Any]) -> Committed:
         """Rows for which a condition holds get other values; all rows without one."""
-        return changing.change(self._access, changing.updating(where, set), "update")
+        return delta.change(self._access, delta.update_delta(where, set), "update")
 
     def replace(self, rows: Any, *, where: Any = None) -> Committed:
         """Rows for which a condition holds (all, without one) go, and these come instead."""
-        return changing.change(self._access, changing.replacing(where, rows), "replace")
+        return delta.change(self._access, delta.replace_delta(where, rows), "replace")
 
     def merge(self, source: Any) -> Merge[Committed]:
         """Begin a merge with matched and not matched clauses; `.execute()` carries it out."""
-        return Merge(partial(changing.change, self._access), source)
+        return Merge(partial(delta.change, self._access), source)
 
     def advance(self, upper: Progress) -> Sealed:
         """Say that nothing more comes before a time."""

@@ -16,15 +16,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from timespine.client.retry import RETRY
 from timespine.columnar.rows import project
 from timespine.columnar.schema import Field, Schema
 from timespine.core.group import Answers, Refused, Transaction
 from timespine.core.state import State
 from timespine.core.transitions import Append, AppendNext, Command, CompareAndAppend, Write
 from timespine.errors import SchemaChanged
-
-SCHEMA_ATTEMPTS = 16
-"""How often a commit is judged by a newer schema. Each time another process changed the schema in between."""
 
 Offer = Callable[[Transaction], Answers | Refused]
 
@@ -36,7 +34,7 @@ class Judge:
         self._newest = newest
         """Gives the newest state of a collection."""
         self._states: dict[str, State] = {}
-        self._left = SCHEMA_ATTEMPTS
+        self._left = RETRY.schema_judgements
 
     def apply(self, transaction: Transaction) -> Transaction:
         """The transaction as it is to be committed now; SchemaChanged if values would be lost."""

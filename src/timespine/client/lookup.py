@@ -12,8 +12,8 @@ from functools import reduce
 from itertools import takewhile
 from typing import Any
 
-from timespine.client.changing import keys_of
-from timespine.client.given import names_of
+from timespine.client.delta import keys_of
+from timespine.client.prepare import names_of
 from timespine.client.rows import Rows
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.predicate import Predicate

@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.basis import Compute, Difference, Grain, Look
-from timespine.client.changing import POLARS_ERRORS, as_expression, repeated, restricted
-from timespine.client.writing import once
+from timespine.client.delta import POLARS_ERRORS, as_expression, repeated, restricted
+from timespine.client.prepare import materialize_once
+from timespine.client.read_current import Compute, Grain, Look, RowDelta
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.predicate import is_row_by_row
@@ -84,7 +84,7 @@ class Merge(Generic[R]):
         """Carry the merge out, as one commit; of a transaction, with the rest of it."""
         if not self.clauses:
             raise UsageError("a merge needs at least one clause, such as when_matched_update()")
-        self.source = once(self.source)
+        self.source = materialize_once(self.source)
         return self.change(self._compute, "merge")
 
     def _with(self, kind: str, where: Any, values: dict[str, Any] | None) -> Merge[R]:
@@ -100,7 +100,7 @@ class Merge(Generic[R]):
         if len(keys) != source.num_rows and not only_inserts:
             raise UsageError("the source has several rows of the same key: a merge could not decide between them")
 
-        def difference(old: pa.Table) -> Difference:
+        def difference(old: pa.Table) -> RowDelta:
             if old.num_rows and old.column(DIFF).to_numpy().min() < 1:
                 raise UsageError("some rows count less than once: a merge needs rows")
             return self._difference(source, old, schema)
@@ -109,7 +109,7 @@ class Merge(Generic[R]):
         grain = Grain.KEYS if all(clause.is_row_by_row for clause in self.clauses) else Grain.ALL
         return Look(difference, keys=None if everything else keys, grain=grain)
 
-    def _difference(self, source: pa.Table, old: pa.Table, schema: Schema) -> Difference:
+    def _difference(self, source: pa.Table, old: pa.Table, schema: Schema) -> RowDelta:
         theirs = pl.DataFrame(pl.from_arrow(source))
         theirs = theirs.rename({name: SOURCE + name for name in theirs.columns})
         clash = next((name for name in theirs.columns if name in schema.names), None)
@@ -141,7 +141,7 @@ class Merge(Generic[R]):
             if clause.values is not None and len(taken):
                 new.append(_valued(taken, clause, schema))
         removed = pl.concat(gone).to_arrow() if gone else pa.array([], pa.uint32())
-        return Difference(old.take(removed), pa.concat_tables(new) if new else schema.arrow.empty_table())
+        return RowDelta(old.take(removed), pa.concat_tables(new) if new else schema.arrow.empty_table())
 
 
 _OURS, _THEIRS, _ROW = "\x01ours", "\x01theirs", "\x01row"

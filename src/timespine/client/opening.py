@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 
-from timespine.client.loading import as_path
+from timespine.client.file_source import as_path
 from timespine.client.store import Store
 from timespine.config import DEFAULT, Config
 from timespine.errors import CorruptionError, TimespineError, UsageError, shown

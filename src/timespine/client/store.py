@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from timespine.client import bulk_load, file_source
 from timespine.client.access import Access, Shared, decoded_schema
 from timespine.client.acquire import WAIT_S
 from timespine.client.alike import check_alike, check_merging, rule_of
@@ -33,16 +34,15 @@ from timespine.client.dropping import Dropping
 from timespine.client.handles import Handles
 from timespine.client.heart import Heart
 from timespine.client.leases import Leases
-from timespine.client.loading import load, source_of
 from timespine.client.maintenance import Maintenance
 from timespine.client.metrics import of_store
 from timespine.client.moments import Moment, Progress, checked_clock, to_time
 from timespine.client.nursery import Nursery, entry_of, shape_of
 from timespine.client.one_process import OneProcess
 from timespine.client.report import Report, said
+from timespine.client.results import Sealed
 from timespine.client.retention import Policy, Retention, change_deadline, change_policy, policy_of_store, retention_of
-from timespine.client.transaction import Transaction, listed
-from timespine.client.unsealed import Sealed
+from timespine.client.transaction import Transaction, as_list
 from timespine.client.vacuum import Vacuumed, vacuum
 from timespine.columnar.cache import PartCache
 from timespine.columnar.engine import Engine
@@ -276,7 +276,7 @@ class Store(OneProcess):
         unknown = next((option for option in options if option not in LOAD_OPTIONS), None)
         if unknown is not None:
             raise UsageError(f"load has no option {unknown}; there are: {', '.join(LOAD_OPTIONS)}")
-        arrow, batches = source_of(path)
+        arrow, batches = file_source.source_of(path)
         made = infer(arrow, key, cluster=cluster)
         check_name(name)
         if replace:
@@ -284,7 +284,7 @@ class Store(OneProcess):
         under = f"{name[:80]}.load-{fresh_id('')[:16]}" if replace else name
         collection, new = self._create(under, made, **options)
         try:
-            load(collection._access, batches, progress)
+            bulk_load.load(collection._access, batches, progress)
             if replace:
                 self.check_replaceable(name)
                 self._catalog.change(partial(taken_over, collection.id, name))
@@ -307,7 +307,7 @@ class Store(OneProcess):
         """Say of some collections, all or none, that nothing more comes before a time; by name, what it came to."""
         with self.transaction() as transaction:
             transaction.seal(collections, upper)
-        names = [each if isinstance(each, str) else each.name for each in listed(collections)]
+        names = [each if isinstance(each, str) else each.name for each in as_list(collections)]
         return dict(zip(names, transaction.replies, strict=True))
 
     def snapshot(
@@ -319,7 +319,7 @@ class Store(OneProcess):
         timeout: float | None = WAIT_S,
     ) -> Cut:
         """Several collections as of one time; the largest that is complete in all of them, if none is named."""
-        given = listed(collections)
+        given = as_list(collections)
         if not all(isinstance(each, str | Collection) for each in given):
             raise UsageError("name the collections, or give them as they are")
         names = [each for each in given if isinstance(each, str)]

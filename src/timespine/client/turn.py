@@ -24,6 +24,7 @@ import msgspec
 
 from timespine.client.driver import Driver
 from timespine.client.refusals import is_taken
+from timespine.client.retry import RETRY
 from timespine.config import TURN_MS_MAX
 from timespine.core.effects import Protocol, Sleep
 from timespine.core.group import Answers, Refused, Transaction
@@ -34,10 +35,6 @@ from timespine.errors import Indeterminate, TimespineError
 
 if TYPE_CHECKING:
     from timespine.client.committer import Committer
-
-LOSSES_MAX = 3
-"""How often a change is placed beside the others. Then they wait until it is in: the other threads of its process also
-while it is worked out again, the other processes for a turn."""
 
 PAUSE_MS = 2
 """The first pause of a transaction that waits for a turn; it doubles up to `PAUSE_MAX_MS`."""
@@ -105,7 +102,7 @@ class Turn:
 
     def commit(self, losses: int, commit: Callable[[Place], Answers], place: Place) -> Answers:
         """Commit what `place` makes with `commit`, which calls it when no other thread of the process commits."""
-        if losses < LOSSES_MAX or not self._collections:
+        if losses < RETRY.quick_losses or not self._collections:
             return commit(place)
         try:
             while self._is_free_in_time():

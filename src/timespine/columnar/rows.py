@@ -23,7 +23,7 @@ from timespine.model.time import INT64_MAX, INT64_MIN, check_time
 DEFAULT_BLOCK_BYTES = 1 << 20
 """Bytes of a repeated default that are made once and then shared."""
 
-__all__ = ["conform", "project", "sources", "to_arrow", "updates"]
+__all__ = ["conform", "project", "sources", "to_arrow", "update_table", "updates"]
 
 
 def conform(table: pa.Table, schema: Schema) -> pa.Table:
@@ -35,12 +35,16 @@ def conform(table: pa.Table, schema: Schema) -> pa.Table:
 
 
 def updates(rows: object, schema: Schema, at: tuple[int, ...] | None, diff: int | None = 1) -> pa.Table:
-    """Rows as an update table.
+    """Convert rows of any kind to an update table: see `update_table`."""
+    return update_table(to_arrow(rows, schema), schema, at, diff)
+
+
+def update_table(table: pa.Table, schema: Schema, at: tuple[int, ...] | None, diff: int | None = 1) -> pa.Table:
+    """Give a table the columns of an update table.
 
     Rows may have times and diffs of their own; those that have none are given `at` and `diff`.
     Diffs of zero may be there: consolidation drops them.
     """
-    table = to_arrow(rows, schema)
     check_names(table.column_names, schema, schema.system_names)
     if at is not None:
         check_time(at, schema.arity)

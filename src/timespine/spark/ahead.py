@@ -6,26 +6,30 @@ and with the number of the batch, if it is one of a stream.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
-from timespine.client import unsealed
 from timespine.client.access import Access
-from timespine.client.changing import contention
 from timespine.client.moments import Moment, to_user
-from timespine.client.storing import Runs, count_appended
-from timespine.client.unsealed import LATE, NOTHING, REFUSE, Written, count_late, too_late
-from timespine.client.writing import Together, commit_together
+from timespine.client.prepare import PreparedRows
+from timespine.client.results import NOTHING, Written
+from timespine.client.stage import Runs, count_appended
+from timespine.client.step_commit import commit_steps
+from timespine.client.time_column import milliseconds, with_times
+from timespine.client.transaction_steps import CommandStep, Step, UnsealedWriteStep, sealed_for
+from timespine.client.unsealed_write import LATE, REFUSE, count_late, late_rows_error
 from timespine.columnar.schema import DIFF, TIME, Schema
-from timespine.core.transitions import Write
+from timespine.core.transitions import Command, Write
 from timespine.errors import UsageError, shown
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 from timespine.spark.building import Ahead, latest_of, refuse_null_keys, written
-from timespine.spark.job import Job, Sent
+from timespine.spark.job import Job, Sent, Together
 from timespine.spark.sealing import NONE, Rule, rule_of
 from timespine.spark.types import check_frame
 from timespine.spark.writing import built, extent, taken
@@ -65,7 +69,7 @@ def check_times(given: StructType, access: Access, schema: Schema, times: str) -
             "and so on: give whole numbers"
         )
     # What is left is said of every batch too; here it is said before anything is done.
-    unsealed.milliseconds(pa.chunked_array([], kind), times)
+    milliseconds(pa.chunked_array([], kind), times)
 
 
 def _without(given: StructType, name: str) -> StructType:
@@ -98,14 +102,15 @@ def write_frame(access: Access, frame: DataFrame, how: Ahead, together: Together
 def write_few(access: Access, few: pa.Table, how: Ahead, together: Together = ()) -> Written:
     """Write rows that are on the driver. What goes together with them is committed also if there are none."""
     table = timed(access, few, how)
-    return unsealed.write(access, table, late=how.late, together=(*how.rule.commands(latest_of(table)), *together))
+    seal = how.rule.commands(latest_of(table))
+    return _commit(UnsealedWriteStep(access, table, None, None, how.late), (*seal, *together))
 
 
 def timed(access: Access, few: pa.Table, how: Ahead) -> pa.Table:
     """Rows that are on the driver, with their times."""
     _, schema = access.schema(access.known())
     refuse_null_keys(few, schema)
-    return unsealed.with_times(few, schema, how.times)
+    return with_times(few, schema, how.times)
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -134,7 +139,7 @@ class Parts(msgspec.Struct, frozen=True):
         if upper.is_closed:
             raise access.closed()
         if not upper <= lower:
-            raise too_late(access, lower, upper)
+            raise late_rows_error(access, lower, upper)
         parts = tuple(part for run in self.runs for part in run.parts)
         return (Write(lower, last, parts, self.id, access.config.inline_total_bytes), *rule.commands(self.latest))
 
@@ -162,20 +167,8 @@ def build(job: Job, frame: DataFrame, how: Ahead, upper: Frontier) -> Parts:
 
 
 def write_many(access: Access, frame: DataFrame, how: Ahead, together: Together = ()) -> Written:
-    """Executors write the rows; the driver commits what points at them. Again, if more is too late by then."""
-    attempts = access.config.commit_attempts
-    for _ in range(attempts):
-        id, schema = access.schema(access.state())
-        parts = None
-        try:
-            with Job(access, id, schema, None) as job:
-                parts = build(job, frame, how, access.known().upper)
-                return commit_parts(access, parts, how, (*together, *job.end()))
-        except UsageError:
-            if parts is None or not is_stale(parts, how, access.state().upper):
-                raise
-            access.committer.session.count("changes started again")
-    raise contention(access.name, attempts)
+    """Let executors write the rows, and commit what points at them; again, if more is too late by then."""
+    return _commit(WriteByTasksStep(access, how, None, frame), together)
 
 
 def is_stale(parts: Parts, how: Ahead, upper: Frontier) -> bool:
@@ -185,8 +178,57 @@ def is_stale(parts: Parts, how: Ahead, upper: Frontier) -> bool:
 
 def commit_parts(access: Access, parts: Parts, how: Ahead, together: Together) -> Written:
     """Commit what tasks have written, and what seals, `together` with other commands."""
-    commands = (*parts.commands(access, how.rule, access.known().upper), *together)
-    answers = commit_together(access, commands) if commands else None
-    count_late(access, how.late, parts.late)
-    count_appended(access, parts.runs, parts.rows)
-    return parts.said(*((answers[0], answers.seqno(access.id)) if answers is not None else (None, None)))
+    return _commit(WritePartsStep(access, how, parts), together)
+
+
+def _commit(step: Step, together: Together) -> Written:
+    written: Written = commit_steps(step, CommandStep.of(step.access, *together))[0]
+    return written
+
+
+@dataclass(slots=True)
+class WritePartsStep(Step):
+    """Many rows ahead of the seal that tasks have written, and the seal by rule."""
+
+    how: Ahead
+    parts: Parts | None
+
+    def next_upper(self, upper: Frontier, at: int | None) -> Frontier:
+        sealed = self.how.rule.upper(self.parts.latest) if self.parts is not None else None
+        return upper if sealed is None else upper.join(sealed)
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        assert self.parts is not None
+        return list(self.parts.commands(self.access, self.how.rule, upper))
+
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> Written:
+        assert self.parts is not None
+        count_late(self.access, self.how.late, self.parts.late)
+        count_appended(self.access, self.parts.runs, self.parts.rows)
+        return self.parts.said(replies[0] if replies else None, seqno)
+
+
+@dataclass(slots=True)
+class WriteByTasksStep(WritePartsStep):
+    """Many rows ahead of the seal, which tasks write when the step is prepared."""
+
+    frame: DataFrame
+    job: Job | None = None
+    placed: Frontier | None = None
+    """Where the steps before it leave the upper, at the times where they are placed."""
+
+    @property
+    def is_stale(self) -> bool:
+        return self.parts is not None and is_stale(self.parts, self.how, sealed_for(self.access, self.placed))
+
+    def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
+        id, schema = self.access.schema(self.access.state())
+        self.job = stack.enter_context(Job(self.access, id, schema, None))
+        self.parts = build(self.job, self.frame, self.how, upper)
+        self.placed = None
+        return None
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        assert self.job is not None
+        self.placed = upper
+        return [*WritePartsStep.commands(self, runs, upper, at), *self.job.end()]

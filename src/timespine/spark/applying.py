@@ -17,20 +17,24 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.access import Access
-from timespine.client.basis import Compute, Difference, Grain, Look
-from timespine.client.changing import change
-from timespine.client.writing import Committed, Together
+from timespine.client.read_current import Compute, Grain, Look, RowDelta
+from timespine.client.results import Committed
+from timespine.client.step_commit import commit_steps
+from timespine.client.transaction_steps import CommandStep, DeltaStep
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform
 from timespine.columnar.schema import Schema
 from timespine.errors import UsageError, shown
 from timespine.spark.building import refuse_null_keys
+from timespine.spark.job import Together
 from timespine.spark.kinds import CHANGE_TYPE, COMES, COMMIT_VERSION, GOES, PASSED_OVER, SEQUENCE
 
 
 def apply(access: Access, rows: pa.Table, sequence: str | None, together: Together = ()) -> Committed:
     """Apply changes to a collection, `together` with other commands."""
-    return change(access, applying(access, rows, sequence), "apply", together)
+    step = DeltaStep(access, applying(access, rows, sequence), "apply")
+    committed: Committed = commit_steps(step, CommandStep.of(access, *together))[0]
+    return committed
 
 
 def applying(access: Access, rows: pa.Table, sequence: str | None) -> Compute:
@@ -44,7 +48,7 @@ def applying(access: Access, rows: pa.Table, sequence: str | None) -> Compute:
         names = [name for name in last.column_names if name in schema.names]
         came = conform(last.filter(pa.array(_kinds(last) == "come")).select(names), schema)
         keys = conform(last.select(names), schema).select(list(schema.key_names))
-        return Look(lambda old: Difference(old, came), keys=KeySet(keys), grain=Grain.NEWS)
+        return Look(lambda old: RowDelta(old, came), keys=KeySet(keys), grain=Grain.NEWS)
 
     return compute
 

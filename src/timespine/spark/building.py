@@ -14,10 +14,11 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.basis import Difference, delta_of, timed
-from timespine.client.changing import keys_of
+from timespine.client.delta import keys_of
 from timespine.client.driver import fresh_id
-from timespine.client.unsealed import REFUSE, by_rule, with_times
+from timespine.client.read_current import RowDelta, at_time, delta_of
+from timespine.client.time_column import with_times
+from timespine.client.unsealed_write import REFUSE, apply_late_policy
 from timespine.columnar.builder import BatchBuilder
 from timespine.columnar.keyfilter import filter_of
 from timespine.columnar.keyset import KeySet
@@ -197,7 +198,7 @@ def write_rows(building: Building, ahead: Ahead, first: int, batches: Batches) -
             latest = latest_of(table, latest)
             rows += table.num_rows
             if ahead.late != REFUSE:
-                table, moved = by_rule(table, TIME, first, ahead.late)
+                table, moved = apply_late_policy(table, TIME, first, ahead.late)
                 late += moved
             builder.add(updates(table, building.schema, None))
         return Taken(_finished(building, builder), rows, late, latest)
@@ -228,25 +229,25 @@ def change_rows(changing: Changing, batches: Batches) -> Taken:
         return Taken(None, table.num_rows, keys=keys)
     assert building.at is not None
     with building.builder(Order.SORTED) as builder:
-        ordered = timed(delta, schema, building.at[0])
+        ordered = at_time(delta, schema, building.at[0])
         builder.add(ordered)
         return Taken(_finished(building, builder), table.num_rows, keys=keys)
 
 
-def _difference(changing: Changing, table: pa.Table) -> tuple[Difference, bytes]:
+def _difference(changing: Changing, table: pa.Table) -> tuple[RowDelta, bytes]:
     """What rows change, and the filter of the keys that were looked up for it."""
     schema = changing.building.schema
     if changing.deletes:
         refuse_null_keys(table, schema)
         found = keys_of(table, schema)
-        return Difference(_present(changing, KeySet(found)), schema.arrow.empty_table()), filter_of(found)
+        return RowDelta(_present(changing, KeySet(found)), schema.arrow.empty_table()), filter_of(found)
     new = conform(table, schema)
     refuse_null_keys(new, schema)
     found = new.select(list(schema.key_names))
     keys = KeySet(found)
     if len(keys) != new.num_rows:
         raise UsageError(f"{new.num_rows - len(keys)} rows repeat the key of another one: give each key once")
-    return Difference(_present(changing, keys), new), filter_of(found)
+    return RowDelta(_present(changing, keys), new), filter_of(found)
 
 
 def _present(changing: Changing, keys: KeySet) -> pa.Table:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client import changing
 from timespine.client.access import Access
-from timespine.client.basis import Pending, Present, negated, present
-from timespine.client.changing import begun_again, place, restricted
-from timespine.client.storing import Runs, count_appended
-from timespine.client.writing import Committed, Together, commit_together
+from timespine.client.delta import delete_keys_delta, restricted, upsert_delta
+from timespine.client.prepare import PreparedRows
+from timespine.client.read_current import CurrentRows, PendingDelta, negated, read_current
+from timespine.client.results import Committed
+from timespine.client.stage import Runs, count_appended
+from timespine.client.step_commit import commit_steps
+from timespine.client.transaction_steps import CommandStep, DeltaStep, DependsOnRead, Step
 from timespine.columnar.keyfilter import KeyFilter
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.rows import conform
@@ -21,9 +24,11 @@ from timespine.columnar.slice import cut
 from timespine.columnar.visible import Window
 from timespine.columnar.wanted import Wanted
 from timespine.core.state import State
+from timespine.core.transitions import Command
 from timespine.errors import UsageError
+from timespine.model.frontier import Frontier
 from timespine.spark.building import Changing, changed, refuse_null_keys
-from timespine.spark.job import Job
+from timespine.spark.job import Job, Together
 from timespine.spark.names import quoted
 from timespine.spark.tasks import Batches
 from timespine.spark.types import brought_back, check_frame, check_keys
@@ -37,9 +42,9 @@ def upsert(access: Access, frame: DataFrame, together: Together = ()) -> Committ
     """Rows take the place of those with the same key, or are added."""
     schema, few = looked_at(access, frame)
     if few is not None:
-        return changing.upsert(access, few, together)
+        return _commit(DeltaStep(access, upsert_delta(few), "upsert"), together)
     refuse_keyless(schema)
-    return _change(access, frame, "upsert", together, deletes=False)
+    return _commit(DeltaByTasksStep(access, "upsert", frame, deletes=False), together)
 
 
 def delete(access: Access, frame: DataFrame, together: Together = ()) -> Committed:
@@ -48,8 +53,13 @@ def delete(access: Access, frame: DataFrame, together: Together = ()) -> Committ
     keys = keys_of(frame, schema)
     schema, few = looked_at(access, keys)
     if few is not None:
-        return changing.delete_keys(access, few, together)
-    return _change(access, keys.distinct(), "delete", together, deletes=True)
+        return _commit(DeltaStep(access, delete_keys_delta(few), "delete"), together)
+    return _commit(DeltaByTasksStep(access, "delete", keys.distinct(), deletes=True), together)
+
+
+def _commit(step: Step, together: Together) -> Committed:
+    committed: Committed = commit_steps(step, CommandStep.of(step.access, *together))[0]
+    return committed
 
 
 def keys_of(frame: DataFrame, schema: Schema) -> DataFrame:
@@ -73,27 +83,8 @@ def looked_at(access: Access, frame: DataFrame) -> tuple[Schema, pa.Table | None
     return schema, few
 
 
-def _change(access: Access, frame: DataFrame, operation: str, together: Together, *, deletes: bool) -> Committed:
-    """Work out the difference by executors, and append it, whatever others commit meanwhile."""
-    access.committer.check_writable()
-    with access.changing:
-        return begun_again(access, lambda: _change_once(access, frame, operation, together, deletes=deletes))
-
-
-def _change_once(access: Access, frame: DataFrame, operation: str, together: Together, *, deletes: bool) -> Committed:
-    with present(access) as now:
-        with Job(access, now.id, now.schema, (now.time,)) as job:
-            pending = worked_out(now, job, frame, operation, deletes=deletes)
-            ends = (*together, *job.end())
-            if not pending.runs:
-                return Committed(None, now.upper, 0, commit_together(access, ends).seqno(access.id))
-            answers = place(pending, pending.runs, ends)
-        count_appended(access, pending.runs, pending.rows)
-        return Committed(now.time, answers[0], pending.stored, answers.seqno(access.id))
-
-
 @dataclass(slots=True)
-class ByTasks(Pending):
+class ByTasks(PendingDelta):
     """A difference that tasks have worked out, each for the keys of its partition."""
 
     frame: DataFrame | None = None
@@ -118,7 +109,45 @@ class ByTasks(Pending):
         return negated(news.filter(KeySet(found).mask(news)))
 
 
-def worked_out(now: Present, job: Job, frame: DataFrame, operation: str, *, deletes: bool) -> ByTasks:
+@dataclass(slots=True)
+class DeltaByTasksStep(DependsOnRead):
+    """A delta to the rows that are there, computed by tasks."""
+
+    operation: str
+    frame: DataFrame
+    deletes: bool
+    must_hold: bool = False
+    """Whether a delta of no rows is committed too, because other rows rely on it."""
+    job: Job | None = None
+    delta: ByTasks | None = None
+
+    @property
+    def pending(self) -> ByTasks:
+        assert self.delta is not None  # it was prepared
+        return self.delta
+
+    def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
+        now = stack.enter_context(read_current(self.access, at))
+        self.job = stack.enter_context(Job(self.access, now.id, now.schema, (now.time,)))
+        self.delta = worked_out(now, self.job, self.frame, self.operation, deletes=self.deletes)
+        return None
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        assert self.job is not None
+        pending = self.pending
+        changes = [pending.command(pending.runs)] if self.must_hold or pending.stored else []
+        return [*changes, *self.job.end()]
+
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
+        pending = self.pending
+        if not pending.stored and not self.must_hold:
+            return Committed(None, pending.now.upper, 0, seqno)
+        pending.done()
+        count_appended(self.access, pending.runs, pending.rows)
+        return Committed(at if pending.stored else None, replies[0], pending.stored, seqno)
+
+
+def worked_out(now: CurrentRows, job: Job, frame: DataFrame, operation: str, *, deletes: bool) -> ByTasks:
     """The difference that rows make to those that are there, by tasks."""
     now.access.committer.session.count("changes read")
     task = changed(Changing(job.building, _slice_of(now), deletes))
@@ -155,7 +184,7 @@ def _by_key(schema: Schema) -> Schema:
     return Schema(schema.fields, schema.key, (), schema.arity, schema.next_id)
 
 
-def _slice_of(now: Present) -> bytes | None:
+def _slice_of(now: CurrentRows) -> bytes | None:
     """The collection as it is read, for tasks to look their keys up in; None if it is empty."""
     if now.plan is None:
         return None

@@ -12,14 +12,14 @@ import pyarrow as pa
 from timespine.client.access import Access
 from timespine.client.changes import CHANGE_TYPE
 from timespine.client.collection import Collection
-from timespine.client.unsealed import Written
-from timespine.client.writing import Committed, Together
+from timespine.client.results import Committed, Written
 from timespine.columnar.schema import Schema
 from timespine.errors import AlreadyIn, UsageError, shown
 from timespine.spark import changing, writing
 from timespine.spark.ahead import ahead, write_frame
 from timespine.spark.applying import apply
 from timespine.spark.building import Ahead
+from timespine.spark.job import Together
 from timespine.spark.opened import collection_of
 from timespine.spark.options import APPEND, DELETE, UPSERT, Target
 from timespine.spark.place import place_of

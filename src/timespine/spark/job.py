@@ -10,8 +10,7 @@ import msgspec
 
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
-from timespine.client.storing import delete_unused, surely_not
-from timespine.client.writing import Together
+from timespine.client.stage import delete_unused, did_not_commit
 from timespine.columnar.flush import flush_to_blob
 from timespine.columnar.run_writer import RunWriter
 from timespine.columnar.runs import delete_keys
@@ -19,11 +18,14 @@ from timespine.columnar.schema import Schema
 from timespine.columnar.transmit import decode_batch
 from timespine.columnar.upload import Target
 from timespine.core.hollow import HollowBatch, Run
-from timespine.core.transitions import ExpireWriter, RegisterWriter
+from timespine.core.transitions import Command, ExpireWriter, RegisterWriter
 from timespine.errors import TimespineError, UsageError
 from timespine.model.time import Time
 from timespine.spark.building import Building
 from timespine.spark.place import place_of
+
+Together = tuple[Command, ...]
+"""Commands that are committed with the rows of a DataFrame, all or nothing."""
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -79,7 +81,9 @@ class Job:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self._access.shared.writing.pop((self._access.id, self.writer), None)
         if value is not None:
-            self._give_up(is_sure=not self._is_committing or (isinstance(value, TimespineError) and surely_not(value)))
+            self._give_up(
+                is_sure=not self._is_committing or (isinstance(value, TimespineError) and did_not_commit(value))
+            )
 
     def _give_up(self, *, is_sure: bool) -> None:
         """End the writer, and delete what it put if that is surely not committed. What fails is left to the sweep."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from timespine.client.moments import to_ms
-from timespine.client.writing import Together, after
-from timespine.core.transitions import AdvanceUpper
+from timespine.client.prepare import upper_after
+from timespine.core.transitions import AdvanceUpper, Command
 from timespine.errors import UsageError, shown
 from timespine.model.frontier import Frontier
 
@@ -33,9 +33,9 @@ class Rule:
         """How far everything is complete after a batch whose largest time is this; None if it says nothing of that."""
         if self.delay is None or latest is None or latest < self.delay:
             return None
-        return after(latest - self.delay)
+        return upper_after(latest - self.delay)
 
-    def commands(self, latest: int | None) -> Together:
+    def commands(self, latest: int | None) -> tuple[Command, ...]:
         """What seals, to be committed with the batch.
 
         SUBTLE: not `Seal`, which refuses to go back. Batches may come in any order, and others may seal further

@@ -22,15 +22,17 @@ from pyspark.sql.types import StructType
 
 from timespine.client.access import Access
 from timespine.client.changes import CHANGE_TYPE
-from timespine.client.changing import delete_keys
-from timespine.client.unsealed import REFUSE, Written
-from timespine.client.writing import Committed, Together, commit_together
+from timespine.client.delta import delete_keys_delta
+from timespine.client.results import Committed, Written
+from timespine.client.step_commit import commit_steps
+from timespine.client.transaction_steps import CommandStep, DeltaStep
+from timespine.client.unsealed_write import REFUSE
 from timespine.columnar.schema import Schema
 from timespine.errors import AlreadyIn, UsageError
 from timespine.spark.ahead import ahead, check_times, commit_parts, parts_of, write_few
 from timespine.spark.applying import apply
 from timespine.spark.building import Ahead, Building, Taken, append_rows, refuse_null_keys, sent, write_rows
-from timespine.spark.job import Sent, delete_sent, gathered
+from timespine.spark.job import Sent, Together, delete_sent, gathered
 from timespine.spark.opened import collection_of
 from timespine.spark.options import APPEND, DELETE, UPSERT, Options
 from timespine.spark.place import place_of
@@ -117,7 +119,9 @@ class _Writing:
         if self._mode == DELETE:
             keys = table.select(list(self._building.schema.key_names))
             refuse_null_keys(keys, self._building.schema)
-            return delete_keys(access, keys, together)
+            step = DeltaStep(access, delete_keys_delta(keys), "delete")
+            committed: Committed = commit_steps(step, CommandStep.of(access, *together))[0]
+            return committed
         return apply(access, table, self._options.text("sequenceBy"), together)
 
     def _commit_rows(self, access: Access, tables: list[pa.Table], how: Ahead, together: Together) -> Written | None:
@@ -129,7 +133,7 @@ class _Writing:
                 LOG.warning("%s: %d rows came too late, by rule: %s", access.name, done.late, how.late)
             return done
         if together:
-            commit_together(access, together)
+            commit_steps(CommandStep.of(access, *together))
         return None
 
     def abort(self, messages: list[Any], *_: object) -> None:

@@ -16,28 +16,28 @@ from typing import TYPE_CHECKING, Any
 
 from timespine.client.access import Access
 from timespine.client.changes import CHANGE_TYPE
-from timespine.client.changing import deleting_keys, upserting
 from timespine.client.collection import Collection
+from timespine.client.delta import delete_keys_delta, upsert_delta
 from timespine.client.handing import is_spark_frame
-from timespine.client.steps import Built, Changing, Telling, Writing
+from timespine.client.prebuilt_steps import PrebuiltAppendStep
+from timespine.client.prepare import next_free_time
+from timespine.client.results import Committed, Written
 from timespine.client.store import Store
 from timespine.client.transaction import Transaction
-from timespine.client.unsealed import Written
-from timespine.client.writing import Committed, free_time
+from timespine.client.transaction_steps import CommandStep, DeltaStep, UnsealedWriteStep
 from timespine.columnar.schema import TIME, Schema
 from timespine.errors import AlreadyIn, UsageError, shown
 from timespine.spark import writing
-from timespine.spark.ahead import ahead, check_times, timed
+from timespine.spark.ahead import WriteByTasksStep, ahead, check_times, timed
 from timespine.spark.applying import applying
 from timespine.spark.building import Ahead, appended, latest_of, refuse_null_keys
-from timespine.spark.changing import keys_of, looked_at, refuse_keyless
+from timespine.spark.changing import DeltaByTasksStep, keys_of, looked_at, refuse_keyless
 from timespine.spark.each_batch import few_changes, query_of, refuse_nameless
 from timespine.spark.job import Job
 from timespine.spark.opened import store_of
 from timespine.spark.options import APPEND, DELETE, UPSERT
 from timespine.spark.place import place_of
 from timespine.spark.sinks import Sink
-from timespine.spark.steps import ChangingByTasks, WritingByTasks
 from timespine.spark.types import check_frame
 
 if TYPE_CHECKING:
@@ -187,41 +187,42 @@ class Piece:
             return
         state = access.known()
         id, schema = access.schema(state)
-        at = free_time(access, state)
+        at = next_free_time(access, state.upper)
         job = jobs.enter_context(Job(access, id, schema, (at,)))
         runs, rows = job.runs(writing.built(frame, schema, appended(job.building)))
-        tx.add(Built(access, written=at, rows=rows, runs=runs))
-        tx.add(Telling(access, lambda: list(job.end())))
+        tx.add(PrebuiltAppendStep(access, written=at, rows=rows, runs=runs))
+        tx.add(CommandStep(access, job.end))
 
     def _change(self, tx: Transaction, access: Access, schema: Schema) -> None:
         frame, deletes = self.frame, self.mode == DELETE
         if not deletes and (CHANGE_TYPE in frame.columns or self.sequence is not None):
             changes = few_changes(frame, schema, self.sequence)
-            tx.add(Changing(access, applying(access, changes, self.sequence), "apply"))
+            tx.add(DeltaStep(access, applying(access, changes, self.sequence), "apply", must_hold=True))
             return
         if deletes:
             frame = keys_of(frame, schema)
         schema, few = looked_at(access, frame)
         if few is not None:
-            tx.add(Changing(access, deleting_keys(few) if deletes else upserting(few), self.mode))
+            compute = delete_keys_delta(few) if deletes else upsert_delta(few)
+            tx.add(DeltaStep(access, compute, self.mode, must_hold=True))
             return
         if deletes:
             frame = frame.distinct()
         else:
             refuse_keyless(schema)
-        tx.add(ChangingByTasks(access, self.mode, frame, deletes))
+        tx.add(DeltaByTasksStep(access, self.mode, frame, deletes, must_hold=True))
 
     def _write(self, tx: Transaction, access: Access, schema: Schema, how: Ahead) -> None:
         check_times(self.frame.schema, access, schema, how.times)
         few = writing.taken(self.frame, schema)
         if few is None:
-            tx.add(WritingByTasks(access, self.frame, how))
+            tx.add(WriteByTasksStep(access, how, None, self.frame))
             return
         table = timed(access, few, how)
-        tx.add(Writing(access, table, None, None, how.late))
+        tx.add(UnsealedWriteStep(access, table, None, None, how.late))
         latest = latest_of(table)
         if how.rule.upper(latest) is not None:
-            tx.add(Telling(access, lambda: list(how.rule.commands(latest)), sealed=how.rule.upper(latest)))
+            tx.add(CommandStep(access, lambda: how.rule.commands(latest), sealed=how.rule.upper(latest)))
 
 
 def _items(given: Any) -> list[tuple[Any, Any]]:

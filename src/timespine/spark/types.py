@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client.changing import keys_of
-from timespine.client.given import refuse_missing
+from timespine.client.delta import keys_of
+from timespine.client.prepare import refuse_missing
 from timespine.columnar.cast import mismatch
 from timespine.columnar.intake import check_names
 from timespine.columnar.schema import Schema, is_reserved

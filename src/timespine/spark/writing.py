@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client import writing
 from timespine.client.access import Access
+from timespine.client.append import append_step
 from timespine.client.moments import Moment, Progress, to_user
-from timespine.client.storing import count_appended
-from timespine.client.writing import Committed, Together, check_not_before
+from timespine.client.prebuilt_steps import PrebuiltAppendAtStep, PrebuiltAppendStep
+from timespine.client.prepare import check_not_before, next_free_time, rows_beyond_error, upper_of_append
+from timespine.client.results import Committed
+from timespine.client.step_commit import commit_steps
+from timespine.client.transaction_steps import CommandStep, Step
 from timespine.columnar.parts import meta_of
 from timespine.columnar.schema import Schema
 from timespine.columnar.types import is_nested
@@ -21,7 +24,7 @@ from timespine.errors import CorruptionError, UsageError
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 from timespine.spark.building import DDL, appended, named, refuse_null_keys
-from timespine.spark.job import Job, Sent
+from timespine.spark.job import Job, Sent, Together
 from timespine.spark.types import brought_back, check_frame
 from timespine.spark.workers import check_workers
 
@@ -63,7 +66,9 @@ def append_few(
     """Append rows that are on the driver."""
     _, schema = access.schema(access.known())
     refuse_null_keys(few, schema)
-    return writing.append(access, few, at, upper, expected_upper, operation, together)
+    step = append_step(access, few, at, upper, expected_upper, operation)
+    committed: Committed = commit_steps(step, CommandStep.of(access, *together))[0]
+    return committed
 
 
 def taken(frame: DataFrame, schema: Schema) -> pa.Table | None:
@@ -108,7 +113,7 @@ def when(
         return When(given, False, upper, expected)
     if schema.arity != 1:
         raise UsageError("with several coordinates say at which time the rows are: at=(...)")
-    free = max(writing.free_time(access, state), expected.time if expected is not None else 0)
+    free = max(next_free_time(access, state.upper), expected.time if expected is not None else 0)
     return When((free,), expected is None and upper is None, upper, expected)
 
 
@@ -130,19 +135,23 @@ def commit_runs(
     together: Together = (),
 ) -> Committed:
     """Commit what tasks have built."""
+    step = _runs_step(access, schema, runs, rows, moment, operation)
+    committed: Committed = commit_steps(step, CommandStep.of(access, *together))[0]
+    return committed
+
+
+def _runs_step(access: Access, schema: Schema, runs: tuple[Run, ...], rows: int, moment: When, operation: str) -> Step:
+    """Make the step that appends what tasks have built."""
     if moment.is_free and moment.at is not None:
-        done = writing.commit_next(access, runs, rows, moment.at[0], operation, together)
-    else:
-        lower, latest = (Frontier((moment.at,)), moment.at) if moment.at is not None else extent(runs)
-        check_not_before(moment.expected, lower)
-        upper = writing.upper_of(access, moment.upper, latest, schema)
-        if upper.less_equal(latest):
-            raise UsageError(f"some rows are at or after the upper {upper} that this append is to complete")
-        answers = writing.commit_between(access, runs, rows, lower, upper, moment.expected, operation, together)
-        time = to_user(latest) if lower.elements == (latest,) else None
-        done = Committed(time, answers[0], rows, answers.seqno(access.id))
-    count_appended(access, runs, rows)
-    return done
+        written = moment.at[0]
+        return PrebuiltAppendStep(access, [], operation, floats=True, written=written, rows=rows, runs=runs)
+    lower, latest = (Frontier((moment.at,)), moment.at) if moment.at is not None else extent(runs)
+    check_not_before(moment.expected, lower)
+    upper = upper_of_append(access, moment.upper, latest, schema)
+    if upper.less_equal(latest):
+        raise rows_beyond_error(upper)
+    time = to_user(latest) if lower.elements == (latest,) else None
+    return PrebuiltAppendAtStep(access, runs, rows, lower, upper, moment.expected, operation, time)
 
 
 def built(frame: DataFrame, schema: Schema, task: Any) -> list[Sent]:

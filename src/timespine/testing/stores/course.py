@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import sys
@@ -12,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
-from timespine.client import driver, turn
+from timespine.client import driver, retry, turn
 from timespine.client.collection import Collection
 from timespine.client.store import Store
 from timespine.core.state import State, Status
@@ -275,12 +276,12 @@ def quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def impatient() -> Iterator[None]:
     """Changes claim a turn after their first loss: histories are too short for many."""
-    before = turn.LOSSES_MAX
-    vars(turn)["LOSSES_MAX"] = 1
+    before = retry.RETRY
+    vars(turn)["RETRY"] = dataclasses.replace(before, quick_losses=1)
     try:
         yield
     finally:
-        vars(turn)["LOSSES_MAX"] = before
+        vars(turn)["RETRY"] = before
 
 
 @contextlib.contextmanager

@@ -1,40 +1,24 @@
-"""Bulk load: an existing Parquet or Delta table becomes a collection, at the speed of the disk.
-
-Files are read and parts are written as streams; memory stays within the bound of
-a few parts. All rows appear at once, at one time, in one commit.
-"""
+"""Files to load: a Parquet file, a folder of them, or a Delta table, as a schema and a stream of rows."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from timespine.client.access import Access
-from timespine.client.bounded import BATCH_ROWS, bounded, file_batches
-from timespine.client.given import with_keys
-from timespine.client.storing import count_appended, surely_not
-from timespine.client.writer import Writer
-from timespine.client.writing import Committed, after
-from timespine.columnar.rows import updates
+from timespine.client.bounded import BATCH_ROWS, file_batches
 from timespine.columnar.schema import TIME
-from timespine.core.hollow import HollowBatch
-from timespine.core.transitions import AppendedAt, AppendNext, HeartbeatWriter
-from timespine.errors import InlineBudgetExceeded, TimespineError, UsageError, shown
+from timespine.errors import UsageError, shown
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """What Hive and Spark call a folder for null."""
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
-
-Progress = Callable[[int], None]
-"""Called with the number of rows taken over so far."""
 
 
 def as_path(given: str | os.PathLike[str]) -> Path:
@@ -143,50 +127,3 @@ def _delta(root: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
             raise UsageError(f"{root} cannot be read as a Delta table: {type(error).__name__}") from error
 
     return reader.schema, batches()
-
-
-def load(
-    access: Access, batches: Iterable[pa.RecordBatch], progress: Progress | None = None, operation: str = "load"
-) -> Committed:
-    """Append all rows at the next free time, as one commit, within the memory of a few parts."""
-    state = access.state()
-    _, schema = access.schema(state)
-    if schema.arity != 1:
-        raise UsageError("a bulk load needs totally ordered times")
-    at = max(access.next_time(), state.upper.time if state.upper.elements else 0)
-    writer = Writer(access)
-    rows = 0
-    beaten_ms = access.now_ms()
-    with writer.builder((at,)) as builder:
-        for batch in chain.from_iterable(map(bounded, batches)):
-            builder.add(updates(with_keys(batch, schema), schema, (at,)))
-            rows += batch.num_rows
-            if access.now_ms() - beaten_ms >= access.config.writer_lease_ms // 4:
-                beaten_ms = access.now_ms()
-                access.committer.commit((access.id, HeartbeatWriter(writer.id)))
-            if progress is not None:
-                progress(rows)
-        built = builder.finish(after(at))
-    return _committed(access, writer, built, at, operation)
-
-
-def _committed(access: Access, writer: Writer, built: HollowBatch, at: int, operation: str) -> Committed:
-    """Commit what was built; it is deleted again if that is refused."""
-
-    def commit(batch: HollowBatch) -> Committed:
-        command = AppendNext(batch, at, None, operation, access.config.inline_total_bytes)
-        answers = access.committer.commit((access.id, command))
-        reply: AppendedAt = answers[0]
-        count_appended(access, batch.runs, batch.len)
-        return Committed(reply.time, reply.upper, batch.len, answers.seqno(access.id))
-
-    try:
-        try:
-            return commit(built)
-        except InlineBudgetExceeded:
-            built = writer.flushed(built)
-            return commit(built)
-    except TimespineError as error:
-        if surely_not(error):
-            writer.delete(built)
-        raise

@@ -2,14 +2,14 @@
 
 Each reads the rows that it is about once, works out what to retract and what to
 insert, and appends the difference exactly at the upper that it is right for. If
-others commit first, what they committed is judged (`client.basis`), and the
+others commit first, what they committed is judged (`client.read_current`), and the
 difference is placed again. Rows that stay as they are cancel out and are not written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.client.access import Access
-from timespine.client.basis import Compute, Difference, Grain, Look, Pending, Stale, Worked, present
-from timespine.client.given import names_of, refuse_missing, with_keys
-from timespine.client.storing import Runs, stored, surely_not
-from timespine.client.turn import LOSSES_MAX, Turn
-from timespine.client.writing import Committed, Together, commit_together, once
+from timespine.client.prepare import materialize_once, names_of, refuse_missing, require_key_columns
+from timespine.client.read_current import Compute, Grain, Look, RowDelta
+from timespine.client.results import Committed
+from timespine.client.step_commit import commit_steps
+from timespine.client.transaction_steps import DeltaStep
 from timespine.columnar.cast import cast_column
 from timespine.columnar.intake import check_names, to_arrow
 from timespine.columnar.keyset import KeySet
@@ -31,100 +31,18 @@ from timespine.columnar.rows import conform
 from timespine.columnar.schema import DIFF, Schema
 from timespine.columnar.types import is_nested
 from timespine.columnar.where import as_predicate
-from timespine.core.group import Answers, Transaction
-from timespine.errors import Contention, SchemaChanged, TimespineError, UpperMismatch, UsageError
+from timespine.errors import UsageError
 from timespine.model.time import INT64_MAX, INT64_MIN
 
 COPIES_MAX = 1 << 24
 """Copies of rows that count more than once, which a change makes one by one: a bound on its memory."""
 
-READS_MAX = 4
-"""How often a change reads the rows that it looks at, at most: again only if the schema changed, or history went."""
 
-PLACES_MAX = 64
-"""How often a change is placed, at most. It claims a turn after `LOSSES_MAX` losses, and one that is long enough is the
-last: the rest is for processes whose clocks differ by more than a turn."""
-
-
-def change(access: Access, compute: Compute, operation: str, together: Together = ()) -> Committed:
-    """Work out a difference on the newest rows, and append it, whatever others commit meanwhile.
-
-    What is committed `together` with it is committed also if there is no difference.
-    """
-    access.committer.check_writable()
-    with access.changing:
-        return begun_again(access, lambda: _change_once(access, compute, operation, together))
-
-
-def begun_again(access: Access, begin: Callable[[], Committed]) -> Committed:
-    """What comes of a change that may have to read again."""
-    for _ in range(READS_MAX):
-        try:
-            return begin()
-        except (Stale, SchemaChanged):
-            access.committer.session.count("changes started again")
-    raise Contention(
-        f"nothing was changed: {access.name} got another schema, or lost history, each of the {READS_MAX} times that "
-        "this change read its rows; make the change again"
-    )
-
-
-def _change_once(access: Access, compute: Compute, operation: str, together: Together) -> Committed:
-    with present(access) as now:
-        worked = Worked.of(now, compute, operation)
-        if worked.rows == 0:
-            if together:
-                commit_together(access, together)
-            return Committed(None, now.upper, 0, now.state.seqno)
-
-        def commit(runs: Runs) -> Committed:
-            answers = place(worked, runs, together)
-            return Committed(now.time, answers[0], worked.net, answers.seqno(access.id))
-
-        return stored(access, now.id, now.schema, worked.table, commit)
-
-
-def place(pending: Pending, runs: Runs, together: Together) -> Answers:
-    """Commit a difference that is durable, and other commands with it; the replies.
-
-    Each time that others were first, what they committed is judged. That costs as much as they committed, so it ends
-    as soon as there is once nothing to judge. After the first loss no other thread of the process comes in between,
-    and after a few no other process does (`client.turn`).
-    """
-    access = pending.now.access
-
-    def transaction(*, quickly: bool) -> Transaction:
-        pending.follow(quickly=quickly)
-        return Transaction(tuple((access.id, each) for each in (pending.command(runs), *together)))
-
-    turn = Turn(access.committer, (access.id,))
-    try:
-        for losses in range(PLACES_MAX):
-            pending.follow()  # beside the others, what may be much; in its turn, what came since
-            try:
-                if losses == 0:
-                    answers = commit_together(access, (pending.command(runs), *together))
-                else:
-                    placed = partial(transaction, quickly=losses < LOSSES_MAX)
-                    answers = turn.commit(losses, access.committer.commit_placed, placed)
-            except UpperMismatch:
-                access.committer.session.count("changes placed again")
-                continue
-            pending.done()
-            return answers
-        raise contention(access.name, PLACES_MAX)
-    except TimespineError as error:
-        if surely_not(error):
-            pending.unstage()
-        raise
-
-
-def contention(names: str, attempts: int) -> Contention:
-    """What to raise when others were first as often as is tried."""
-    return Contention(
-        f"nothing was changed: other processes committed to {names} first, {attempts} times in a row; make the change "
-        "again, or let them commit more rows at once"
-    )
+def change(access: Access, compute: Compute, operation: str) -> Committed:
+    """Compute a delta to the newest rows and append it, as a transaction of one step."""
+    (committed,) = commit_steps(DeltaStep(access, compute, operation))
+    assert isinstance(committed, Committed)
+    return committed
 
 
 @lru_cache(maxsize=256)
@@ -164,27 +82,22 @@ def _is_column(value: object) -> bool:
     return hasattr(value, "__len__") and not isinstance(value, str | bytes | bytearray | memoryview | Mapping)
 
 
-def upserting(rows: Any) -> Compute:
+def upsert_delta(rows: Any) -> Compute:
     """Rows take the place of those with the same key, or are added. Without key columns: those that are not there."""
-    rows = once(rows)
+    rows = materialize_once(rows)
 
     def compute(schema: Schema) -> Look:
-        new = conform(with_keys(rows, schema), schema)
+        new = conform(require_key_columns(rows, schema), schema)
         if not schema.key:
             return _once_each(new, schema)
-        return Look(lambda old: Difference(old, new), keys=_distinct_keys(new, schema), grain=Grain.NEWS)
+        return Look(lambda old: RowDelta(old, new), keys=_distinct_keys(new, schema), grain=Grain.NEWS)
 
     return compute
 
 
-def upsert(access: Access, rows: Any, together: Together = ()) -> Committed:
-    """See `upserting`."""
-    return change(access, upserting(rows), "upsert", together)
-
-
-def deleting_keys(keys: Any) -> Compute:
+def delete_keys_delta(keys: Any) -> Compute:
     """All rows with one of these keys go."""
-    keys = once(keys)
+    keys = materialize_once(keys)
 
     def compute(schema: Schema) -> Look:
         return Look(_gone(schema), keys=KeySet(keys_of(keys, schema)), grain=Grain.NEWS)
@@ -192,29 +105,24 @@ def deleting_keys(keys: Any) -> Compute:
     return compute
 
 
-def delete_keys(access: Access, keys: Any, together: Together = ()) -> Committed:
-    """See `deleting_keys`."""
-    return change(access, deleting_keys(keys), "delete", together)
-
-
-def deleting_where(where: Any) -> Compute:
+def delete_where_delta(where: Any) -> Compute:
     """All rows for which a condition holds go."""
     predicate = as_predicate(where)
     return lambda schema: Look(_gone(schema), where=predicate, grain=Grain.NEWS)
 
 
-def _gone(schema: Schema) -> Callable[[pa.Table], Difference]:
-    return lambda old: Difference(old, schema.arrow.empty_table())
+def _gone(schema: Schema) -> Callable[[pa.Table], RowDelta]:
+    return lambda old: RowDelta(old, schema.arrow.empty_table())
 
 
-def deleting(keys: Any, where: Any) -> Compute:
+def delete_delta(keys: Any, where: Any) -> Compute:
     """Rows with these keys, or for which a condition holds, go."""
     if (keys is None) == (where is None):
         raise UsageError("delete either keys, or where a condition holds: delete({'id': 1}) or delete(where='id = 1')")
-    return deleting_keys(keys) if where is None else deleting_where(where)
+    return delete_keys_delta(keys) if where is None else delete_where_delta(where)
 
 
-def updating(where: Any, set: Mapping[str, Any]) -> Compute:
+def update_delta(where: Any, set: Mapping[str, Any]) -> Compute:
     """Rows for which a condition holds get other values in some columns."""
     predicate = as_predicate(where) if where is not None else None
     if not isinstance(set, Mapping):
@@ -226,8 +134,8 @@ def updating(where: Any, set: Mapping[str, Any]) -> Compute:
         if schema.key and any(name in schema.key_names for name in values):
             raise UsageError("key columns cannot be updated: delete the rows and insert others")
 
-        def difference(old: pa.Table) -> Difference:
-            return Difference(old, assigned(repeated(old), values, schema))
+        def difference(old: pa.Table) -> RowDelta:
+            return RowDelta(old, assigned(repeated(old), values, schema))
 
         return Look(difference, where=predicate, grain=by_key(schema) if by_row else Grain.ALL)
 
@@ -240,18 +148,18 @@ def by_key(schema: Schema) -> Grain:
     return Grain.ALL if nested else Grain.KEYS
 
 
-def replacing(where: Any, rows: Any) -> Compute:
+def replace_delta(where: Any, rows: Any) -> Compute:
     """All rows for which a condition holds go, and others come, for which it must hold too."""
-    rows = once(rows)
+    rows = materialize_once(rows)
     predicate = as_predicate(where) if where is not None else None
 
     def compute(schema: Schema) -> Look:
-        new = conform(with_keys(rows, schema), schema)
+        new = conform(require_key_columns(rows, schema), schema)
         if predicate is not None:
             predicate.check(schema)
             if new.num_rows and not new.filter(predicate.mask(new)).num_rows == new.num_rows:
                 raise UsageError("some of the new rows do not satisfy the condition that they replace rows under")
-        return Look(lambda old: Difference(old, new), where=predicate, grain=Grain.NEWS)
+        return Look(lambda old: RowDelta(old, new), where=predicate, grain=Grain.NEWS)
 
     return compute
 
@@ -307,9 +215,9 @@ def _once_each(rows: pa.Table, schema: Schema) -> Look:
     keys = KeySet(keys_of(rows, schema))
     distinct = conform(to_arrow(pl.DataFrame(pl.from_arrow(rows)).unique()), schema)
 
-    def difference(old: pa.Table) -> Difference:
+    def difference(old: pa.Table) -> RowDelta:
         there = KeySet(old.filter(pc.greater(old.column(DIFF), 0)).select(keys.names))
-        return Difference(old.filter(pc.less(old.column(DIFF), 0)), distinct.filter(pc.invert(there.mask(distinct))))
+        return RowDelta(old.filter(pc.less(old.column(DIFF), 0)), distinct.filter(pc.invert(there.mask(distinct))))
 
     return Look(difference, keys=keys, grain=Grain.KEYS)
 

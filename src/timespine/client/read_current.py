@@ -27,9 +27,9 @@ import pyarrow as pa
 from timespine.client.access import Access
 from timespine.client.acquire import lease_newest, planned
 from timespine.client.leases import LeasedState
+from timespine.client.prepare import next_free_time, upper_after
 from timespine.client.rows import Rows, Shape
-from timespine.client.storing import Runs, count_appended, delete_unused, make_runs
-from timespine.client.writing import after, free_time
+from timespine.client.stage import Runs, count_appended, delete_unused, make_runs
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.keyset import KeySet
 from timespine.columnar.schema import DIFF, Schema
@@ -52,7 +52,7 @@ class Stale(UpperMismatch):
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RowDelta:
     """What a change comes to."""
 
     old: pa.Table
@@ -76,7 +76,7 @@ class Grain(enum.Enum):
 class Look:
     """Which rows a change looks at, and what it makes of them."""
 
-    difference: Callable[[pa.Table], Difference]
+    difference: Callable[[pa.Table], RowDelta]
     """What it comes to, from all rows that it looks at, with their counts in `_diff`."""
     keys: KeySet | None = None
     """It looks at rows with one of these keys alone."""
@@ -91,7 +91,7 @@ Compute = Callable[[Schema], Look]
 
 
 @dataclass(slots=True)
-class Present:
+class CurrentRows:
     """The collection as a change sees it: as of one time in one state."""
 
     access: Access
@@ -150,7 +150,7 @@ class Present:
             raise self.access.closed()
         if at is not None:
             return max(at, self.time, *state.upper.elements[0])
-        return self.time if state.upper.less_equal((self.time,)) else free_time(self.access, state)
+        return self.time if state.upper.less_equal((self.time,)) else next_free_time(self.access, state.upper)
 
     def _wanted(self, window: Window, keys: KeySet | None, where: Predicate | None) -> Wanted:
         return Wanted(self.schema, self.schema.names, window, where=where, keys=keys)
@@ -170,7 +170,7 @@ class Present:
 
 
 @contextlib.contextmanager
-def present(access: Access, at: int | None = None) -> Iterator[Present]:
+def read_current(access: Access, at: int | None = None) -> Iterator[CurrentRows]:
     """The collection as of now, held while it is looked at. What is worked out stands at a free time, `at` or later.
 
     Updates that were written ahead of the seal, and that a change would seal, count already.
@@ -183,13 +183,13 @@ def present(access: Access, at: int | None = None) -> Iterator[Present]:
             raise access.closed()
         upper = state.upper.time
         id, schema = access.schema(state)
-        time = free_time(access, state) if at is None else max(at, upper)
+        time = next_free_time(access, state.upper) if at is None else max(at, upper)
         plan: Plan | None = None
         if any(state.unsealed.reaching(state.upper, (time,))):
             plan = planned(plan_ahead(state, (time,)))
         elif upper > 0:
             plan = planned(plan_snapshot(state, (upper - 1,)))
-        yield Present(access, leased, id, schema, plan, state, time)
+        yield CurrentRows(access, leased, id, schema, plan, state, time)
 
 
 @dataclass(slots=True)
@@ -207,10 +207,10 @@ class Patch:
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingDelta:
     """A difference that is worked out and not committed yet. It follows what others commit."""
 
-    now: Present
+    now: CurrentRows
     operation: str
     written: int = 0
     """The time that the updates of the difference were written with."""
@@ -253,7 +253,7 @@ class Pending:
             now.access.committer.session.count("changes patched")
             patch = self.patch(news)
             if patch.num_rows:
-                self.patches.append(Patch(timed(patch, now.schema, time), time))
+                self.patches.append(Patch(at_time(patch, now.schema, time), time))
         now.state, now.time = state, time
 
     def command(self, runs: Runs) -> CompareAndAppend:
@@ -263,7 +263,7 @@ class Pending:
         placed = list(moved(runs, self.written, now.time))
         for patch in self.patches:
             placed += moved(patch.runs or (), patch.written, now.time)
-        new_upper = after(now.time)
+        new_upper = upper_after(now.time)
         rows = (self.rows if runs else 0) + sum(patch.table.num_rows for patch in self.patches)
         batch = HollowBatch(Description(now.upper, new_upper, Frontier.minimum(1)), rows, tuple(placed))
         limit = now.access.config.inline_total_bytes
@@ -297,7 +297,7 @@ class Pending:
 
 
 @dataclass(slots=True)
-class Worked(Pending):
+class LocalDelta(PendingDelta):
     """A difference that was worked out in this process."""
 
     look: Look | None = None
@@ -307,18 +307,18 @@ class Worked(Pending):
     """The difference as it was worked out first, and the patches."""
 
     @staticmethod
-    def of(now: Present, compute: Compute, operation: str) -> Worked:
+    def of(now: CurrentRows, compute: Compute, operation: str) -> LocalDelta:
         """Read what a change looks at, and work out its difference."""
         look = compute(now.schema)
         seen = now.rows(look.keys, look.where)
         delta = delta_of(look.difference(seen), now.schema)
         kept = [] if look.grain is Grain.NEWS else [seen]
-        return Worked(now, operation, now.time, delta.num_rows, look=look, seen=kept, deltas=[delta])
+        return LocalDelta(now, operation, now.time, delta.num_rows, look=look, seen=kept, deltas=[delta])
 
     @property
     def table(self) -> pa.Table:
         """The difference as updates, as it was worked out first."""
-        return timed(self.deltas[0], self.now.schema, self.written)
+        return at_time(self.deltas[0], self.now.schema, self.written)
 
     @property
     def is_quick(self) -> bool:
@@ -368,7 +368,7 @@ class Worked(Pending):
         return consolidate(pa.concat_tables(tables), schema.order_names).select([*schema.names, DIFF])
 
 
-def delta_of(difference: Difference, schema: Schema) -> pa.Table:
+def delta_of(difference: RowDelta, schema: Schema) -> pa.Table:
     """Old rows retracted, new ones inserted, what is the same in both cancelled."""
     names = [*schema.names, DIFF]
     new = difference.new.select(list(schema.names))
@@ -388,7 +388,7 @@ def negated(rows: pa.Table) -> pa.Table:
     return rows.set_column(place, rows.schema.field(place), pa.array(-counts, pa.int64()))
 
 
-def timed(delta: pa.Table, schema: Schema, time: int) -> pa.Table:
+def at_time(delta: pa.Table, schema: Schema, time: int) -> pa.Table:
     """A difference as updates at one time."""
     (name,) = schema.time_names
     times = pa.array(np.full(delta.num_rows, time, dtype=np.int64))

@@ -13,27 +13,25 @@ from __future__ import annotations
 import datetime
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
 from timespine.client.access import Access
 from timespine.client.driver import fresh_id
 from timespine.client.moments import Progress, to_ms
 from timespine.client.one_process import OneProcess
-from timespine.client.storing import count_appended, surely_not
+from timespine.client.prebuilt_steps import PrebuiltBatchStep
+from timespine.client.step_commit import commit_steps
+from timespine.client.transaction_steps import CommandStep
 from timespine.columnar.builder import BatchBuilder
-from timespine.columnar.flush import flush_to_blob
 from timespine.columnar.inline import is_inline_of
 from timespine.columnar.runs import delete_batch, written_by
 from timespine.columnar.transmit import decode_batch, encode_batch, rewrite
 from timespine.core.hollow import HollowBatch, Order
 from timespine.core.transitions import AdvanceUpper, Append, Appended, CompareAndAppend
-from timespine.errors import InlineBudgetExceeded, TimespineError, UsageError
+from timespine.errors import UsageError
 from timespine.ids import parse_blob_key
 from timespine.model.frontier import Frontier
-
-R = TypeVar("R")
 
 TRANSMIT_TTL = "1 hour"
 """How long a transmitted batch can be committed, unless its builder says otherwise."""
@@ -80,45 +78,41 @@ class Writer(OneProcess):
         """Append batches for [expected, upper), all or none; UpperMismatch if the upper is another one."""
         self._check_own(batches)
         first, last = self._frontier(expected), self._frontier(upper)
+        limit = self._access.config.inline_total_bytes
 
-        def commit(offered: tuple[HollowBatch, ...]) -> Frontier:
-            access = self._access
-            command = CompareAndAppend(offered, first, last, "append", access.config.inline_total_bytes)
-            (reached,) = access.committer.commit((access.id, command))
-            for batch in offered:
-                count_appended(access, batch.runs, batch.len)
-                self._loose.difference_update(batch.keys)
-            return Frontier(reached.elements)
+        def command(offered: tuple[HollowBatch, ...]) -> CompareAndAppend:
+            return CompareAndAppend(offered, first, last, "append", limit)
 
-        try:
-            return commit(tuple(batches))
-        except InlineBudgetExceeded:
-            return self._with_flushed(tuple(batches), commit)
+        (reached,) = commit_steps(PrebuiltBatchStep(self._access, tuple(batches), command))
+        for batch in batches:
+            self.hand_over(batch)
+        return Frontier(reached.elements)
 
     def append(self, batch: HollowBatch) -> Appended:
         """Append what of a batch is not there yet: for several writers that all write the same.
 
         A batch of which nothing was taken still belongs to the caller.
         """
-
         self._check_own((batch,))
 
-        def commit(offered: tuple[HollowBatch, ...]) -> Appended:
-            (reply,) = self._access.committer.commit((self._access.id, Append(offered[0])))
-            assert isinstance(reply, Appended)
-            if reply.taken:
-                count_appended(self._access, offered[0].runs, offered[0].len)
-                self._loose.difference_update(offered[0].keys)
-            else:
-                self._delete_flushed((batch,), offered)
-                self._loose.difference_update(self._access.known().keys())  # it may be there since an earlier try
-            return reply
+        def command(offered: tuple[HollowBatch, ...]) -> Append:
+            return Append(offered[0])
 
-        return self._with_flushed((batch,), commit)
+        (reply,) = commit_steps(PrebuiltBatchStep(self._access, (batch,), command, flushes_first=True))
+        assert isinstance(reply, Appended)
+        if reply.taken:
+            self.hand_over(batch)
+        else:
+            self._loose.difference_update(self._access.known().keys())  # it may be there since an earlier try
+        return reply
+
+    def hand_over(self, batch: HollowBatch) -> None:
+        """Forget the blobs of a batch that was committed: they belong to the collection."""
+        self._loose.difference_update(batch.keys)
 
     def advance_upper(self, upper: Progress) -> Frontier:
         """Say that nothing more comes before a time."""
-        (reached,) = self._access.committer.commit((self._access.id, AdvanceUpper(self._frontier(upper))))
+        (reached,) = commit_steps(CommandStep.of(self._access, AdvanceUpper(self._frontier(upper))))
         return Frontier(reached.elements)
 
     def transmit(self, batch: HollowBatch, *, ttl: str | float | datetime.timedelta = TRANSMIT_TTL) -> bytes:
@@ -171,50 +165,6 @@ class Writer(OneProcess):
             for part in run.parts:
                 if part.inline is not None and not is_inline_of(part, access.id):
                     raise UsageError(f"a batch was not built for collection {access.name}")
-
-    def _with_flushed(self, batches: tuple[HollowBatch, ...], commit: Callable[[tuple[HollowBatch, ...]], R]) -> R:
-        """Commit batches with their inline parts in blobs; those are deleted again if it is refused."""
-        offered: list[HollowBatch] = []
-        try:
-            for batch in batches:
-                offered.append(self.flushed(batch))
-        except BaseException:
-            self._delete_flushed(batches, offered)
-            raise
-        try:
-            return commit(tuple(offered))
-        except TimespineError as error:
-            if surely_not(error):
-                self._delete_flushed(batches, offered)
-            raise
-
-    def _delete_flushed(self, batches: Sequence[HollowBatch], flushed: Sequence[HollowBatch]) -> None:
-        """Delete what only the flushed batches refer to."""
-        kept = {part.key for batch in batches for part in batch.parts}
-        shared = self._access.shared
-        for batch in flushed:
-            delete_batch(
-                batch,
-                shared.blob,
-                owned=lambda part: part.key not in kept and not part.hollow,
-                counters=shared.counters,
-                pool=shared.pool,
-            )
-
-    def flushed(self, batch: HollowBatch) -> HollowBatch:
-        """The same batch with what is inline in blobs: for a state that has no room for it."""
-        access = self._access
-        return flush_to_blob(
-            batch,
-            access.id,
-            self.id,
-            access.parts(access.known()).schema_of,
-            access.shared.blob,
-            access.config,
-            fresh=fresh_id,
-            counters=access.shared.counters,
-            sleep=access.shared.sleep,
-        )
 
     def _frontier(self, given: Progress) -> Frontier:
         return self._access.frontier_of(given)
