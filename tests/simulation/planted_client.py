@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 import pyarrow as pa
@@ -14,20 +15,25 @@ from timespine.client import (
     delta,
     dropping,
     leases,
+    maintenance,
+    nursery,
     read_current,
     step_commit,
     unsealed_write,
 )
 from timespine.client.change_feed import ChangeFeed
+from timespine.client.collection import Collection
 from timespine.client.commit_stream import CommitStream
 from timespine.client.committer import Committer
 from timespine.client.driver import fresh_id
 from timespine.client.heart import Heart
 from timespine.client.leases import Leases
 from timespine.client.maintenance import Maintenance
+from timespine.client.merge_into import Merge
 from timespine.client.transaction import Transaction
+from timespine.core.diff import apply_diff
 from timespine.core.transitions import ExpireReader
-from timespine.errors import Determinate, Indeterminate, UpperMismatch
+from timespine.errors import Determinate, Indeterminate, Unavailable, UpperMismatch
 
 # Leases.
 
@@ -439,4 +445,141 @@ def a_change_is_made_by_one_key_more() -> Iterator[None]:
         return keys
 
     with patched(delta, "keys_of", keys_of):
+        yield
+
+
+@in_stores
+@bug
+def an_id_that_was_given_up_is_announced_again() -> Iterator[None]:
+    def check_expected(catalog, id):
+        def expect(names):
+            if id in names.expected or any(entry.id == id for entry in names.entries.values()):
+                return None
+            given_up = {each: since for each, since in names.given_up.items() if each != id}
+            expected = {**names.expected, id: names.given_up.get(id, 0)}
+            return msgspec.structs.replace(names, expected=expected, given_up=given_up)
+
+        catalog.change(expect)
+
+    with patched(nursery, "check_expected", check_expected):
+        yield
+
+
+@in_stores
+@bug
+def blobs_are_put_before_their_collection_is_announced() -> Iterator[None]:
+    real = Committer.writer
+
+    def writer(self, collection):
+        reserve = self._reserving.pop(collection, None)
+        try:
+            return real(self, collection)
+        finally:
+            if reserve is not None:
+                self._reserving[collection] = reserve
+
+    with patched(Committer, "writer", writer):
+        yield
+
+
+@in_stores
+@bug
+def ids_that_were_given_up_are_forgotten_at_once() -> Iterator[None]:
+    with patched(dropping, "REMEMBERED_MS", 0):
+        yield
+
+
+@in_stores
+@bug
+def a_look_at_the_log_after_a_commit_may_fail_it() -> Iterator[None]:
+    real = Committer._tell
+
+    def tell(self, about):
+        real(self, about)
+        for each in sorted(about):
+            self.state(each)
+
+    with patched(Committer, "_tell", tell):
+        yield
+
+
+@in_stores
+@bug
+def a_change_does_not_say_which_unsealed_writes_it_saw() -> Iterator[None]:
+    real = read_current.LocalDelta.command
+
+    def command(self, runs):
+        return msgspec.structs.replace(real(self, runs), written=None)
+
+    with patched(read_current.LocalDelta, "command", command):
+        yield
+
+
+@in_stores
+@bug
+def the_newest_rows_are_read_without_a_look_at_the_log() -> Iterator[None]:
+    real = Collection.snapshot
+
+    def snapshot(self, as_of=None, *, columns=None, where=None, multiplicity="rows", timeout=10.0):
+        state = self._access.known()
+        newest = state.upper.last_complete() if as_of is None else None
+        if newest is not None and state.since.less_equal((newest,)):
+            as_of = newest
+        return real(self, as_of, columns=columns, where=where, multiplicity=multiplicity, timeout=timeout)
+
+    with patched(Collection, "snapshot", snapshot):
+        yield
+
+
+@in_stores
+@bug
+def a_listener_passes_over_what_it_could_not_read() -> Iterator[None]:
+    real = CommitStream._hear
+
+    def hear(self, change):
+        try:
+            real(self, change)
+        except Unavailable:
+            self._cursor = apply_diff(self._cursor, change)
+            self._follow(self._cursor)
+
+    with patched(CommitStream, "_hear", hear):
+        yield
+
+
+@in_stores
+@bug
+def expired_history_is_never_forgotten() -> Iterator[None]:
+    def is_forgetting_due(state, now_ms, forget_within_ms):
+        return False
+
+    with patched(maintenance, "is_forgetting_due", is_forgetting_due):
+        yield
+
+
+@in_stores
+@bug
+def a_merge_leaves_rows_that_it_should_delete() -> Iterator[None]:
+    def when_matched_delete(self, where=None):
+        return self
+
+    with patched(Merge, "when_matched_delete", when_matched_delete):
+        yield
+
+
+@in_stores
+@bug
+def a_replacement_keeps_the_rows_that_it_replaces() -> Iterator[None]:
+    real = delta.replace_delta
+
+    def replacing(where, rows):
+        compute = real(where, rows)
+
+        def without(schema):
+            look = compute(schema)
+            return replace(look, difference=lambda old: look.difference(old.slice(0, 0)))
+
+        return without
+
+    with patched(delta, "replace_delta", replacing):
         yield

@@ -20,7 +20,7 @@ from timespine.core.state import State, Status
 from timespine.testing.checker import Result
 from timespine.testing.remembering import remembering
 from timespine.testing.simulator import Faults
-from timespine.testing.stores.answers import Answers, counted, last_of
+from timespine.testing.stores.answers import Answers, counted, last_of, pair_of
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.history import History, StoreProcess
 from timespine.testing.stores.reads import Reading
@@ -38,6 +38,9 @@ THREADS = (1, 2, 3)
 
 BACKGROUND = ("timespine-heartbeat", "timespine-maintenance", "timespine-read", "timespine-delete")
 """Threads of a store that its end ends."""
+
+FORGET_S = 30.0
+"""By when some collections forget what has expired; the others take a day."""
 
 DAY_S = 25 * 3600.0
 """After so long nothing that was left behind is waited for."""
@@ -63,6 +66,8 @@ class Course:
         self.answers = Answers(history.world)
         self.left = [operations]
         """Calls that are still to be made."""
+        self._expired: dict[str, int] = {}
+        """By collection: where its history began when the users were done."""
 
     def run(self) -> None:
         """All of it. Runs in a thread of the scheduler."""
@@ -80,7 +85,8 @@ class Course:
 
     def _create(self, process: StoreProcess, store: Store) -> None:
         for name, timeline in TIMELINES.items():
-            store.create(name, timeline=timeline, **SHAPE)
+            forget_within = FORGET_S if self.history.random.random() < 0.5 else None
+            store.create(name, timeline=timeline, forget_within=forget_within, **SHAPE)
 
     def _begin(self) -> Task:
         """A process that opens a store, uses it with some threads, and closes it."""
@@ -147,6 +153,7 @@ class Course:
         for call in history.calls:
             self.answers.check_effect(call)
         self._check_turns()
+        self._expired = {id: states[-1].since.time for id, states in world.states.items() if states[-1].since.elements}
         history.scheduler.sleep(DAY_S)
         self._alone(self._settle)
         history.scheduler.sleep(DAY_S)
@@ -175,6 +182,7 @@ class Course:
             self._read(process, store[name], only_newest=True)
         self._must(process, "maintain", partial(store.maintain, sweep=True))
         for name in names:
+            self._check_forgotten(store[name].id)
             self._must(process, "compact", partial(store[name].compact, wait=True))
             self._read(process, store[name])
 
@@ -200,6 +208,16 @@ class Course:
             expected = self.history.world.truths[collection.id].at(as_of, rows.columns_of)
             if found != expected:
                 self.answers.rows_violate(call, f"as of {as_of} in the end", found, expected)
+
+    def _check_forgotten(self, id: str) -> None:
+        """What was deleted, and expired more than a day ago, is physically gone."""
+        world, since = self.history.world, self._expired[id]
+        updates = [each for commit in world.truths[id].added for each in commit.updates]
+        kept = {pair_of(row)[1] for row in world.truths[id].at(since, self.answers.schema(id))}
+        kept |= {pair_of(row)[1] for row, time, _ in updates if time > since}
+        left = ({pair_of(row)[1] for row, _, _ in updates} - kept) & world.values(id)
+        if left:
+            world.violate(f"{id} still holds {sorted(left)[:3]}, which expired before {since}")
 
     def _check_storage(self) -> None:
         """Exactly what live states refer to is there."""

@@ -59,6 +59,13 @@ SUSPENDED_S = 25 * 3600.0
 """How long all processes do nothing now and then, as on a machine that sleeps: transactions may be given up by then."""
 
 
+SLEEP_CHANCE = 0.3
+"""The chance that a process falls asleep while it puts a blob for a collection that is not created yet."""
+
+AWAY_CHANCE = 20
+"""How much more likely storage goes away right after a commit than at any other moment."""
+
+
 class StoreProcess(Process):
     """A process that has a store open."""
 
@@ -72,6 +79,8 @@ class StoreProcess(Process):
         self.is_read_only = False
         self.ids: set[str] = set()
         """The ids that it has made up."""
+        self.is_doomed = False
+        """Whether it dies after its next put."""
 
 
 class History:
@@ -129,10 +138,10 @@ class History:
             return
         chance = self.scheduler.random.random()
         faults = self.faults
+        if where.startswith("put "):
+            self._put(process, where)
         if chance < faults.crash:
-            self.world.counts["crashes"] += 1
-            self.note("crashes")
-            self.scheduler.kill(process)
+            self._crash(process)
         chance -= faults.crash
         if 0 <= chance < faults.pause:
             self.world.counts["pauses"] += 1
@@ -154,14 +163,48 @@ class History:
             process.skew_s += jump_s
             self.is_disturbed = self.is_disturbed or abs(jump_s) >= LONG_S
         chance -= faults.clock
-        if 0 <= chance < faults.outage:
-            self.world.counts["outages"] += 1
-            away_s = self.scheduler.random.choice((0.2, 2.0, 10.0))
-            self.storage.away_until = self.scheduler.now + away_s
-            self.is_disturbed = self.is_disturbed or away_s >= LONG_S
-            self.note("storage goes away")
+        is_committed = where.startswith("compare and set ") and where.endswith(" was done")
+        if 0 <= chance < faults.outage * (AWAY_CHANCE if is_committed else 1):
+            self.go_away(self.scheduler.random.choice((0.2, 2.0, 10.0)))
         if self.storage.ghosts and self.scheduler.random.random() < 0.05:
             self.storage.release_ghosts(self.scheduler.random.randrange(len(self.storage.ghosts)))
+
+    def go_away(self, away_s: float) -> None:
+        """Let storage fail for a while."""
+        self.world.counts["outages"] += 1
+        self.storage.away_until = self.scheduler.now + away_s
+        self.is_disturbed = self.is_disturbed or away_s >= LONG_S
+        self.note("storage goes away")
+
+    def _crash(self, process: StoreProcess) -> None:
+        self.world.counts["crashes"] += 1
+        self.note("crashes")
+        self.scheduler.kill(process)
+
+    def _put(self, process: StoreProcess, where: str) -> None:
+        """Let a process that puts a blob for a collection that it creates sleep until others have given that up."""
+        key = where.split()[1]
+        if where != f"put {key}":
+            if process.is_doomed:
+                self._crash(process)
+            return
+        chance = self.scheduler.random.random
+        if key.split("/")[0] in self.world.states or not self.faults.pause or chance() >= SLEEP_CHANCE:
+            return
+        self.world.counts["suspensions"] += 2
+        self.is_disturbed = True
+        process.paused_until = self.scheduler.now + 2 * SUSPENDED_S
+        process.is_doomed = chance() < 0.3
+        self.note("sleeps for two days, and others maintain the store")
+        other = self.process()
+
+        def maintain() -> None:
+            self.scheduler.sleep(SUSPENDED_S)
+            store = self.open(other, maintenance=False)
+            self.call(other, "maintain", lambda call: store.maintain())
+            self.close(other)
+
+        self.scheduler.spawn(other, "main", maintain)
 
     def _check_progress(self) -> None:
         suspended_s = self.world.counts["suspensions"] * SUSPENDED_S

@@ -250,6 +250,8 @@ class Reading(Caller):
                 return events
             if not hearing.listener.is_closed:
                 self.check_held(hearing.listener.leased, seqno=hearing.listener._cursor.seqno)
+            if self.history.faults.outage and self.chance.random() < 0.1:
+                self.history.go_away(0.2)
             return hearing.listener.poll(limit)
 
         call = self.call("poll a listener", work, Reopen)

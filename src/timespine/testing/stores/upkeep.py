@@ -120,7 +120,8 @@ class Upkeep(Caller):
         elif kept and choice < 0.7:
             each = self.chance.choice(sorted(kept.values(), key=lambda each: each.name))
             del kept[each.name]
-            name = next(name for name in TIMELINES if self.store[name].id == each.collection)
+            entries = self.world.names[-1][1].entries
+            name = next(name for name in TIMELINES if entries[name].id == each.collection)
 
             def release(call: Call) -> None:
                 hold: Any = self.store[name].hold(critical=each.name, token=each.token)
@@ -158,14 +159,17 @@ class Upkeep(Caller):
     # Schemas.
 
     def evolve(self) -> None:
-        """Add a column, or drop one that was added."""
+        """Add a column, or drop or rename one that was added."""
         self.history.is_evolving = True
 
         def work(call: Call) -> Any:
             orders = self.some()
             names = orders.schema.names[2:]
-            if names and self.chance.random() < 0.4:
+            choice = self.chance.random()
+            if names and choice < 0.4:
                 return orders.evolve(drop=[names[0]])
+            if names and choice < 0.6:
+                return orders.evolve(rename={names[0]: f"n{call.id}"})
             return orders.evolve(add={f"c{call.id}": ("int64", self.chance.choice((None, 7)))})
 
         self.call("evolve", work, SchemaConflict, UsageError)

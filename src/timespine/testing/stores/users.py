@@ -146,7 +146,8 @@ class Caller:
         if isinstance(error, CorruptionError | VersionError):
             return False
         if isinstance(error, Unavailable):
-            return history.is_failing
+            is_given_up = "not expected any more" in str(error) and self.world.counts["suspensions"] > 0
+            return history.is_failing or is_given_up
         if isinstance(error, LeaseExpired | Fenced):
             return history.is_disturbed or self.process.is_read_only or self._was_dropped()
         if isinstance(error, SinceError):

@@ -23,7 +23,7 @@ from timespine.columnar.schema import DIFF, Schema
 from timespine.config import DEFAULT
 from timespine.core.codec import Kind, decode_diff, decode_run, decode_state, kind_of
 from timespine.core.diff import StateDiff, apply_diff
-from timespine.core.effects import CompareAndSet, DeleteBlobs
+from timespine.core.effects import CompareAndSet, DeleteBlobs, PutBlob
 from timespine.core.hollow import Part
 from timespine.core.invariants import violations
 from timespine.core.plan import plan_all, seen_through
@@ -99,6 +99,8 @@ class StoreWorld(World):
         """Every catalog there was, and the compare-and-set that it came with."""
         self.by_call: dict[str, list[tuple[str, Added]]] = {}
         """By the call that wrote rows: the commits that added them."""
+        self._ids: set[str] = set()
+        """Every id that the catalog ever named."""
         self._reachable: dict[str, tuple[int, set[str]]] = {}
         self.perform[CompareAndSet] = self._compare_and_set
         self.perform[DeleteBlobs] = self._delete
@@ -113,13 +115,29 @@ class StoreWorld(World):
             self.counts["commits"] += 1
             try:
                 if key == catalog.LOG:
-                    self.names.append((self.event, catalog.decode(len(self.logs.get(key, ())), data)))
+                    self._learn_names(catalog.decode(len(self.logs.get(key, ())), data))
                 else:
                     self._commit(key, data)
             except TimespineError as error:
                 self.violate(f"{key}: an entry does not replay: {error!r}", error)
             self.logs.setdefault(key, []).append(data)
         return None
+
+    def _learn_names(self, names: catalog.Names) -> None:
+        """Note a catalog. No id that it ever named is announced, or announced once more."""
+        before = self.names[-1][1].expected if self.names else {}
+        again = (names.expected.keys() - before.keys()) & self._ids
+        if again:
+            self.violate(f"{min(again)} is announced, and was in the catalog before")
+        self._ids.update(names.expected, names.given_up, names.dropped, (each.id for each in names.entries.values()))
+        self.names.append((self.event, names))
+
+    def _put(self, effect: PutBlob) -> None:
+        """Put a blob. The catalog knows, or knew, the collection that it is for."""
+        id = effect.key.split("/")[0]
+        if id not in self._ids:
+            self.violate(f"{effect.key} is put, and the catalog never named {id}")
+        super()._put(effect)
 
     def _commit(self, key: str, data: bytes) -> None:
         truth = self.truths.setdefault(key, Truth())
@@ -212,6 +230,25 @@ class StoreWorld(World):
             if part.rewrite is not None and part.rewrite.elements:
                 time = max(time, part.rewrite.time)
             yield row, time, diff
+
+    def values(self, collection: str) -> set[object]:
+        """Every value in the bytes of the parts that the newest state refers to, seen by readers or not."""
+        state = self.states[collection][-1]
+        waiting = [
+            (part, state.schemas[run.schema if run.schema is not None else -1])
+            for run in plan_all(state).runs
+            for part in run.parts
+        ]
+        found: set[object] = set()
+        while waiting:
+            part, schema = waiting.pop()
+            data = part.inline if part.inline is not None else self.blobs[part.key]
+            if part.hollow:
+                waiting += [(child, schema) for child in decode_run(part.key, data)]
+            else:
+                updates = stored(data, part.rows, schema, part.inline is not None)
+                found.update(value for row, _, _ in updates for _, value in row)
+        return found
 
     def states_between(self, collection: str, begin: int, end: int) -> list[State]:
         """Every state that a collection had at some moment between two compare-and-sets."""

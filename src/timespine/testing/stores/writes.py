@@ -25,12 +25,14 @@ class Writing(Caller):
         return {
             **super().kinds(),
             self.append: 12,
-            self.append_at_once: 3,
+            self.write_at_once: 4,
             self.append_at: 3,
             self.append_built: 2,
             self.upsert: 5,
             self.delete: 2,
             self.update: 2,
+            self.replace: 2,
+            self.merge: 2,
             self.write: 4,
             self.seal: 3,
             self.transact: 5,
@@ -49,13 +51,18 @@ class Writing(Caller):
         call.rows.setdefault(collection, []).extend((row["k"], row["v"]) for row in rows)
         return rows
 
+    def named(self, name: str | None) -> Collection:
+        """The collection of a name, or some collection."""
+        return self.store[name] if name is not None else self.some()
+
     # Appending.
 
-    def append_at_once(self) -> None:
-        """Append from several threads at once: what is small goes together."""
+    def write_at_once(self) -> None:
+        """Write from several threads at once: what is small goes together, and changes see what others write."""
         scheduler, name = self.history.scheduler, self.chance.choice(list(TIMELINES))
+        works = (self.append,) if self.chance.random() < 0.5 else (self.upsert, self.write, self.write)
         tasks = [
-            scheduler.spawn(self.process, f"append{number}", partial(self.append, name))
+            scheduler.spawn(self.process, f"writer{number}", partial(self.chance.choice(works), name))
             for number in range(2 + self.chance.randrange(3))
         ]
         while any(not each.is_done for each in tasks):
@@ -65,7 +72,7 @@ class Writing(Caller):
         """Append some rows at the next free time."""
 
         def work(call: Call) -> Any:
-            orders = self.store[name] if name is not None else self.some()
+            orders = self.named(name)
             rows: Any = self.rows(call, orders.id, self.chance.choice((1, 3, 3, 70)))
             if self.chance.random() < 0.2:
                 rows = pa.Table.from_pylist(rows, pa.schema([("k", pa.int64()), ("v", pa.string())]))
@@ -126,11 +133,11 @@ class Writing(Caller):
 
     # Changing.
 
-    def upsert(self) -> None:
+    def upsert(self, name: str | None = None) -> None:
         """Put rows in the place of those with the same keys."""
 
         def work(call: Call) -> Any:
-            orders = self.some()
+            orders = self.named(name)
             return orders.id, orders.upsert(self._upserted(call, orders.id))
 
         call = self.call("upsert", work)
@@ -189,6 +196,55 @@ class Writing(Caller):
             if sum(diff for _, diff in moved):
                 self.violate(call, f"changed how many rows there are: {moved}")
 
+    def replace(self) -> None:
+        """Put other rows in the place of all rows of a key, or of all rows."""
+        key = self.chance.choice((None, *range(KEYS)))
+
+        def work(call: Call) -> Any:
+            orders = self.some()
+            rows = self.rows(call, orders.id)
+            if key is None:
+                return orders.id, orders.replace(rows)
+            call.rows[orders.id] = [(key, row["v"]) for row in rows]
+            return orders.id, orders.replace([{**row, "k": key} for row in rows], where=f"k = {key}")
+
+        call = self.call("replace", work)
+        self.answers.check_effect(call)
+        if call.is_done:
+            id, reply = call.result
+            wanted = sorted(call.rows[id])
+            keys = set(range(KEYS)) if key is None else {key}
+            self._check_only(call, id, reply, keys)
+            self.answers.check_change(
+                call, id, reply, lambda pairs: sorted(each for each in pairs if each[0] in keys) == wanted
+            )
+
+    def merge(self) -> None:
+        """Update the rows of one key, delete those of another, and insert those of a key that has none."""
+        updated, deleted = self.chance.sample(range(KEYS), 2)
+        inserts = self.chance.random() < 0.7
+
+        def work(call: Call) -> Any:
+            orders = self.some()
+            call.varies = True
+            source = [{"k": updated, "v": f"{call.id}.{updated}"}, {"k": deleted, "v": "gone"}]
+            merge = orders.merge(source).when_matched_delete("source_v = 'gone'").when_matched_update()
+            if inserts:
+                merge = merge.when_not_matched_insert(where="source_v != 'gone'")
+            return orders.id, merge.execute()
+
+        call = self.call("merge", work)
+        if call.is_done:
+            id, reply = call.result
+            self._check_only(call, id, reply, {updated, deleted})
+
+            def holds(pairs: list[Pair]) -> bool:
+                found = [value for key, value in pairs if key == updated]
+                is_updated = all(value == f"{call.id}.{updated}" for value in found) and (found or not inserts)
+                return bool(is_updated) and all(key != deleted for key, _ in pairs)
+
+            self.answers.check_change(call, id, reply, holds)
+
     def _moved(self, call: Call, collection: str, reply: Any) -> list[tuple[Pair, int]]:
         """What the commit of a change added at its time."""
         return [
@@ -207,12 +263,12 @@ class Writing(Caller):
 
     # Ahead of the seal.
 
-    def write(self) -> None:
+    def write(self, name: str | None = None) -> None:
         """Write rows ahead of the seal."""
 
         def work(call: Call) -> Any:
-            orders = self.some()
-            at = self.upper_of(orders) + self.chance.randrange(4)
+            orders = self.named(name)
+            at = self.upper_of(orders) + self.chance.randrange(4 if name is None else 2)
             late = self.chance.choice(("refuse", "move"))
             return orders.id, at, late, orders.write(self.rows(call, orders.id), at=at, late=late)
 
@@ -260,7 +316,7 @@ class Writing(Caller):
                 self.chance.shuffle(names)
                 for name in names[: 1 + self.chance.randrange(2)]:
                     self._add_to(call, tx, self.store[name], changed)
-                if self.chance.random() < 0.35:
+                if self.chance.random() < 0.5:
                     self._create_in(call, tx)
                 self.dawdle()
             return tx.replies
@@ -289,7 +345,11 @@ class Writing(Caller):
     def _create_in(self, call: Call, tx: Transaction) -> None:
         name = self.chance.choice(EXTRAS)
         created = tx.create(name, timeline="counter", replace=self.chance.random() < 0.3, **SHAPE)
-        tx.append(created, self.rows(call, created.id))
+        if self.chance.random() < 0.5:
+            tx.append(created, self.rows(call, created.id))
+        else:
+            tx.append(created, self.rows(call, created.id), at=0)
+            tx.append(created, self.rows(call, created.id), at=1)
 
     def transact_on_what_was_read(self) -> None:
         """Read a collection, and write to it only if it is as it was read."""
