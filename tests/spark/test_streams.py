@@ -276,10 +276,6 @@ def test_mistakes_are_said_before_anything_is_written(orders, copy, store, spark
     ):
         with pytest.raises(PySparkException, match=says):
             to_sink(frame, store, tmp_path / says[:6], **wrong)
-    with pytest.raises(PySparkException, match="keeps its history"):
-        spark.createDataFrame([(1, "a")], "id long, name string").write.format("timespine").mode("overwrite").save(
-            f"{store.location}/copy"
-        )
     assert copy.history() == []
 
 

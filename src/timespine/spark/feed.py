@@ -34,6 +34,7 @@ from timespine.model.frontier import Frontier
 from timespine.spark.asked import columns_of, planned
 from timespine.spark.opened import collection_of
 from timespine.spark.options import Options
+from timespine.spark.plain import plain
 from timespine.spark.tasks import read_partition
 
 Offset = dict[str, Any]
@@ -72,6 +73,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return collection
 
+    @plain
     def initialOffset(self) -> Offset:
         """Where a new query begins, and what its hold will be called. Asked more than once: nothing is taken yet."""
         collection = self._collection
@@ -98,6 +100,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(rows)
         return ReadMaxBytes(size) if size is not None else ReadAllAvailable()
 
+    @plain
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """As far as the next batch goes. Asked many times a second: it looks at the head of one log."""
         collection = self._followed(start)
@@ -127,9 +130,11 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for time in [time for time in self._under_way if time <= until]:
             self._under_way.pop(time).close()
 
+    @plain
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = _newest(access_of(self._collection).state())
 
+    @plain
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         after, until = _after(start), _after(end)
         if until <= after:
@@ -157,6 +162,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition)
 
+    @plain
     def commit(self, end: Offset) -> None:
         """A batch is done: what it read is let go, and history before its end."""
         until = _after(end)

@@ -33,8 +33,8 @@ _stores: dict[tuple[int, str], _Opened] = {}
 _lock = threading.Lock()
 
 
-def store_of(location: str) -> Store:
-    """The store in a folder, open in this process. It must be there: a job that reads makes none.
+def store_of(location: str, *, create: bool = False) -> Store:
+    """The store in a folder, open in this process. It must be there, unless it is to be created: a read makes none.
 
     SUBTLE: a folder may have been deleted and made again meanwhile. Whoever went on with the store that was opened
     before would read what is gone, and write to files that nobody finds (test_opened.py). An inode tells them apart,
@@ -47,9 +47,15 @@ def store_of(location: str) -> Store:
         if found is not None and found.file != file:
             _close(_stores.pop(key).store)
         if key not in _stores:
-            _stores[key] = _Opened(open_store(location, create=False, maintenance=False), file)
+            _stores[key] = _open(location, file, create=create)
             atexit.register(_stores[key].store.close)
         return _stores[key].store
+
+
+def _open(location: str, file: tuple[int, int] | None, *, create: bool) -> _Opened:
+    """Open the store in a folder; a new one is known by the file that its logs are in from now on."""
+    store = open_store(location, create=create, maintenance=False)
+    return _Opened(store, file or _file_of(location))
 
 
 def _file_of(location: str) -> tuple[int, int] | None:

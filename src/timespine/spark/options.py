@@ -16,6 +16,9 @@ from timespine.spark.names import local_path
 APPEND, UPSERT, DELETE = "append", "upsert", "delete"
 """How rows are written: added, by key, or as keys of what goes."""
 
+OVERWRITE = "overwrite"
+"""How rows are written by `df.write.mode("overwrite")`: they take the place of all that are there."""
+
 READ, FEED, STREAM, WRITE, STREAM_WRITE = (
     "spark.read",
     "spark.read of changes",
@@ -49,6 +52,7 @@ PLACES = {
     "maxRowsPerTrigger": (STREAM,),
     "maxBytesPerTrigger": (STREAM,),
     "hold": (STREAM,),
+    "key": (WRITE,),
     "mode": _WRITES,
     "sequenceBy": _WRITES,
     "time": (WRITE,),

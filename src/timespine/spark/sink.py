@@ -1,7 +1,8 @@
 """`df.write` and `df.writeStream` with `.format("timespine")`: tasks build batches, and one commit takes them all.
 
 Modes: `append` (rows, which may carry `_diff`), `upsert` (rows by key, with deletes
-where `_change_type` says so) and `delete` (keys). Rows get the next free time, or, if
+where `_change_type` says so) and `delete` (keys); `df.write.mode("overwrite")` replaces all rows by
+those of the DataFrame, and leaves alone those that stay the same. Rows get the next free time, or, if
 the option `timeColumn` names one, that of a column: those are written ahead of the seal.
 What is appended is written by the tasks; what has to be compared with the rows that are
 there, or with what is sealed, travels to whoever commits. That is for batches of a
@@ -22,7 +23,8 @@ from pyspark.sql.types import StructType
 
 from timespine.client.access import Access
 from timespine.client.changes import CHANGE_TYPE
-from timespine.client.delta import delete_keys_delta
+from timespine.client.delta import delete_keys_delta, replace_delta
+from timespine.client.read_current import Compute
 from timespine.client.results import Committed, Written
 from timespine.client.step_commit import commit_steps
 from timespine.client.transaction_steps import CommandStep, DeltaStep
@@ -32,10 +34,12 @@ from timespine.errors import AlreadyIn, UsageError
 from timespine.spark.ahead import ahead, check_times, commit_parts, parts_of, write_few
 from timespine.spark.applying import apply
 from timespine.spark.building import Ahead, Building, Taken, append_rows, refuse_null_keys, sent, write_rows
+from timespine.spark.creating import collection_for
 from timespine.spark.job import Sent, Together, delete_sent, gathered
 from timespine.spark.opened import collection_of
-from timespine.spark.options import APPEND, DELETE, UPSERT, Options
+from timespine.spark.options import APPEND, DELETE, OVERWRITE, UPSERT, Options
 from timespine.spark.place import place_of
+from timespine.spark.plain import plain
 from timespine.spark.sinks import Sink, query_in
 from timespine.spark.types import brought_back, check_frame, check_keys
 from timespine.spark.writing import When, commit_runs, when
@@ -73,6 +77,7 @@ class _Writing:
         """Whether tasks write the rows. What is sealed is known only to whoever commits, and so is what is late."""
         return self._mode == APPEND and (self._how is None or self._how.late == REFUSE)
 
+    @plain
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: build a batch, or take the rows along."""
         context = TaskContext.get()
@@ -113,16 +118,23 @@ class _Writing:
             # SUBTLE: by the time that the tasks wrote. If it is taken by now the rows are moved to a later one; said to
             # stand elsewhere, they would change what was read already (test_streams.py).
             return commit_runs(access, self._building.schema, runs, rows, self._when, "append", together)
+        if self._mode == OVERWRITE:
+            table = pa.concat_tables(tables) if tables else self._building.schema.arrow.empty_table()
+            refuse_null_keys(table, self._building.schema)
+            return self._change(access, replace_delta(None, table), "replace", together)
         if not tables:
             return None
         table = pa.concat_tables(tables)
         if self._mode == DELETE:
             keys = table.select(list(self._building.schema.key_names))
             refuse_null_keys(keys, self._building.schema)
-            step = DeltaStep(access, delete_keys_delta(keys), "delete")
-            committed: Committed = commit_steps(step, CommandStep.of(access, *together))[0]
-            return committed
+            return self._change(access, delete_keys_delta(keys), "delete", together)
         return apply(access, table, self._options.text("sequenceBy"), together)
+
+    def _change(self, access: Access, compute: Compute, operation: str, together: Together) -> Committed:
+        """Beside the driver: commit a delta to the rows of the collection."""
+        committed: Committed = commit_steps(DeltaStep(access, compute, operation), CommandStep.of(access, *together))[0]
+        return committed
 
     def _commit_rows(self, access: Access, tables: list[pa.Table], how: Ahead, together: Together) -> Written | None:
         """Beside the driver: write rows that have travelled, by the rule for those that are late."""
@@ -136,14 +148,16 @@ class _Writing:
             commit_steps(CommandStep.of(access, *together))
         return None
 
+    @plain
     def abort(self, messages: list[Any], *_: object) -> None:
         """Beside the driver: some task failed for good; delete what the others put."""
         delete_sent(self._access(), [message.sent for message in messages if message is not None])
 
 
 class BatchSink(_Writing, DataSourceArrowWriter):
-    """`df.write.format("timespine").mode("append")`."""
+    """`df.write.format("timespine").mode("append")`, or `overwrite`."""
 
+    @plain
     def commit(self, messages: list[Any]) -> None:
         self._commit([message for message in messages if message is not None], ())
 
@@ -151,6 +165,7 @@ class BatchSink(_Writing, DataSourceArrowWriter):
 class StreamSink(_Writing, DataSourceStreamArrowWriter):
     """`df.writeStream.format("timespine")`: each batch exactly once."""
 
+    @plain
     def commit(self, messages: list[Any], batchId: int) -> None:
         given = [message for message in messages if message is not None]
         checkpoint = query_in(self._options.text("checkpointLocation"))
@@ -179,14 +194,15 @@ def check_sink(options: Options) -> None:
 
 
 def writing_of(
-    options: Options, schema: StructType, *, overwrite: bool
+    options: Options, schema: StructType, *, overwrite: bool, creates: bool = False
 ) -> tuple[Options, str, Building, When, Ahead | None]:
-    """What a sink needs to know to take rows of a DataFrame, if they can be rows of the collection."""
-    if overwrite:
-        raise UsageError("a collection keeps its history: write with mode('append'), or use collection.replace(...)")
-    access = collection_of(options.target)._access
+    """What a sink needs to know to take rows of a DataFrame, if they can be rows of the collection.
+
+    If it `creates`, a collection that is not there is created with the columns of the DataFrame.
+    """
+    mode = _mode(options, overwrite=overwrite, is_stream=not creates)
+    access = (collection_for(options, schema) if creates else collection_of(options.target))._access
     id, known = access.schema(access.state())
-    mode = options.text("mode") or APPEND
     how = ahead(access, options.text("timeColumn"), options.text("seal"), options.text("late"))
     writer = access.committer.writer(access.id)
     building = Building(place_of(access), access.id, writer, id, known, None)
@@ -196,7 +212,8 @@ def writing_of(
         check_times(schema, access, known, how.times)
         return options, mode, building, When(None, False), how
     sequence = options.text("sequenceBy")
-    extra = known.system_names if mode == APPEND else tuple(filter(None, (CHANGE_TYPE, sequence)))
+    extras = {APPEND: known.system_names, OVERWRITE: ()}
+    extra = extras.get(mode, tuple(filter(None, (CHANGE_TYPE, sequence))))
     if mode == DELETE:
         check_keys(schema, known)
     else:
@@ -205,6 +222,21 @@ def writing_of(
         raise UsageError("rows are upserted by key, and this collection has no key columns: append them with _diff")
     moment = when(access, schema.names if mode == APPEND else (), options.number("time"))
     return options, mode, replace(building, at=moment.at), moment, None
+
+
+def _mode(options: Options, *, overwrite: bool, is_stream: bool) -> str:
+    """How rows are written, by the option `mode` and by that of Spark."""
+    given = options.text("mode")
+    if not overwrite:
+        return given or APPEND
+    if is_stream:
+        raise UsageError("a stream cannot replace all rows: use outputMode('append') or outputMode('update')")
+    for name in ("mode", "time", "timeColumn"):
+        if options.text(name) is not None:
+            raise UsageError(
+                f"mode('overwrite') replaces all rows: leave out option {name}, or write by mode('append')"
+            )
+    return OVERWRITE
 
 
 def _packed(batches: Iterator[pa.RecordBatch], schema: Schema) -> tuple[int, bytes | None]:
@@ -216,7 +248,7 @@ def _packed(batches: Iterator[pa.RecordBatch], schema: Schema) -> tuple[int, byt
     if table.nbytes > MESSAGE_BYTES_MAX:
         raise UsageError(
             f"{table.num_rows} rows in one task are too many to travel with the sink: "
-            "use timespine.spark.foreach_batch, or smaller batches"
+            "repartition the DataFrame, or use timespine.spark.foreach_batch or smaller batches in a stream"
         )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:

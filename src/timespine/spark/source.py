@@ -18,6 +18,7 @@ from timespine.spark.asked import plan, schema_of
 from timespine.spark.feed import FeedReader
 from timespine.spark.opened import collection_of
 from timespine.spark.options import FEED, READ, STREAM, STREAM_WRITE, WRITE, Options
+from timespine.spark.plain import plain
 from timespine.spark.sink import BatchSink, StreamSink, check_sink, writing_of
 from timespine.spark.tasks import read_partition
 
@@ -29,21 +30,26 @@ class TimespineSource(DataSource):
     def name(cls) -> str:
         return "timespine"
 
+    @plain
     def schema(self) -> StructType:
         # Whether this is a stream nobody tells here.
         options = Options(self.options, READ, FEED, STREAM)
         collection = collection_of(options.target)
         return from_arrow_schema(schema_of(collection, options))
 
+    @plain
     def reader(self, schema: StructType) -> DataSourceReader:
         return Reader(Options(self.options, READ, FEED), schema)
 
+    @plain
     def streamReader(self, schema: StructType) -> FeedReader:
         return FeedReader(Options(self.options, STREAM), schema)
 
+    @plain
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
-        return BatchSink(*writing_of(Options(self.options, WRITE), schema, overwrite=overwrite))
+        return BatchSink(*writing_of(Options(self.options, WRITE), schema, overwrite=overwrite, creates=True))
 
+    @plain
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
         options = Options(self.options, STREAM_WRITE)
         check_sink(options)
@@ -62,6 +68,7 @@ class Reader(DataSourceReader):
         self._options = options
         self._promised = promised
 
+    @plain
     def partitions(self) -> list[InputPartition]:
         planned = plan(collection_of(self._options.target), self._options, self._promised)
         return [InputPartition((planned.reading, data)) for data in planned.slices]

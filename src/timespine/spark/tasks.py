@@ -18,6 +18,7 @@ from timespine.columnar.slice import Slice, read
 from timespine.errors import LeaseExpired, UsageError
 from timespine.spark.kinds import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, DELETE, INSERT, PREIMAGE
 from timespine.spark.place import Place
+from timespine.spark.plain import plain_errors
 from timespine.spark.types import carried_schema, carried_table
 
 Batches = Iterator[pa.RecordBatch]
@@ -79,14 +80,16 @@ def read_slice(reading: Reading, data: bytes) -> Batches:
     """The rows of one slice, in bounded memory, as Spark takes them."""
     slice = Slice.decode(data)
     place = reading.place
-    try:
-        for table in _shaped(reading, slice, read(slice, place.blob(), place.config, place.cache(), _memory(place))):
-            yield from carried_table(table, reading.schema).to_batches(BATCH_ROWS)
-    except MissingBlob as missing:
-        raise LeaseExpired(
-            f"blob {missing.key} is gone: the lease of this read ran out, or {place.location} is not the same folder "
-            "on driver and executors; read again"
-        ) from missing
+    with plain_errors():
+        try:
+            tables = read(slice, place.blob(), place.config, place.cache(), _memory(place))
+            for table in _shaped(reading, slice, tables):
+                yield from carried_table(table, reading.schema).to_batches(BATCH_ROWS)
+        except MissingBlob as missing:
+            raise LeaseExpired(
+                f"blob {missing.key} is gone: the lease of this read ran out, or {place.location} is not the same "
+                "folder on driver and executors; read again"
+            ) from missing
 
 
 def read_partition(partition: Any) -> Batches:
