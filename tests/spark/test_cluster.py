@@ -150,7 +150,7 @@ def on_a_cluster():
         merging.over_ranges = dies_before_it_answers(merging.over_ranges, os.path.abspath("compact"))
         with merging.merging_on(store, spark, least_rows=1):
             items.compact(wait=True)
-        look("compact", items.snapshot().to_pylist(), len(items.snapshot()._plan.runs))
+        look("compact", items.snapshot().to_pylist(), len(items.snapshot().plan.runs))
     spark.stop()
     print(json.dumps(told))
 

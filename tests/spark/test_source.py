@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 
 import pyarrow as pa
 import pytest
@@ -18,11 +19,14 @@ from pyspark.sql.types import (
 )
 
 import timespine as ts
+from timespine.config import Config
 from timespine.errors import UsageError
+from timespine.location.unreliable import Fault, UnreliableConsensus
 from timespine.spark import drop_reads, reading
 from timespine.spark.asked import plan
 from timespine.spark.options import Options
 from timespine.spark.source import TimespineSource
+from timespine.spark.tasks import read_slice
 from timespine.spark.types import ddl_of
 
 
@@ -153,6 +157,74 @@ def test_reads_that_are_planned_soon_after_each_other_share_a_lease(tmp_path):
         assert {each.term_ms for each in items._access.state().readers.values()} >= {65 * 60_000, 130 * 60_000}
         assert drop_reads(items) == 4
         assert after({}) == 1
+
+
+class Log(UnreliableConsensus):
+    """The log of a store: counts what is asked of it, and lets others act before the next compare-and-set."""
+
+    def __init__(self, store):
+        super().__init__(store._committer.driver.consensus, self.decide)
+        self.calls = Counter()
+        self.before = None
+        store._committer.driver.consensus = self
+
+    def decide(self, operation, key):
+        self.calls[operation] += 1
+        if operation == "compare_and_set" and self.before is not None:
+            before, self.before = self.before, None
+            before()
+        return Fault.NONE
+
+    def cost(self, call):
+        self.calls.clear()
+        call()
+        return dict(self.calls)
+
+
+@pytest.mark.parametrize("options", [{}, {"asOf": "0"}, {"readChangeFeed": "true"}, {"readUpdates": "true"}])
+def test_planning_a_read_looks_at_the_log_once_and_registers_one_lease_at_most(store, items, options):
+    log = Log(store)
+    asked = Options({"path": f"{store.location}/items", **options})
+    assert log.cost(lambda: plan(items, asked)) == {"scan": 1, "compare_and_set": 1}
+    assert log.cost(lambda: plan(items, asked)) == {"scan": 1}
+
+
+def test_a_frame_of_rows_that_are_planned_does_not_look_at_the_log(store, items):
+    class Session:
+        def range(self, *_):
+            return self
+
+        def mapInArrow(self, *_):
+            return self
+
+    log, session = Log(store), Session()
+    with items.snapshot() as rows:
+        assert log.cost(lambda: rows.to_spark(session, native=False)) == {}
+    assert reading.release(session) == 1
+
+
+def test_a_read_is_planned_on_the_state_that_has_its_lease(tmp_path):
+    """Another process merges and sweeps what is there, after the look at the log and before the lease is in."""
+    config = Config(inline_part_bytes=1)
+    with ts.open(tmp_path, maintenance=False, config=config) as store:
+        items = store.create("items", key={"id": "int64"}, timeline="counter")
+        for id in range(4):
+            items.append([{"id": id}])
+        log = Log(store)
+
+        def merge():
+            with ts.open(tmp_path, maintenance=False, config=config) as other:
+                other["items"].append([{"id": 9}])
+                other["items"].compact(wait=True)
+                other.maintain(sweep=True)
+
+        log.before = merge
+        made = plan(items, Options({"path": f"{store.location}/items"}))
+        assert log.before is None
+        found = [
+            row["id"] for data in made.slices for batch in read_slice(made.reading, data) for row in batch.to_pylist()
+        ]
+        assert sorted(found) == [0, 1, 2, 3, 9]
 
 
 def test_a_session_that_is_forgotten_gives_back_what_its_frames_held(items):
