@@ -2,6 +2,7 @@
 
 import random
 import zlib
+from functools import partial
 
 import msgspec
 import pyarrow as pa
@@ -257,6 +258,25 @@ def test_a_name_that_is_taken_or_not_there_cannot_be_part_of_a_rename(place):
     with pytest.raises(UsageError, match="no collection"):
         store.rename("c", "d")
     assert store.names() == ["a", "b"]
+
+
+def test_a_rename_that_meets_a_replacement_renames_the_new_collection(place):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    store.create("orders", key=KEY)
+    replace = partial(other.create, "orders", key=KEY, replace=True)
+    script.add("compare_and_set", Fault.NONE, key=LOG, hook=replace)
+    store.rename("orders", "sales")
+    assert script.is_done
+    assert store.names() == other.names() == ["sales"]
+    assert store["sales"].id == other["sales"].id
+
+
+def test_a_rename_to_the_same_name_changes_nothing(place):
+    store = place.open()
+    store.create("orders", key=KEY)
+    store.rename("orders", "orders")
+    assert store.names() == ["orders"]
 
 
 def test_a_policy_set_through_an_old_handle_goes_to_its_own_collection(place):

@@ -850,14 +850,21 @@ def is_caught(name: str, seed: int) -> bool:
 
 
 def first_seed(name: str, histories: int) -> tuple[int, Violation] | None:
-    """The first seed at which a check of its promise notices a planted bug, and what the check says."""
+    """The first seed at which a check of its promise notices a planted bug, and what the check says.
+
+    A seed at which the history has a violation without the bug is passed over, and reported.
+    """
     others: Counter[str] = Counter()
-    with BUGS[name]():
-        for seed in range(histories):
+    for seed in range(histories):
+        with BUGS[name]():
             violations = history(name, seed).violations
-            caught = catching(name, violations)
-            if caught is not None:
+        caught = catching(name, violations)
+        if caught is not None:
+            clean = history(name, seed).violations
+            if not clean:
                 return seed, caught
+            print(f"      seed {seed} has a violation without a planted bug: {clean[0]}", flush=True)
+        else:
             others.update(f"{each.check}{' (crash)' if each.is_crash else ''}: {each}" for each in violations[:1])
     for other, _ in others.most_common(3):
         print(f"      not a check of its promise: {other[:200]}")

@@ -12,6 +12,7 @@ import contextlib
 import re
 import zlib
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -200,13 +201,10 @@ def _check_entry(name: str, entry: Entry) -> None:
 
 
 def renamed(id: str, old: str, new: str, names: Names) -> Names | None:
-    """With another name for a collection."""
-    known = names.entries.get(new)
-    if known is not None and known.id == id:
-        return None
+    """With another name for a collection; None if the old name is not that of this collection."""
     if old not in names.entries or names.entries[old].id != id:
-        raise names.unknown(old)
-    if known is not None:
+        return None
+    if new in names.entries:
         raise UsageError(f"there is a collection {new} already")
     if new in names.graves:
         raise UsageError(f"a collection {new} was dropped, and its name stays blocked: give another name")
@@ -420,6 +418,14 @@ class Catalog:
                 return True
             in_doubt = in_doubt or stored is None
         raise Determinate("the catalog could not be changed: others keep changing it")
+
+    def rename(self, old: str, new: str) -> str:
+        """Give the collection of a name another one; its id."""
+        while True:
+            id = self.find(old).id
+            if old == new or self.change(partial(renamed, id, old, new)):
+                return id
+            # Another process gave the old name to another collection, or took it away: look again.
 
     def _store(self, change: str, names: Names, more: Beside = (), *, frees_space: bool = False) -> bool | None:
         names = msgspec.structs.replace(names, changes=(*names.changes, change)[-CHANGES_KEPT:])

@@ -141,10 +141,12 @@ def make_runs(
         return (), None
     config, shared = access.config, access.shared
     if inline and is_sorted:
-        # Full by what is known already: the commit would only say so.
-        room = config.inline_total_bytes - access.known().inline_bytes
-        part = InlineRule(config.inline_part_bytes * min(share, SHARE_MAX), room).part_of(table)
-        if part is not None:
+        # If the state is full by what is known already, the commit would only say so.
+        rule = InlineRule(
+            config.inline_part_bytes * min(share, SHARE_MAX),
+            room=lambda: config.inline_total_bytes - access.known().inline_bytes,
+        )
+        if (part := rule.part_of(table)) is not None:
             return (Run((part,), Order.SORTED, id),), None
     writer = access.committer.writer(access.id)
     target = Target(access.id, writer, schema, id, shared.blob, config, sleep=shared.sleep)

@@ -21,7 +21,6 @@ from timespine.client.catalog import (
     Names,
     check_name,
     discarded,
-    renamed,
     retained_by_all,
     taken_over,
 )
@@ -242,9 +241,7 @@ class Store(OneProcess):
         """Give a collection another name. Handles that are open go on."""
         self._committer.check_writable()
         check_name(new)
-        id = self._catalog.find(old).id
-        self._catalog.change(partial(renamed, id, old, new))
-        self.handles.rename(id, new)
+        self.handles.rename(self._catalog.rename(old, new), new)
 
     def drop(self, name: str, *, force: bool = False) -> bool:
         """Remove a collection; False if that was done before. Its name stays blocked: see `create`.

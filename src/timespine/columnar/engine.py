@@ -245,7 +245,7 @@ class _Merge:
         ]
         if stretch.tables:
             limit = self.config.object_bytes_max
-            rows = InlineRule(limit, limit).part_of(pa.concat_tables(stretch.tables))
+            rows = InlineRule(limit, lambda: limit).part_of(pa.concat_tables(stretch.tables))
             if rows is None:
                 return None
             runs.append(Run((rows,), Order.SORTED, self.schema_id))
@@ -346,7 +346,7 @@ class _Merge:
         # SUBTLE: no more inline than the inputs had. Whoever applies a result that takes more room in the state may
         # have to refuse it, and would every time (test_engine.py).
         room = sum(len(part.inline) for run in self.runs for part in run.parts if part.inline is not None)
-        runs = self.output.finish(InlineRule(self.config.inline_part_bytes, room))
+        runs = self.output.finish(InlineRule(self.config.inline_part_bytes, lambda: room) if room else None)
         self._delete_temporary()
         rows = rows_in(runs)
         batch = HollowBatch(desc, rows, runs)

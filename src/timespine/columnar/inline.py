@@ -58,21 +58,21 @@ class InlineRule(NamedTuple):
 
     limit: int
     """Bytes of an inline part, at most."""
-    room: int
-    """Bytes that the state has room for."""
+    room: Callable[[], int]
+    """Says how many bytes the state has room for, once that matters."""
     describe: Callable[[pa.Table], bytes] = lambda table: b""
     """Gives the `meta` of a part. Most have none: it would take as much room as the rows, which are at hand."""
 
     def may_fit(self, table: pa.Table) -> bool:
         """Whether rows are so few that it is worth encoding them."""
-        return self.room > 0 and table.nbytes <= INLINE_RATIO * self.limit
+        return bool(table.nbytes <= INLINE_RATIO * self.limit)
 
     def part_of(self, table: pa.Table) -> Part | None:
         """Make an inline part of a sorted table; None if it is too large."""
         if not self.may_fit(table):
             return None
         data = encode_inline(table)
-        if len(data) > min(self.limit, self.room):
+        if len(data) > self.limit or len(data) > self.room():
             return None
         return Part("", table.num_rows, len(data), diff_sum_of(table), data, meta=self.describe(table))
 
