@@ -6,9 +6,13 @@ import pyarrow as pa
 import pytest
 from places import BLOBS, Script
 
-from timespine.client.prebuilt_steps import PrebuiltAppendStep
+from timespine.client.prebuilt_steps import PrebuiltAppendAtStep, PrebuiltAppendStep
+from timespine.client.step_commit import commit_steps
+from timespine.client.transaction_steps import CommandStep
 from timespine.columnar.rows import updates
-from timespine.errors import UsageError
+from timespine.config import Config
+from timespine.core.transitions import Seal
+from timespine.errors import ClosedError, UsageError
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 
@@ -248,3 +252,45 @@ def test_runs_that_were_built_at_a_time_never_stand_before_it_though_the_clock_w
     assert tx.time == built_at
     assert events.snapshot(built_at).to_pylist() == [{"id": 1}]
     assert store.metrics()["append rows"] == 1
+
+
+def prebuilt(events, at):
+    """A row that is built already, inline, at a time."""
+    writer = events.writer()
+    with writer.builder(at) as builder:
+        builder.add(updates([{"id": at}], events.schema, (at,)))
+        batch = builder.finish(Frontier.at(at + 1))
+    assert all(part.inline is not None for part in batch.parts)
+    return batch.runs
+
+
+@pytest.mark.parametrize("expected", [None, Frontier.at(0)])
+def test_prebuilt_rows_at_their_times_that_find_no_room_go_to_a_blob(place, expected):
+    store = place.open(config=Config(inline_total_bytes=1))
+    events = store.create("events", key={"id": "int64"}, timeline="counter")
+    access, runs = events._access, prebuilt(events, 3)
+    commands = CommandStep.of(access, Seal(Frontier.at(9)))
+    step = PrebuiltAppendAtStep(access, runs, 1, Frontier.at(3), Frontier.at(4), expected, "append", 3)
+    done, _ = commit_steps(step, commands)
+    assert (done.time, done.upper, done.rows) == (3, Frontier.at(4), 1)
+    assert events.upper == Frontier.at(9)
+    assert events.snapshot(3).to_pylist() == [{"id": 3}]
+    assert access.state().inline_bytes == 0
+    assert len(place.blobs(f"{events.id}/")) == 1
+
+
+@pytest.mark.parametrize("floats", [True, False])
+def test_what_was_put_for_prebuilt_rows_that_are_refused_is_deleted(place, floats):
+    script = Script()
+    store, other = place.open(config=Config(inline_total_bytes=1), script=script), place.open()
+    events = store.create("events", key={"id": "int64"}, timeline="counter")
+    access, runs = events._access, prebuilt(events, 3)
+    # Another process closes the collection after its state was found to be full.
+    script.add("put", Fault.NONE, hook=lambda: other["events"].close_for_good())
+    if floats:
+        step = PrebuiltAppendStep(access, [], floats=True, written=3, rows=1, runs=runs)
+    else:
+        step = PrebuiltAppendAtStep(access, runs, 1, Frontier.at(3), Frontier.at(4), None, "append", 3)
+    with pytest.raises(ClosedError):
+        commit_steps(step)
+    assert place.blobs(f"{events.id}/") == []

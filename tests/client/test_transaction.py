@@ -14,6 +14,7 @@ from timespine.client.dropping import LOOK_MS
 from timespine.client.maintenance import EXPIRE_S
 from timespine.client.reservations import EXPECTED_MS, REMEMBERED_MS
 from timespine.client.step_commit import StepCommit
+from timespine.client.transaction_steps import AppendStep
 from timespine.config import Config
 from timespine.core.transitions import CommitSink
 from timespine.errors import (
@@ -1200,3 +1201,16 @@ def test_a_lone_append_of_a_transaction_takes_the_time_that_is_free_when_it_is_c
     assert tx.time == tx.replies[0].time == 6
     assert rows(orders, 6) == {(0, "a"): 1, (7, "a"): 1, (1, "a"): 1, (2, "a"): 1}
     assert "commits placed again" not in store._committer.counters
+
+
+def test_an_error_in_the_result_of_a_step_deletes_nothing_that_is_committed(place, monkeypatch):
+    store = place.open(config=BLOBS)
+    orders, _ = pair(store)
+
+    def broken(self, replies, at, seqno):
+        raise UsageError("no result")
+
+    monkeypatch.setattr(AppendStep, "result", broken)
+    with pytest.raises(UsageError, match="no result"):
+        orders.append([row(1)])
+    assert rows(place.open()["orders"]) == {(1, "a"): 1}

@@ -216,7 +216,7 @@ def small_appends_that_lost_to_others_count_as_in() -> Iterator[None]:
         except UpperMismatch:
             if not isinstance(step, append_batcher.GroupAppendStep):
                 raise
-            return [step.result([], step.written, step.access.known().seqno)]
+            return [([], step.written, step.access.known().seqno)]
 
     with patched(step_commit.StepCommit, "_commit_placed", commit_placed):
         yield

@@ -118,7 +118,7 @@ class Access:
 
     def known(self) -> State:
         """The newest state that this process knows of."""
-        return self.committer.known(self.id)
+        return self.shared.committer.known(self.entry.id)  # not by properties: every write asks some ten times
 
     def schema(self, state: State) -> tuple[int, Schema]:
         """The newest schema and its id."""

@@ -287,7 +287,7 @@ class Committer:
 
     def known(self, collection: str) -> State:
         """The newest state that this process knows of, without asking."""
-        if self._closed or self._pid != os.getpid():  # here, and not by calls: every write asks some ten times
+        if self._closed or self._pid != os.getpid():  # in place: every write asks some ten times
             self.check_open()
         known = self.session.states.get(collection)
         return known if known is not None else self.state(collection)

@@ -1,9 +1,10 @@
-"""Changes that depend on what is there: upsert, delete, update, replace.
+"""Changes that depend on the rows that are there: upsert, delete, update, replace.
 
-Each reads the rows that it is about once, works out what to retract and what to
-insert, and appends the difference exactly at the upper that it is right for. If
-others commit first, what they committed is judged (`client.read_current`), and the
-difference is placed again. Rows that stay as they are cancel out and are not written.
+Each function here says which rows a change looks at, and which rows it retracts and
+inserts. `DeltaStep` reads those rows once, and appends the delta exactly at the upper
+that it is right for. If other writers commit first, it judges what they committed
+(`client.read_current`), and is placed again. Rows that stay as they are cancel out and
+are not written.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _is_column(value: object) -> bool:
 
 
 def upsert_delta(rows: Any) -> Compute:
-    """Rows take the place of those with the same key, or are added. Without key columns: those that are not there."""
+    """Replace rows with the same key, or add them. Without key columns: add those that are not there."""
     rows = materialize_once(rows)
 
     def compute(schema: Schema) -> Look:
@@ -96,7 +97,7 @@ def upsert_delta(rows: Any) -> Compute:
 
 
 def delete_keys_delta(keys: Any) -> Compute:
-    """All rows with one of these keys go."""
+    """Delete all rows with one of these keys."""
     keys = materialize_once(keys)
 
     def compute(schema: Schema) -> Look:
@@ -106,7 +107,7 @@ def delete_keys_delta(keys: Any) -> Compute:
 
 
 def delete_where_delta(where: Any) -> Compute:
-    """All rows for which a condition holds go."""
+    """Delete all rows for which a condition holds."""
     predicate = as_predicate(where)
     return lambda schema: Look(_gone(schema), where=predicate, grain=Grain.NEWS)
 
@@ -116,14 +117,14 @@ def _gone(schema: Schema) -> Callable[[pa.Table], RowDelta]:
 
 
 def delete_delta(keys: Any, where: Any) -> Compute:
-    """Rows with these keys, or for which a condition holds, go."""
+    """Delete rows with these keys, or for which a condition holds."""
     if (keys is None) == (where is None):
         raise UsageError("delete either keys, or where a condition holds: delete({'id': 1}) or delete(where='id = 1')")
     return delete_keys_delta(keys) if where is None else delete_where_delta(where)
 
 
 def update_delta(where: Any, set: Mapping[str, Any]) -> Compute:
-    """Rows for which a condition holds get other values in some columns."""
+    """Set some columns of the rows for which a condition holds."""
     predicate = as_predicate(where) if where is not None else None
     if not isinstance(set, Mapping):
         raise UsageError("say what to set by column: update(set={'total': 0})")
@@ -149,7 +150,7 @@ def by_key(schema: Schema) -> Grain:
 
 
 def replace_delta(where: Any, rows: Any) -> Compute:
-    """All rows for which a condition holds go, and others come, for which it must hold too."""
+    """Replace all rows for which a condition holds by others, for which it must hold too."""
     rows = materialize_once(rows)
     predicate = as_predicate(where) if where is not None else None
 

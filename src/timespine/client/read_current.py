@@ -1,14 +1,14 @@
-"""What a change was worked out from, and how it stays right while others commit.
+"""Read the rows that a change depends on, compute its delta, and keep the delta right while others commit.
 
-A change reads the rows that it is about once, as of one time, and works out a
-difference to them. If others commit before the difference does, it is not begun
-again. What they committed is judged instead:
+A change reads its rows once, as of one time, and computes a delta to them. If other
+writers commit before the delta does, it is not computed again. What they committed is
+judged instead:
 
     rows(new state, new time) == rows(old state, old time) + news
 
 where `news` are the net changes since, of the rows that the change looks at:
 the updates from the old upper on in the new state, less those of them that were
-written ahead of the seal before, and counted already. Without news the difference
+written ahead of the seal before, and counted already. Without news the delta
 stands as it is, and only its time moves, which is metadata. With news it is
 patched, from them and from the rows that were read (`Grain`). The patch is one more
 run of the same commit. Rows are not read again.
@@ -48,24 +48,24 @@ from timespine.model.time import INT64_MIN
 
 
 class Stale(UpperMismatch):
-    """What was read does not tell any more what the difference is: the change has to read again."""
+    """The rows that were read no longer determine the delta: the change has to read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowDelta:
-    """What a change comes to."""
+    """The rows that a change retracts and inserts."""
 
     old: pa.Table
-    """Rows that go, with their counts in `_diff`."""
+    """Rows to retract, with their counts in `_diff`."""
     new: pa.Table
-    """Rows that come, each once."""
+    """Rows to insert, each once."""
 
 
 class Grain(enum.Enum):
-    """What a patch of a difference is worked out from."""
+    """The rows that a patch of a delta is computed from."""
 
     NEWS = "news"
-    """All rows that a change looks at go: so do those that are new."""
+    """The change retracts all rows that it looks at, so it retracts new ones too."""
     KEYS = "keys"
     """What becomes of a row depends on the rows of its key alone."""
     ALL = "all"
@@ -77,13 +77,13 @@ class Look:
     """Which rows a change looks at, and what it makes of them."""
 
     difference: Callable[[pa.Table], RowDelta]
-    """What it comes to, from all rows that it looks at, with their counts in `_diff`."""
+    """Computes the delta from all rows that the change looks at, with their counts in `_diff`."""
     keys: KeySet | None = None
-    """It looks at rows with one of these keys alone."""
+    """The change looks only at rows with one of these keys."""
     where: Predicate | None = None
-    """It looks at rows for which this holds alone."""
+    """The change looks only at rows for which this holds."""
     grain: Grain = Grain.ALL
-    """What a patch of the difference is worked out from."""
+    """The rows that a patch of the delta is computed from."""
 
 
 Compute = Callable[[Schema], Look]
@@ -101,9 +101,9 @@ class CurrentRows:
     schema: Schema
     plan: Plan | None
     state: State
-    """The newest state that what was worked out is right for."""
+    """The newest state that the delta is right for."""
     time: int
-    """The time at which it will stand: not before the upper of the state."""
+    """The time of the delta: not before the upper of the state."""
 
     @property
     def upper(self) -> Frontier:
@@ -145,7 +145,7 @@ class CurrentRows:
         return net.select(found.column_names)
 
     def later(self, state: State, at: int | None) -> int:
-        """Where what was worked out can stand in a newer state: where it did, at `at`, or at the next free time."""
+        """Find the time of the delta in a newer state: where it was, `at`, or the next free time."""
         if state.upper.is_closed:
             raise self.access.closed()
         if at is not None:
@@ -171,9 +171,9 @@ class CurrentRows:
 
 @contextlib.contextmanager
 def read_current(access: Access, at: int | None = None) -> Iterator[CurrentRows]:
-    """The collection as of now, held while it is looked at. What is worked out stands at a free time, `at` or later.
+    """Read the collection as of now, under a lease. The delta stands at a free time, `at` or later.
 
-    Updates that were written ahead of the seal, and that a change would seal, count already.
+    Updates that were written ahead of the seal, and that the change would seal, count already.
     """
     with lease_newest(access) as leased, contextlib.closing(leased):
         state = leased.state
@@ -194,7 +194,7 @@ def read_current(access: Access, at: int | None = None) -> Iterator[CurrentRows]
 
 @dataclass(slots=True)
 class Patch:
-    """What is added to a difference because of news."""
+    """Updates that are added to a delta because of news."""
 
     table: pa.Table
     """Updates, all at one time."""
@@ -208,14 +208,14 @@ class Patch:
 
 @dataclass(slots=True)
 class PendingDelta:
-    """A difference that is worked out and not committed yet. It follows what others commit."""
+    """A delta that is not committed yet. It follows what other writers commit."""
 
     now: CurrentRows
     operation: str
     written: int = 0
-    """The time that the updates of the difference were written with."""
+    """The time that the updates of the delta were written with."""
     rows: int = 0
-    """Updates of the difference, without patches."""
+    """Updates of the delta, without patches."""
     patches: list[Patch] = field(default_factory=list)
     _inline: bool = True
     """Whether patches may be stored inline: not if the state was found to be full."""
@@ -225,7 +225,7 @@ class PendingDelta:
         raise NotImplementedError
 
     def patch(self, news: pa.Table) -> pa.Table:
-        """What news add to the difference."""
+        """Compute what news add to the delta."""
         raise NotImplementedError
 
     @property
@@ -234,7 +234,7 @@ class PendingDelta:
         raise NotImplementedError
 
     def follow(self, at: int | None = None, *, exactly: bool = False, quickly: bool = False) -> None:
-        """Make the difference right for the newest state that is known, and for a time where it can stand.
+        """Make the delta right for the newest known state, and for a time where it can stand.
 
         That is `at`, or later, unless it is to be `exactly` that. Stale if it takes another read. UpperMismatch if the
         time is too early, or if it has to be done `quickly` and takes more work than the news are worth.
@@ -257,7 +257,7 @@ class PendingDelta:
         now.state, now.time = state, time
 
     def command(self, runs: Runs) -> CompareAndAppend:
-        """The command that appends the difference: if nothing was committed since it was last right."""
+        """Make the command that appends the delta, if nothing was committed since it was last right."""
         now = self.now
         self._stage()
         placed = list(moved(runs, self.written, now.time))
@@ -276,12 +276,12 @@ class PendingDelta:
         return self.rows + sum(int(patch.table.num_rows) for patch in self.patches)
 
     def done(self) -> None:
-        """It is committed."""
+        """Count its patches: it is committed."""
         for patch in self.patches:
             count_appended(self.now.access, patch.runs or (), patch.table.num_rows)
 
     def unstage(self) -> None:
-        """It was refused: what was put for patches goes. If it is offered again, they are put again, as blobs."""
+        """Delete what was put for patches, as the commit was refused. Another try puts them again, as blobs."""
         self._inline = False
         for patch in self.patches:
             if patch.batch is not None:
@@ -298,17 +298,17 @@ class PendingDelta:
 
 @dataclass(slots=True)
 class LocalDelta(PendingDelta):
-    """A difference that was worked out in this process."""
+    """A delta that was computed in this process."""
 
     look: Look | None = None
     seen: list[pa.Table] = field(default_factory=list)
-    """The rows that it was worked out from, and the news since; nothing if patches do not need them."""
+    """The rows that it was computed from, and the news since; nothing if patches do not need them."""
     deltas: list[pa.Table] = field(default_factory=list)
-    """The difference as it was worked out first, and the patches."""
+    """The delta as it was computed first, and the patches."""
 
     @staticmethod
     def of(now: CurrentRows, compute: Compute, operation: str) -> LocalDelta:
-        """Read what a change looks at, and work out its difference."""
+        """Read the rows that a change looks at, and compute its delta."""
         look = compute(now.schema)
         seen = now.rows(look.keys, look.where)
         delta = delta_of(look.difference(seen), now.schema)
@@ -317,7 +317,7 @@ class LocalDelta(PendingDelta):
 
     @property
     def table(self) -> pa.Table:
-        """The difference as updates, as it was worked out first."""
+        """The delta as updates, as it was computed first."""
         return at_time(self.deltas[0], self.now.schema, self.written)
 
     @property
@@ -326,7 +326,7 @@ class LocalDelta(PendingDelta):
 
     @property
     def net(self) -> int:
-        """Updates of the difference, of which patches may have cancelled some."""
+        """Updates of the delta, of which patches may have cancelled some."""
         # SUBTLE: asked after the commit. What raised here would pass for "not committed", and committed blobs would be
         # deleted (test_basis.py).
         try:
@@ -369,7 +369,7 @@ class LocalDelta(PendingDelta):
 
 
 def delta_of(difference: RowDelta, schema: Schema) -> pa.Table:
-    """Old rows retracted, new ones inserted, what is the same in both cancelled."""
+    """Retract old rows, insert new ones, and cancel those that are in both."""
     names = [*schema.names, DIFF]
     new = difference.new.select(list(schema.names))
     ones = pa.array(np.ones(new.num_rows, dtype=np.int64))
@@ -380,7 +380,7 @@ def delta_of(difference: RowDelta, schema: Schema) -> pa.Table:
 
 
 def negated(rows: pa.Table) -> pa.Table:
-    """Rows that count the opposite."""
+    """Negate the counts of rows."""
     counts = rows.column(DIFF).to_numpy() if rows.num_rows else np.empty(0, dtype=np.int64)
     if len(counts) and counts.min() == INT64_MIN:
         raise DiffOverflow("a row counts so far below zero that it cannot be retracted at once: append its opposite")
@@ -389,14 +389,14 @@ def negated(rows: pa.Table) -> pa.Table:
 
 
 def at_time(delta: pa.Table, schema: Schema, time: int) -> pa.Table:
-    """A difference as updates at one time."""
+    """Give the rows of a delta one time."""
     (name,) = schema.time_names
     times = pa.array(np.full(delta.num_rows, time, dtype=np.int64))
     return delta.add_column(len(schema.names), schema.update_arrow.field(name), times)
 
 
 def moved(runs: Runs, written: int, at: int) -> Runs:
-    """Runs whose rows were all written with one time, standing at a later one: nothing is read or written."""
+    """Move runs whose rows all have one time to a later one: metadata only."""
     if written == at:
         return runs
     return tuple(rewritten(run, Frontier.at(at)) for run in runs)

@@ -32,6 +32,9 @@ from timespine.model.frontier import Frontier
 Reads = Sequence[tuple[Access, Frontier]]
 """Collections whose upper the caller relies on."""
 
+Committed = tuple[list[Any], int | None, int]
+"""Of one step: the replies to its commands, the time of the transaction, and the number of the state that has it."""
+
 CommitPlaced = Callable[[Callable[[], group.Transaction]], Answers]
 """Commits what a function makes in its turn, when no other thread of the process commits."""
 
@@ -50,6 +53,8 @@ class StepCommit:
         self.steps = steps
         self.times: dict[str, int] = {}
         """The time of the transaction on each time line, where a step stands at it."""
+        self._at: list[int | None] = [None] * len(steps)
+        """The time of each step; None if it does not stand at the time of the transaction."""
         self._reads = reads
         self._create = create
         """Commits with the names of collections that the transaction creates; None if it creates none."""
@@ -64,6 +69,12 @@ class StepCommit:
 
     def run(self) -> list[Any]:
         """Commit; give the result of each step."""
+        # SUBTLE: results are made outside of all that retries and deletes. An error in one of them must not pass for
+        # a refusal of what is committed (test_transaction.py).
+        committed = self._commit()
+        return [step.result(*each) for step, each in zip(self.steps, committed, strict=True)]
+
+    def _commit(self) -> list[Committed]:
         self._committer.check_writable()
         steps = self.steps
         self.times = _earliest_times(steps)
@@ -75,7 +86,7 @@ class StepCommit:
                 stack.enter_context(access.changing.held_by(sys._getframe()))
             return self._start(self._starts or RETRY.reads)
 
-    def _start(self, attempts: int) -> list[Any]:
+    def _start(self, attempts: int) -> list[Committed]:
         """Prepare and commit, again if what was read or chosen is no longer right."""
         for _ in range(attempts):
             try:
@@ -94,9 +105,10 @@ class StepCommit:
             self._count("started again")
         raise (reread_contention if self._is_change else contention)(self._names, attempts)
 
-    def _try(self) -> list[Any]:
+    def _try(self) -> list[Committed]:
         """Prepare all rows, stage them, and commit."""
-        check_reads(self._reads)
+        if self._reads:
+            check_reads(self._reads)
         with contextlib.ExitStack() as stack:
             return self._stage_and_commit(self._prepare(stack))
 
@@ -107,14 +119,14 @@ class StepCommit:
         self._prepared = []
         uppers = self._uppers()
         prepared: list[PreparedRows | None] = []
-        for step, at in zip(self.steps, self._times(), strict=True):
+        for step, at in zip(self.steps, self._at, strict=True):
             id = step.access.id
             prepared.append(step.prepare(uppers[id], at, stack))
             self._prepared.append(step)
             uppers[id] = step.next_upper(uppers[id], at)
         return prepared
 
-    def _stage_and_commit(self, prepared: list[PreparedRows | None]) -> list[Any]:
+    def _stage_and_commit(self, prepared: list[PreparedRows | None]) -> list[Committed]:
         """Stage rows and commit, again if they have to be put in another way."""
         inline = True
         for _ in range(RETRY.stagings):
@@ -138,13 +150,13 @@ class StepCommit:
                 ]
         return self._commit_staged(prepared, inline=False)
 
-    def _commit_staged(self, prepared: list[PreparedRows | None], *, inline: bool) -> list[Any]:
+    def _commit_staged(self, prepared: list[PreparedRows | None], *, inline: bool) -> list[Committed]:
         """Stage rows and commit them; delete what was put if the commit is refused."""
         staged: list[StagedRuns] = []
         try:
             for rows in prepared:
                 staged.append(stage(rows, inline=inline))
-            results = self._place_and_commit([each.runs for each in staged])
+            committed = self._place_and_commit([each.runs for each in staged])
         except TimespineError as error:
             if did_not_commit(error) or len(staged) < len(prepared):
                 for each in staged:
@@ -152,16 +164,15 @@ class StepCommit:
             raise
         for each in staged:
             each.count_rows()
-        return results
+        return committed
 
-    def _place_and_commit(self, runs: list[Runs]) -> list[Any]:
+    def _place_and_commit(self, runs: list[Runs]) -> list[Committed]:
         """Commit staged rows. A loss to another process only means another place, and a look at what it committed."""
         turn = Turn(self._committer, [step.access.id for step in self.steps])
         try:
             for losses in range(RETRY.placements):
-                # All that was committed so far is followed beside the other threads, as it may be much; what is
-                # committed until the turn has come, in the turn.
-                if self.times:
+                # What was committed so far is followed before the turn, as it may be much; the rest in the turn.
+                if self.times and self._takes_turn(losses):
                     self._follow(exactly=False)
                 try:
                     return self._commit_placed(runs, losses, turn)
@@ -177,7 +188,7 @@ class StepCommit:
                     step.unstage()
             raise
 
-    def _commit_placed(self, runs: list[Runs], losses: int, turn: Turn) -> list[Any]:
+    def _commit_placed(self, runs: list[Runs], losses: int, turn: Turn) -> list[Committed]:
         """Commit at free times: after the first loss, while no other thread of the process commits.
 
         After a few losses it claims a turn, for which the other processes wait.
@@ -190,22 +201,26 @@ class StepCommit:
             commands[:] = self._commands(runs)
             return self._transaction(commands)
 
-        if losses == 0 and self._create is None:
-            whole = place(quickly=True)
+        if not self._takes_turn(losses):
+            whole = place(quickly=False)
             answers = self._committer.commit(*whole.commands, reads=whole.reads) if whole.commands else Answers((), ())
         else:
             answers = turn.commit(losses, self._create or self._committer.commit_placed, place)
         left, seqnos = iter(answers), self._seqnos | dict(answers.seqnos)
         return [
-            step.result([next(left) for _ in told], at, seqnos[step.access.id])
-            for step, told, at in zip(self.steps, commands, self._times(), strict=True)
+            ([next(left) for _ in told], at, seqnos[step.access.id])
+            for step, told, at in zip(self.steps, commands, self._at, strict=True)
         ]
+
+    def _takes_turn(self, losses: int) -> bool:
+        """Say whether no other thread of the process may commit between placing and committing."""
+        return losses > 0 or self._create is not None
 
     def _commands(self, runs: list[Runs]) -> list[list[Command]]:
         """Make the commands of each step, where the steps before it leave the upper."""
         uppers = self._uppers()
         commands: list[list[Command]] = []
-        for step, staged, at in zip(self.steps, runs, self._times(), strict=True):
+        for step, staged, at in zip(self.steps, runs, self._at, strict=True):
             id = step.access.id
             upper = uppers[id]
             if at is not None and not upper.less_equal((at,)):
@@ -226,7 +241,7 @@ class StepCommit:
     def _follow(self, *, exactly: bool = True, quickly: bool = False) -> None:
         """Choose times that are free, and make deltas right for them and for the known states."""
         self._place()
-        for step, at in zip(self.steps, self._times(), strict=True):
+        for step, at in zip(self.steps, self._at, strict=True):
             step.follow(at, exactly=exactly, quickly=quickly)
 
     def _place(self) -> None:
@@ -244,13 +259,8 @@ class StepCommit:
                     times[line] = max(times[line], upper.time)
                 uppers[id] = step.next_upper(uppers[id], times[line] if step.is_free else None)
             if times == before:
-                return
-
-    def _times(self) -> list[int | None]:
-        """Give the time of each step; None if it does not stand at the time of the transaction."""
-        if not self.times:
-            return [None] * len(self.steps)
-        return [self.times[step.access.entry.timeline] if step.is_free else None for step in self.steps]
+                break
+        self._at = [times[step.access.entry.timeline] if step.is_free else None for step in self.steps]
 
     def _uppers(self) -> dict[str, Frontier]:
         """Give the known uppers of all collections; closed collections refuse rows at the time of the transaction.
