@@ -217,3 +217,13 @@ def test_an_interrupt_at_any_bytecode_leaves_no_lease_for_ever(filled, name):
     with filled.open() as other:
         other.maintain()
     assert state_of(filled).readers == {}
+
+
+def test_a_snapshot_of_several_collections_looks_at_each_log_once(filled):
+    script = Script()
+    with filled.open() as store:
+        store.create("other", key={"id": "int64"}, timeline="counter").append([{"id": 1}])
+    store = filled.open(script=script)
+    found = [store["orders"], store["other"]]
+    store.snapshot(found).close()
+    assert cost(script, lambda: store.snapshot(found).close())[0] == {"scan": 3}, "the names, and each log"

@@ -27,7 +27,6 @@ from timespine.client.catalog import (
 from timespine.client.closing import end_background
 from timespine.client.collection import Collection
 from timespine.client.committer import STORE_CLOSED, Committer
-from timespine.client.cut import Cut, cut
 from timespine.client.driver import Driver, fresh_id
 from timespine.client.dropping import Dropping
 from timespine.client.handles import Handles
@@ -36,6 +35,7 @@ from timespine.client.leases import Leases
 from timespine.client.maintenance import Maintenance
 from timespine.client.metrics import of_store
 from timespine.client.moments import Moment, Progress, checked_clock, to_time
+from timespine.client.multi_snapshot import MultiSnapshot, snapshot_many
 from timespine.client.nursery import Nursery, entry_of, shape_of
 from timespine.client.one_process import OneProcess
 from timespine.client.report import Report, said
@@ -314,7 +314,7 @@ class Store(OneProcess):
         *,
         multiplicity: str = "rows",
         timeout: float | None = WAIT_S,
-    ) -> Cut:
+    ) -> MultiSnapshot:
         """Several collections as of one time; the largest that is complete in all of them, if none is named."""
         given = as_list(collections)
         if not all(isinstance(each, str | Collection) for each in given):
@@ -322,7 +322,7 @@ class Store(OneProcess):
         names = [each for each in given if isinstance(each, str)]
         by_name = dict(zip(names, self._found(names), strict=True))
         found = [by_name[each] if isinstance(each, str) else each for each in given]
-        return cut(found, as_of, timeout, multiplicity=multiplicity)
+        return snapshot_many(found, as_of, timeout, multiplicity)
 
     # Maintenance.
 
