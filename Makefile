@@ -36,10 +36,10 @@ $(VENV)/.spark: pyproject.toml | $(VENV)/bin/python
 	@touch $@ $(VENV)/.runtime
 
 demo: $(VENV)/.spark            ## a pipeline on Spark, from a stream of changes to vacuum
-	@$(RUN) -m timespine.spark.pipeline
+	@$(RUN) -m examples.spark_pipeline.pipeline
 
 demo-local: $(VENV)/.runtime            ## a small history on the embedded store, without Spark
-	@$(RUN) -m timespine.testing.demo
+	@$(RUN) -m examples.local_history
 
 test: lint unit unit-O determinism planted crash spark sim sim-real demo-local demo            ## everything that must hold
 

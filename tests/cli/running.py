@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import timespine as ts
 from timespine.cli import app
-from timespine.core.codec import Kind, decode_diff, kind_of
+from timespine.core.codec import decode_diff
+from timespine.core.envelope import Kind, kind_of
 
 ROOT = Path(ts.__file__).parent.parent
 

@@ -210,7 +210,7 @@ def test_a_traceback_is_shown_when_it_was_asked_for(store):
 def test_every_verb_has_help_with_an_example():
     result = run("--help")
     verbs = [line.split()[0] for line in result.stdout.split("Commands:")[1].splitlines() if line.startswith("  ")]
-    verbs = verbs[: verbs.index("demo") + 1]
+    verbs = verbs[: verbs.index("inspect") + 1]
     assert {"init", "create", "append", "load", "snapshot", "doctor", "tail", "hold"} <= set(verbs)
     assert "Exit codes:" in result.stdout
     for verb in verbs:

@@ -234,13 +234,6 @@ def test_the_doctor_finds_a_missing_part(store):
     failure("doctor", store, "nope", code=2)
 
 
-def test_demo_tells_its_story_and_keeps_the_store_if_told(tmp_path):
-    assert "the same rows" in run("demo").stdout
-    run("demo", tmp_path / "kept")
-    assert [row["id"] for row in rows("snapshot", tmp_path / "kept", "orders")] == [1, 3]
-    failure("demo", tmp_path / "kept", code=2)
-
-
 def test_a_store_whose_log_lost_commits_is_refused_until_the_loss_is_accepted(tmp_path):
     root = tmp_path / "store"
     with ts.open(root, maintenance=False) as store:

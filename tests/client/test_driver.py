@@ -20,7 +20,7 @@ from timespine.location.memory import MemoryBlob, MemoryConsensus
 from timespine.location.sqlite import SqliteConsensus
 from timespine.location.unreliable import Fault, UnreliableConsensus
 from timespine.model.frontier import Frontier
-from timespine.testing import demo, reads, writes
+from timespine.testing import reads, writes
 from timespine.testing.engine import counted, data_of, merge_runs
 
 
@@ -225,11 +225,3 @@ def test_closing_closes_both_ports_even_if_one_fails():
     with pytest.raises(Determinate):
         driver.close()
     assert closed == [True]
-
-
-def test_the_demo_tells_its_story(capsys):
-    assert demo.main() == 0
-    printed = capsys.readouterr().out
-    assert "ok: the same three reads give the same answers" in printed
-    assert "BUG" not in printed
-    assert "3 cannot be read any more" in printed

@@ -15,7 +15,8 @@ from places import BLOBS, Place, Script
 from timespine.client.maintenance import REST_S
 from timespine.columnar.inline import decode_inline
 from timespine.config import Config
-from timespine.core.codec import Kind, decode_diff, decode_state, kind_of
+from timespine.core.codec import decode_diff, decode_state
+from timespine.core.envelope import Kind, kind_of
 from timespine.core.state import Forgetting
 from timespine.core.upkeep import GARBAGE_MIN, run_count, written_rows_max
 

@@ -17,20 +17,10 @@ from hypothesis import strategies as st
 from scene import TERM_MS, WRITER, Scene, at, same_state, up
 from walk import seeded
 
-from timespine.core import codec
-from timespine.core.codec import (
-    HEADER,
-    VERSION,
-    Kind,
-    decode_diff,
-    decode_run,
-    decode_state,
-    encode_diff,
-    encode_run,
-    encode_state,
-    kind_of,
-)
+from timespine.core import envelope
+from timespine.core.codec import decode_diff, decode_run, decode_state, encode_diff, encode_run, encode_state
 from timespine.core.diff import StateDiff, diff
+from timespine.core.envelope import HEADER, VERSION, Kind, kind_of
 from timespine.core.flat import validate_deep
 from timespine.core.hollow import Part
 from timespine.core.state import State, new_state
@@ -284,25 +274,24 @@ def test_entry_of_version_zero_is_corruption(data: bytes, decode: Decode) -> Non
 
 
 def test_entry_over_the_limit_is_corruption(data: bytes, decode: Decode, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("ENTRY_BYTES_MAX", "STATE_BYTES_MAX"):
-        monkeypatch.setattr(codec, limit, len(data))
+    monkeypatch.setitem(envelope.BYTES_MAX, kind_of(data), len(data))
     decode(data)
-    for limit in ("ENTRY_BYTES_MAX", "STATE_BYTES_MAX"):
-        monkeypatch.setattr(codec, limit, len(data) - 1)
+    monkeypatch.setitem(envelope.BYTES_MAX, kind_of(data), len(data) - 1)
     with pytest.raises(CorruptionError, match="too large"):
         decode(data)
 
 
 def test_nothing_over_the_limit_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    writes: list[tuple[str, int, Callable[[], bytes]]] = [
-        ("STATE_BYTES_MAX", len(state_entry()), state_entry),
-        ("ENTRY_BYTES_MAX", len(diff_entry()), diff_entry),
-        ("ENTRY_BYTES_MAX", len(run_entry()), run_entry),
+    writes: list[tuple[Kind, Callable[[], bytes]]] = [
+        (Kind.STATE, state_entry),
+        (Kind.DIFF, diff_entry),
+        (Kind.RUN, run_entry),
     ]
-    for name, size, write in writes:
-        monkeypatch.setattr(codec, name, size)
+    for kind, write in writes:
+        size = len(write())
+        monkeypatch.setitem(envelope.BYTES_MAX, kind, size)
         assert len(write()) == size
-        monkeypatch.setattr(codec, name, size - 1)
+        monkeypatch.setitem(envelope.BYTES_MAX, kind, size - 1)
         with pytest.raises(UsageError, match="over the limit"):
             write()
         monkeypatch.undo()

@@ -10,10 +10,11 @@ import pytest
 from pyspark.errors import PySparkException
 
 import timespine as ts
+from examples.spark_pipeline.files import cut_into_files
+from examples.spark_pipeline.generate_log import generate_log
 from timespine.errors import UsageError
 from timespine.spark import foreach_batch
-from timespine.spark.changelog import SEQUENCE, columns_of, in_batches, keys_given, read_changes, stream_changes
-from timespine.spark.generated import generated
+from timespine.spark.changelog import SEQUENCE, columns_of, keys_given, read_changes, stream_changes
 
 ROWS = [
     {"id": 1, "name": "a", "op": "c"},
@@ -87,7 +88,7 @@ def test_files_count_in_the_order_of_their_names_and_a_sequence_before_that(spar
 def test_a_log_is_dealt_out_into_files_in_its_order(spark, tmp_path):
     rows = [{"id": n % 3, "name": f"n{n}"} for n in range(20)]
     frame = read_changes(spark, written(tmp_path / "log.csv", rows))
-    assert in_batches(frame, tmp_path / "cut", 7) == 3
+    assert cut_into_files(frame, tmp_path / "cut", 7) == 3
     files = sorted((tmp_path / "cut").glob("*.parquet"))
     assert [name for file in files for name in pl.read_parquet(file)["name"]] == [row["name"] for row in rows]
     again = stream_changes(spark, tmp_path / "cut")
@@ -210,14 +211,14 @@ def digest(folder):
 
 
 def test_a_generated_log_is_a_function_of_its_seed(tmp_path):
-    folders = [generated(tmp_path / str(n), rows=500, batches=4, seed=seed) for n, seed in enumerate((7, 7, 8))]
+    folders = [generate_log(tmp_path / str(n), rows=500, batches=4, seed=seed) for n, seed in enumerate((7, 7, 8))]
     first, again, other = map(digest, folders)
     assert first == again == (8, "fa527b844281ca26")
     assert other != first
 
 
 def test_a_generated_log_says_only_what_can_happen(tmp_path):
-    folder = generated(tmp_path, rows=5_000, batches=5)
+    folder = generate_log(tmp_path, rows=5_000, batches=5)
     files = [pl.read_ndjson(path) for path in sorted((folder / "orders").iterdir())]
     log = pl.concat(files, how="vertical_relaxed").sort("_sequence")
     assert log["_sequence"].to_list() == list(range(1, 5_001))
@@ -228,4 +229,4 @@ def test_a_generated_log_says_only_what_can_happen(tmp_path):
     there = pl.col("op").shift(1, fill_value="d").over("id") != "d"
     assert log.select(((pl.col("op") != "c") == there).all()).item()
     with pytest.raises(UsageError, match="at least one change"):
-        generated(tmp_path / "none", rows=3, batches=4)
+        generate_log(tmp_path / "none", rows=3, batches=4)

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 import timespine as ts
-from timespine.spark import pipeline
-from timespine.spark.pipeline import NO_SPARK, NOT_UNDERSTOOD, RIGHT, WRONG, main
+from examples.spark_pipeline import pipeline
+from examples.spark_pipeline.pipeline import NO_SPARK, NOT_UNDERSTOOD, RIGHT, WRONG, main
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import timespine as ts
-from timespine.cli import ahead, catalog, changing, demo, evolving, holding, inspecting, reading, upkeep, writing
+from timespine.cli import ahead, catalog, changing, evolving, holding, inspecting, reading, upkeep, writing
 from timespine.cli.verbs import Verbs
 
 app = typer.Typer(
@@ -18,7 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 
-for module in (catalog, evolving, writing, changing, ahead, reading, holding, upkeep, inspecting, demo):
+for module in (catalog, evolving, writing, changing, ahead, reading, holding, upkeep, inspecting):
     module.register(app)
 
 

@@ -14,8 +14,9 @@ from timespine.cli.text import amplified, fields, size, typed
 from timespine.client.collection import Collection
 from timespine.client.inspecting import plain
 from timespine.columnar.parts import meta_of
-from timespine.core.codec import Kind, decode_diff, kind_of
+from timespine.core.codec import decode_diff
 from timespine.core.diff import StateDiff
+from timespine.core.envelope import Kind, kind_of
 from timespine.core.hollow import Part
 from timespine.core.state import State
 from timespine.errors import UsageError, shown

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import zlib
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ import msgspec
 from timespine.client.driver import Driver, fresh_id
 from timespine.core.codec import encode_state
 from timespine.core.effects import CompareAndSet, Protocol, Scan, Sleep, Truncate
+from timespine.core.envelope import Kind, seal, unseal
 from timespine.core.layers import Merging
 from timespine.core.protocols.commit import Beside
 from timespine.core.protocols.session import Session, determinately_retried, pause_ms, retried
@@ -32,7 +32,6 @@ from timespine.errors import (
     Unavailable,
     UnknownCollection,
     UsageError,
-    VersionError,
     shown,
 )
 from timespine.ids import check_segment
@@ -40,9 +39,6 @@ from timespine.model.time import INT64_MAX
 
 LOG = "catalog"
 """The key of the log. No collection can have it: their ids end in a random part."""
-
-MAGIC = b"TSC2"
-"""What an entry begins with. Version 1 is the same without graves and without what was forced: it is read, too."""
 
 TIMELINES = ("clock", "counter")
 NO_RETENTION = "retain needs times that are points of the wall clock: timeline='clock', one coordinate"
@@ -73,12 +69,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """After how long expired history is physically gone; None: as the store says."""
 
 
-class Names(msgspec.Struct, frozen=True):
+class Names(msgspec.Struct, frozen=True, omit_defaults=True):
     """The whole catalog."""
 
-    seqno: int | None
-    """The place of the entry it came from; None: there is none yet."""
-    entries: dict[str, Entry]
+    entries: dict[str, Entry] = {}
     """Collections by name."""
     dropped: tuple[str, ...] = ()
     """Ids of collections that were dropped or replaced and whose data may still be there."""
@@ -96,6 +90,8 @@ class Names(msgspec.Struct, frozen=True):
     """Ids of the last changes, oldest first: whoever is told that its change was lost sees whether that is true."""
     given_up: dict[str, int] = {}
     """Ids that were expected, and that no transaction will create; and since when. Blobs may still arrive there."""
+    seqno: int | None = None
+    """The place of the entry that it was read from, which is not stored in it; None: there is none yet."""
 
     def unknown(self, name: str) -> UnknownCollection:
         """What to raise for a name that no collection has: it names the ones there are."""
@@ -104,19 +100,7 @@ class Names(msgspec.Struct, frozen=True):
         return UnknownCollection(f"there is no collection {name}{gone}; there are: {there}", name)
 
 
-class _Image(msgspec.Struct, frozen=True):
-    entries: dict[str, Entry]
-    dropped: tuple[str, ...] = ()
-    retain_ms: int | None = None
-    graves: dict[str, str] = {}
-    forced: tuple[str, ...] = ()
-    expected: dict[str, int] = {}
-    changes: tuple[str, ...] = ()
-    forget_within_ms: int | None = None
-    given_up: dict[str, int] = {}
-
-
-_decoder = msgspec.msgpack.Decoder(_Image)
+_decoder = msgspec.msgpack.Decoder(Names)
 
 
 def check_name(name: object) -> str:
@@ -142,18 +126,14 @@ def first_name(id: str) -> str:
 
 def encode(names: Names) -> bytes:
     """The catalog as an entry."""
-    payload = msgspec.msgpack.encode(_Image(**{name: getattr(names, name) for name in _Image.__struct_fields__}))
-    return MAGIC + zlib.crc32(payload).to_bytes(4, "big") + payload
+    return seal(Kind.CATALOG, msgspec.msgpack.encode(msgspec.structs.replace(names, seqno=None)))
 
 
 def decode(seqno: int, data: bytes) -> Names:
     """The catalog in an entry; anything else is a CorruptionError."""
-    if data[:3] == MAGIC[:3] and data[3:4] > MAGIC[3:4] and zlib.crc32(data[8:]) == int.from_bytes(data[4:8], "big"):
-        raise VersionError("the catalog was written by a newer version: upgrade to read it")
-    if data[:4] not in (MAGIC, b"TSC1") or len(data) < 8 or zlib.crc32(data[8:]) != int.from_bytes(data[4:8], "big"):
-        raise CorruptionError("the catalog of the store is damaged")
+    payload = unseal(Kind.CATALOG, data)
     try:
-        image = _decoder.decode(data[8:])
+        image = _decoder.decode(payload)
         for name, entry in image.entries.items():
             _check_entry(check_name(name), entry)
         for id in (*image.dropped, *image.forced, *image.graves.values(), *image.expected, *image.given_up):
@@ -172,10 +152,10 @@ def decode(seqno: int, data: bytes) -> Names:
                 raise UsageError(f"the store {what} {given} milliseconds")
     except (msgspec.MsgspecError, UsageError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"the catalog of the store does not decode: {error}") from error
-    return Names(seqno, **msgspec.structs.asdict(image))
+    return msgspec.structs.replace(image, seqno=seqno)
 
 
-def _check_ids(names: _Image | Names) -> None:
+def _check_ids(names: Names) -> None:
     """A UsageError if a collection is in two states at once."""
     there = {entry.id for entry in names.entries.values()}
     if not there.isdisjoint(names.dropped):
@@ -450,7 +430,7 @@ def _read(session: Session, known: Names | None) -> Protocol[Names]:
     entries: list[tuple[int, bytes]] = yield from retried(session, Scan(LOG, 0 if after is None else after + 1))
     if entries:
         return decode(*entries[-1])
-    return known if known is not None else Names(None, {})
+    return known if known is not None else Names()
 
 
 def _store(session: Session, names: Names, more: tuple[tuple[str, int | None, bytes], ...]) -> Protocol[bool | None]:

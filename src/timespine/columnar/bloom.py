@@ -14,6 +14,7 @@ import struct
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 
 # The header in Thrift's compact form: the number of bytes, then three unions that each have a single, empty choice
 # (split blocks, XXH64, not compressed).
@@ -21,13 +22,6 @@ _HEADER = re.compile(rb"\x15([\x80-\xff]{0,4}[\x00-\x7f])\x1c\x1c\x00\x00\x1c\x1
 
 _BLOCK = struct.Struct("<8I")
 _SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
-
-_MASK = (1 << 64) - 1
-_P1, _P2, _P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
-_P4, _P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
-_STRIPE = struct.Struct("<4Q")
-_EIGHT = struct.Struct("<Q")
-_FOUR = struct.Struct("<I")
 
 _EPOCH = datetime.date(1970, 1, 1)
 _START = datetime.datetime(1970, 1, 1)
@@ -44,7 +38,7 @@ def may_hold(filter: bytes, stored: bytes) -> bool:
     start = header.end()
     if size <= 0 or size % _BLOCK.size or len(filter) != start + size:
         return True
-    hashed = xxh64(stored)
+    hashed = xxhash.xxh64_intdigest(stored)
     block = ((hashed >> 32) * (size // _BLOCK.size)) >> 32
     words = _BLOCK.unpack_from(filter, start + block * _BLOCK.size)
     low = hashed & 0xFFFFFFFF
@@ -94,38 +88,3 @@ def _decimal_bytes(value: decimal.Decimal, type: pa.DataType) -> bytes:
 def _zigzag(varint: bytes) -> int:
     number = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(varint))
     return number >> 1 if not number & 1 else -(number >> 1) - 1
-
-
-def xxh64(data: bytes) -> int:
-    """The 64-bit xxHash with seed 0."""
-    size, place = len(data), 0
-    if size >= _STRIPE.size:
-        lanes = [_P1 + _P2 & _MASK, _P2, 0, -_P1 & _MASK]
-        while place <= size - _STRIPE.size:
-            lanes = [_round(lane, word) for lane, word in zip(lanes, _STRIPE.unpack_from(data, place), strict=True)]
-            place += _STRIPE.size
-        hashed = sum(_rotate(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True)) & _MASK
-        for lane in lanes:
-            hashed = ((hashed ^ _round(0, lane)) * _P1 + _P4) & _MASK
-    else:
-        hashed = _P5
-    hashed = hashed + size & _MASK
-    while place <= size - 8:
-        hashed = (_rotate(hashed ^ _round(0, _EIGHT.unpack_from(data, place)[0]), 27) * _P1 + _P4) & _MASK
-        place += 8
-    if place <= size - 4:
-        hashed = (_rotate(hashed ^ (_FOUR.unpack_from(data, place)[0] * _P1 & _MASK), 23) * _P2 + _P3) & _MASK
-        place += 4
-    for byte in data[place:]:
-        hashed = _rotate(hashed ^ (byte * _P5 & _MASK), 11) * _P1 & _MASK
-    hashed = (hashed ^ hashed >> 33) * _P2 & _MASK
-    hashed = (hashed ^ hashed >> 29) * _P3 & _MASK
-    return hashed ^ hashed >> 32
-
-
-def _round(lane: int, word: int) -> int:
-    return _rotate(lane + word * _P2 & _MASK, 31) * _P1 & _MASK
-
-
-def _rotate(number: int, by: int) -> int:
-    return (number << by | number >> 64 - by) & _MASK

@@ -21,7 +21,8 @@ from concurrent.futures import Executor
 from typing import Generic, TypeVar
 
 from timespine.columnar.stats import PartMeta, Range
-from timespine.core.codec import ENTRY_BYTES_MAX, decode_run
+from timespine.core.codec import decode_run
+from timespine.core.envelope import ENTRY_BYTES_MAX
 from timespine.core.hollow import HollowBatch, Part, Run, wrap_int64
 from timespine.errors import CorruptionError, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key

@@ -2,35 +2,25 @@
 
 Executors build batches and a driver commits them, so a batch has to travel: not
 its rows, which are in storage already, but what points at them. A transmitted
-batch is an envelope around MessagePack:
-
-    "TSB"  version (1 byte)  CRC-32 of all other bytes (4 bytes, big-endian)  payload
-
-and what comes back is not trusted. Whoever sends a batch must see to it that it
-is committed or deleted, or its blobs are garbage until its writer expires.
+batch is an envelope (core/envelope.py) around MessagePack, and what comes back is
+not trusted. The sender of a batch must see to it that it is committed or deleted,
+or its blobs are garbage until its writer expires.
 """
 
 from __future__ import annotations
 
-import zlib
 from typing import Annotated
 
 import msgspec
 
-from timespine.core.codec import ENTRY_BYTES_MAX
+from timespine.core.envelope import Kind, seal, unseal
 from timespine.core.hollow import HollowBatch, Part
 from timespine.core.shape import check_hollow
-from timespine.errors import CorruptionError, UsageError, VersionError
+from timespine.errors import CorruptionError, UsageError
 from timespine.ids import check_segment, parse_blob_key
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import ARITY_MAX, check_arity
-
-VERSION = 1
-"""The version of the payload that this code writes, and the newest that it reads."""
-
-MAGIC = b"TSB"
-HEADER = 8
 
 
 class _Letter(msgspec.Struct, frozen=True, array_like=True):
@@ -53,17 +43,13 @@ def encode_batch(batch: HollowBatch, collection: str, arity: int) -> bytes:
     check_segment(collection, "collection id")
     check_hollow((batch,), check_arity(arity))
     _check_parts(batch, collection)
-    payload = _encoder.encode(_Letter(collection, arity, batch))
-    if len(payload) + HEADER > ENTRY_BYTES_MAX:
-        raise UsageError(f"a batch of {len(payload)} bytes is over the limit of {ENTRY_BYTES_MAX}: commit it in pieces")
-    head = MAGIC + bytes((VERSION,))
-    return head + zlib.crc32(payload, zlib.crc32(head)).to_bytes(4, "big") + payload
+    return seal(Kind.BATCH, _encoder.encode(_Letter(collection, arity, batch)))
 
 
 def decode_batch(data: bytes, collection: str) -> HollowBatch:
     """The batch in these bytes, if it is whole and was made for this collection."""
     check_segment(collection, "collection id")
-    payload = _open(data)
+    payload = unseal(Kind.BATCH, data)
     try:
         letter = _decoder.decode(payload)
         check_segment(letter.collection, "collection id")
@@ -74,24 +60,6 @@ def decode_batch(data: bytes, collection: str) -> HollowBatch:
     if letter.collection != collection:
         raise UsageError(f"the batch was made for collection {letter.collection}, not for {collection}")
     return letter.batch
-
-
-def _open(data: bytes) -> memoryview:
-    """The payload of an envelope that is whole. The checksum comes before the version: a flipped bit is no upgrade."""
-    if not isinstance(data, bytes):
-        raise UsageError(f"{type(data).__name__} is not bytes to decode")
-    if not HEADER <= len(data) <= ENTRY_BYTES_MAX:
-        raise CorruptionError(f"a transmitted batch has {len(data)} bytes: truncated or too large")
-    view = memoryview(data)
-    if data[:3] != MAGIC:
-        raise CorruptionError("a transmitted batch does not begin as one")
-    if zlib.crc32(view[HEADER:], zlib.crc32(view[:4])) != int.from_bytes(data[4:HEADER], "big"):
-        raise CorruptionError("the checksum of a transmitted batch does not match")
-    if data[3] > VERSION:
-        raise VersionError(f"a transmitted batch has version {data[3]}, this is {VERSION}: upgrade to read it")
-    if data[3] < 1:
-        raise CorruptionError("a transmitted batch has no version")
-    return view[HEADER:]
 
 
 def _check_parts(batch: HollowBatch, collection: str) -> None:

@@ -1,24 +1,17 @@
 """States and diffs as bytes, and back with every check.
 
-An entry is an envelope and a MessagePack payload (docs/format/entry.md):
-
-    "TS"  kind (1 byte)  version (1 byte)  CRC-32 of all other bytes (4 bytes, big-endian)  payload
-
-What comes back is not trusted: wrong length, checksum, kind, type or range is a
-CorruptionError; a version from the future is a VersionError. The checksum is
-looked at before the version, so that a flipped bit is not taken for the future.
+An entry is an envelope (core/envelope.py) and a MessagePack payload. What comes back is not trusted: a wrong type or
+range is a CorruptionError.
 """
 
 from __future__ import annotations
 
-import enum
-import zlib
 from itertools import pairwise
-from typing import TypeVar
 
 import msgspec
 
 from timespine.core.diff import StateDiff
+from timespine.core.envelope import Kind, decode_payload, seal, unseal
 from timespine.core.flat import FlatSpine, Id, flatten, unflatten, validate_deep
 from timespine.core.forest import Forest, UnsealedBatch
 from timespine.core.hollow import Count, Part
@@ -38,33 +31,10 @@ from timespine.core.state import (
     Turn,
 )
 from timespine.core.totals import NOTHING, Totals
-from timespine.errors import CorruptionError, UsageError, VersionError
+from timespine.errors import CorruptionError, UsageError
 from timespine.ids import check_segment
 from timespine.model.frontier import Frontier
 from timespine.model.time import check_arity
-
-VERSION = 1
-"""The version of the payloads that this code writes, and the newest that it reads."""
-
-ENTRY_BYTES_MAX = 64 << 20
-"""An entry larger than this is neither written nor read."""
-
-STATE_BYTES_MAX = 1 << 30
-"""A rollup larger than this is neither written nor read."""
-
-MAGIC = b"TS"
-HEADER = 8
-
-
-class Kind(enum.IntEnum):
-    """What the payload of an envelope is."""
-
-    STATE = 1
-    """A whole state: the first entry of a log, or a rollup."""
-    DIFF = 2
-    """The difference to the state before."""
-    RUN = 3
-    """A hollow run: a list of parts."""
 
 
 class StateImage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -103,17 +73,15 @@ _diff_decoder = msgspec.msgpack.Decoder(StateDiff)
 _state_decoder = msgspec.msgpack.Decoder(StateImage)
 _run_decoder = msgspec.msgpack.Decoder(tuple[str, tuple[Part, ...]])
 
-T = TypeVar("T")
-
 
 def encode_diff(change: StateDiff) -> bytes:
     """A diff as an entry."""
-    return _seal(Kind.DIFF, _encoder.encode(change), ENTRY_BYTES_MAX)
+    return seal(Kind.DIFF, _encoder.encode(change))
 
 
 def decode_diff(data: bytes) -> StateDiff:
     """The diff in an entry."""
-    return _decoded(_diff_decoder, _open(data, Kind.DIFF, ENTRY_BYTES_MAX))
+    return decode_payload(_diff_decoder, unseal(Kind.DIFF, data))
 
 
 def encode_state(state: State) -> bytes:
@@ -124,12 +92,12 @@ def encode_state(state: State) -> bytes:
         unsealed=tuple(state.unsealed),
         merging=state.trace.merging,
     )
-    return _seal(Kind.STATE, _encoder.encode(image), STATE_BYTES_MAX)
+    return seal(Kind.STATE, _encoder.encode(image))
 
 
 def decode_state(data: bytes) -> State:
     """The whole state in an entry or a rollup, put together again and validated."""
-    image = _decoded(_state_decoder, _open(data, Kind.STATE, STATE_BYTES_MAX))
+    image = decode_payload(_state_decoder, unseal(Kind.STATE, data))
     try:
         check_segment(image.collection, "collection id")
         arity = check_arity(image.arity)
@@ -157,55 +125,12 @@ def decode_state(data: bytes) -> State:
 
 def encode_run(key: str, parts: tuple[Part, ...]) -> bytes:
     """The parts of a hollow run as a blob, which says under which key it is put."""
-    return _seal(Kind.RUN, _encoder.encode((key, parts)), ENTRY_BYTES_MAX)
+    return seal(Kind.RUN, _encoder.encode((key, parts)))
 
 
 def decode_run(key: str, data: bytes) -> tuple[Part, ...]:
     """The parts in the blob of a hollow run that was read from this key."""
-    said, parts = _decoded(_run_decoder, _open(data, Kind.RUN, ENTRY_BYTES_MAX))
+    said, parts = decode_payload(_run_decoder, unseal(Kind.RUN, data))
     if said != key:
         raise CorruptionError(f"the hollow run at {key} says that it is {said:.200}")
     return parts
-
-
-def kind_of(data: bytes) -> Kind:
-    """What an entry holds, without decoding it."""
-    try:
-        return Kind(data[2])
-    except (ValueError, IndexError, TypeError):
-        raise CorruptionError("a stored entry is neither a state nor a diff") from None
-
-
-def _seal(kind: Kind, payload: bytes, limit: int) -> bytes:
-    if len(payload) + HEADER > limit:
-        raise UsageError(f"{kind.name.lower()} of {len(payload)} bytes is over the limit of {limit}")
-    head = MAGIC + bytes((kind, VERSION))
-    checksum = zlib.crc32(payload, zlib.crc32(head))
-    return head + checksum.to_bytes(4, "big") + payload
-
-
-def _open(data: bytes, kind: Kind, limit: int) -> memoryview:
-    """The payload of an envelope that is whole and of the right kind."""
-    if not isinstance(data, bytes):
-        raise UsageError(f"{type(data).__name__} is not bytes to decode")
-    if not HEADER <= len(data) <= limit:
-        raise CorruptionError(f"a stored {kind.name.lower()} has {len(data)} bytes: truncated or too large")
-    if data[:2] != MAGIC:
-        raise CorruptionError(f"a stored {kind.name.lower()} does not begin as one")
-    view = memoryview(data)
-    if zlib.crc32(view[HEADER:], zlib.crc32(view[:4])) != int.from_bytes(data[4:8], "big"):
-        raise CorruptionError(f"the checksum of a stored {kind.name.lower()} does not match")
-    if data[3] > VERSION:
-        raise VersionError(f"a stored {kind.name.lower()} has version {data[3]}, this is {VERSION}: upgrade to read it")
-    if data[3] < 1 or data[2] != kind:
-        raise CorruptionError(
-            f"a stored entry of kind {data[2]}, version {data[3]} where a {kind.name.lower()} should be"
-        )
-    return view[HEADER:]
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[T], payload: memoryview) -> T:
-    try:
-        return decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptionError(f"stored bytes do not decode: {error}") from error

@@ -133,25 +133,6 @@ def columns_of(
     return {name: kinds[name] for name in keys}, {name: kinds[name] for name in kinds if name not in keys}
 
 
-def in_batches(frame: DataFrame, folder: Path, rows: int) -> int:
-    """Write changes in their order into Parquet files of so many rows, for a stream to take one by one; how many."""
-    from pyspark.sql import functions as F
-
-    numbered = frame.withColumn(SEQUENCE, F.struct(F.col(SEQUENCE).alias("by"), F.monotonically_increasing_id()))
-    ordered = numbered.repartition(1).sortWithinPartitions(SEQUENCE)
-    ordered.write.option("maxRecordsPerFile", rows).parquet(str(folder))
-    files = sorted(folder.glob("*.parquet"))
-    age_in_order(files)
-    return len(files)
-
-
-def age_in_order(files: Sequence[Path]) -> None:
-    """A stream takes the oldest file first: let each be a second younger than the one before it."""
-    for number, file in enumerate(files):
-        newest = files[-1].stat().st_mtime
-        os.utime(file, (newest, newest - len(files) + 1 + number))
-
-
 @dataclass(frozen=True, slots=True)
 class _Log:
     """Files of changes."""

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from timespine.core.codec import Kind, decode_diff, decode_run, decode_state, kind_of
+from timespine.core.codec import decode_diff, decode_run, decode_state
 from timespine.core.diff import StateDiff, apply_diff
 from timespine.core.effects import (
     CompareAndSet,
@@ -24,6 +24,7 @@ from timespine.core.effects import (
     Scan,
     Truncate,
 )
+from timespine.core.envelope import Kind, kind_of
 from timespine.core.forest import UnsealedBatch
 from timespine.core.hollow import Part
 from timespine.core.invariants import violations

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from timespine.core.codec import Kind, decode_run, decode_state, kind_of
+from timespine.core.codec import decode_run, decode_state
 from timespine.core.diff import StateDiff
 from timespine.core.effects import DeleteBlobs, GetBlob, ListBlobs, Protocol, Scan, Truncate
+from timespine.core.envelope import Kind, kind_of
 from timespine.core.hollow import Part
 from timespine.core.protocols.commit import commit
 from timespine.core.protocols.fetch import Entries, diffs_of, refresh

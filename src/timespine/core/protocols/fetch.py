@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from timespine.core.codec import Kind, decode_diff, decode_state, encode_state, kind_of
+from timespine.core.codec import decode_diff, decode_state, encode_state
 from timespine.core.diff import StateDiff, apply_diff
 from timespine.core.effects import CompareAndSet, GetBlob, Protocol, Scan
+from timespine.core.envelope import Kind, kind_of
 from timespine.core.layers import Merging
 from timespine.core.protocols.session import Session, retried
 from timespine.core.state import UNBORN, Rollup, State, new_state

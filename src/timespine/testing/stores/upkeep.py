@@ -199,7 +199,7 @@ class Upkeep(Caller):
         """The catalog right before a collection was in it."""
         ids = [{entry.id for entry in names.entries.values()} for _, names in self.world.names]
         place = next(place for place, there in enumerate(ids) if id in there)
-        return self.world.names[place - 1][1] if place else catalog.Names(None, {})
+        return self.world.names[place - 1][1] if place else catalog.Names()
 
     def drop(self) -> None:
         """Drop a collection."""

@@ -21,9 +21,10 @@ from timespine.client import catalog
 from timespine.columnar.inline import decode_inline
 from timespine.columnar.schema import DIFF, Schema
 from timespine.config import DEFAULT
-from timespine.core.codec import Kind, decode_diff, decode_run, decode_state, kind_of
+from timespine.core.codec import decode_diff, decode_run, decode_state
 from timespine.core.diff import StateDiff, apply_diff
 from timespine.core.effects import CompareAndSet, DeleteBlobs, PutBlob
+from timespine.core.envelope import Kind, kind_of
 from timespine.core.hollow import Part
 from timespine.core.invariants import violations
 from timespine.core.plan import plan_all, seen_through

@@ -1,7 +1,7 @@
 """A change log becomes a collection, a table of sums follows it, and neither maintenance nor late data change answers.
 
-    python -m timespine.spark.pipeline [--rows 20000] [--keep FOLDER]
-    python -m timespine.spark.pipeline --log changes.csv --key id
+    python -m examples.spark_pipeline.pipeline [--rows 20000] [--keep FOLDER]
+    python -m examples.spark_pipeline.pipeline --log changes.csv --key id
 
 Everything runs on this machine, on the session that is active or a new one. The answers that are shown are
 checked. Exit codes: 0 all of them are right, 1 one is not (a bug), 2 the arguments or the log cannot be understood,
@@ -24,21 +24,22 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from examples.spark_pipeline.console import bar, quietly, waiting
+from examples.spark_pipeline.files import cut_into_files
+from examples.spark_pipeline.generate_log import generate_log
+from examples.spark_pipeline.late_data import atomic_batches, late_data
+from examples.spark_pipeline.running_sums import Sums, sums_of
 from timespine.client.collection import Collection
 from timespine.client.opening import open as open_store
 from timespine.client.store import Store
 from timespine.config import Config
 from timespine.errors import SinceError, UsageError
-from timespine.spark.changelog import columns_of, in_batches, read_changes, reason_of, stream_changes
-from timespine.spark.downstream import Sums, sums_of
+from timespine.spark.changelog import columns_of, read_changes, reason_of, stream_changes
 from timespine.spark.each_batch import foreach_batch
-from timespine.spark.generated import generated
 from timespine.spark.kinds import DELETE, INSERT, POSTIMAGE, SEQUENCE
 from timespine.spark.names import quoted
-from timespine.spark.quiet import bar, quietly, waiting
 from timespine.spark.reading import release
 from timespine.spark.session import Setting, prepare, session
-from timespine.spark.shown import atomic_batches, late_data
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None, console: Console | None = None)
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     about, _, _ = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(prog="python -m timespine.spark.pipeline", description=about)
+    parser = argparse.ArgumentParser(prog="python -m examples.spark_pipeline.pipeline", description=about)
     parser.add_argument("--log", metavar="PATH", help="a log of changes: CSV, JSON lines, Parquet or Debezium")
     parser.add_argument("--key", metavar="NAMES", help="its key columns, with commas between them (default: id)")
     parser.add_argument("--sequence", metavar="NAME", help="a column that orders its changes (default: as they stand)")
@@ -174,7 +175,7 @@ class Pipeline:
         folder = self.folder / "log"
         if self.asked.log is None:
             rows = self.asked.rows
-            generated(folder, rows=rows, batches=max(1, min(BATCHES, rows)))
+            generate_log(folder, rows=rows, batches=max(1, min(BATCHES, rows)))
             self.title(f"A log of {rows:,} changes of orders, made up from a seed")
             return folder / "orders"
         with waiting(self.console, "Reading the log"):
@@ -183,7 +184,7 @@ class Pipeline:
             if not rows:
                 raise UsageError(f"there are no changes in {self.asked.log}")
             size = min(BATCH_ROWS_MAX, max(1, -(-rows // BATCHES)))
-            files = in_batches(changes, folder, size)
+            files = cut_into_files(changes, folder, size)
         self.title(f"The log {self.asked.log}: {rows:,} changes, dealt out in their order into {files} files")
         return folder
 

@@ -1,4 +1,4 @@
-"""The story of a small shop, on a real store in a temporary folder, for a person to read: make demo
+"""The history of a small shop, on a real store in a temporary folder: make demo-local
 
 Orders come in, change and are cancelled; the collection is read as of any time,
 changes are net, a feed follows along, everything is merged into one run and gives

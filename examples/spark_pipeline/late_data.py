@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from examples.spark_pipeline.console import bar
+from examples.spark_pipeline.files import age_in_order
 from timespine.client.collection import Collection
 from timespine.client.store import Store
 from timespine.errors import UsageError
-from timespine.spark.changelog import age_in_order
 from timespine.spark.each_batch import foreach_batch
-from timespine.spark.quiet import bar
 from timespine.spark.together import foreach_batch_together
 
 if TYPE_CHECKING:

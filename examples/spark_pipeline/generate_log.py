@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from examples.spark_pipeline.files import age_in_order
 from timespine.errors import UsageError
-from timespine.spark.changelog import age_in_order
 from timespine.spark.kinds import SEQUENCE
 
 CITIES = ("Accra", "Bonn", "Cusco", "Dakar", "Esbjerg", "Faro", "Graz", "Hanoi", "Izmir", "Jaipur", "Kyiv", "Lyon")
@@ -37,7 +37,7 @@ ORDERS_PER_CUSTOMER = 50
 """Changes of orders per customer, about."""
 
 
-def generated(folder: str | os.PathLike[str], *, rows: int = 20_000, batches: int = 8, seed: int = 1) -> Path:
+def generate_log(folder: str | os.PathLike[str], *, rows: int = 20_000, batches: int = 8, seed: int = 1) -> Path:
     """Write a log of `rows` changes of orders, and one of their customers, as JSON lines in numbered files.
 
     The files are folder/orders/0000.jsonl and so on, and likewise folder/customers. Lines have the columns of a row,

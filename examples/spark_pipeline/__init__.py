@@ -1,0 +1,1 @@
+"""A pipeline on Spark: a change log becomes a collection, and a table of sums follows it."""
