@@ -10,7 +10,7 @@ import pytest
 from timespine import errors
 from timespine.errors import (
     SHOWN_MAX,
-    AskElsewhere,
+    Conflict,
     InlineBudgetExceeded,
     NotSealed,
     SinceError,
@@ -38,7 +38,8 @@ def test_tree_in_the_docstring_is_the_tree() -> None:
 
 def test_every_error_is_a_timespine_error_and_only_usage_is_a_value_error() -> None:
     assert all(issubclass(each, TimespineError) for each in CLASSES.values())
-    usage = {"UsageError", "DiffOverflow", "SchemaChanged", "UnknownCollection", "WrongProcess"}
+    usage = {"UsageError", "DiffOverflow", "InvalidRows", "LateRows", "SchemaChanged", "UnknownCollection"}
+    usage |= {"CollectionExists", "CollectionInUse", "NameBlocked", "ReadOnlyStore", "StoreClosed", "WrongProcess"}
     assert {name for name, each in CLASSES.items() if issubclass(each, ValueError)} == usage
 
 
@@ -54,7 +55,7 @@ def test_upper_mismatch_carries_both_uppers() -> None:
     assert (error.expected, error.actual) == ("[3]", "[5]")
     assert "[3]" in str(error)
     assert "[5]" in str(error)
-    assert isinstance(error, AskElsewhere)
+    assert isinstance(error, Conflict)
 
 
 def test_since_error_carries_what_was_asked_and_what_there_is() -> None:

@@ -1,23 +1,30 @@
-"""Every error that Timespine gives, grouped by what the caller does about it.
+"""Every error that Timespine raises, grouped by what the caller does about it and named by what happened.
 
     TimespineError
     |- UsageError (also a ValueError)   fix the call
+    |  |- InvalidRows                     the rows do not fit the schema of the collection
+    |  |- LateRows                        the rows stand at times that are sealed
     |  |- DiffOverflow                    the count of a row does not fit 64 bits
     |  |- SchemaChanged                   a column was dropped that the new rows have values for
+    |  |- CollectionExists                a collection has that name
+    |  |- NameBlocked                     a dropped collection had that name
+    |  |- CollectionInUse                 a reader or a hold keeps the collection
+    |  |- StoreClosed                     the store, or a port of it, was closed: open it again
+    |  |- ReadOnlyStore                   the store was opened for reading only
     |  |- WrongProcess                    a handle belongs to the process that opened it: open the store in this one
     |  `- UnknownCollection (a KeyError)  there is no collection of that name
-    |- AskElsewhere                     ask again, for something else
+    |- Conflict                         ask again, for something else
     |  |- UpperMismatch                   another writer was first: here is the true upper
-    |  |  `- WrittenMeanwhile               another writer wrote ahead of the seal what this would have sealed
+    |  |  `- ConcurrentWrite                another writer wrote ahead of the seal what this would have sealed
     |  |- SinceError                      history before `since` is gone: read at or after it
     |  |- NotSealed                       the time is not complete yet: wait, or read earlier
-    |  |- SchemaConflict                  somebody else changed the schema first
+    |  |- SchemaConflict                  another process changed the schema first
     |  |- ClosedError                     the collection is closed or finalized for good
-    |  |- AlreadyIn                       this batch of a streaming sink was committed before: nothing is left to do
+    |  |- BatchAlreadyCommitted           this batch of a streaming sink was committed before: nothing is left to do
     |  `- InlineBudgetExceeded            no room in the state: put the data into a blob and commit again
-    |- Reopen                           start again with a new handle
+    |- HandleExpired                    start again with a new handle
     |  |- LeaseExpired                    the lease of this handle lapsed and was removed
-    |  `- Fenced                          somebody took over, or this writer is not registered any more
+    |  `- Fenced                          another process took over, or this writer is no longer registered
     |- Unavailable                      retry
     |  |- Determinate                     it did not happen
     |  |  |- Contention                     other writers were first every time that it was tried
@@ -67,6 +74,26 @@ class UsageError(TimespineError, ValueError):
     """The call is wrong and changed nothing; the message says what to change."""
 
 
+class InvalidRows(UsageError):
+    """The rows do not fit the schema of the collection, or cannot be read as rows. Nothing was written."""
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
+        """The place of the first row that does not fit, from 0 on; None if it is not a matter of one row."""
+
+
+class LateRows(UsageError):
+    """Rows stand at times that are sealed. Nothing was written."""
+
+    def __init__(self, message: str, earliest: object, upper: object) -> None:
+        super().__init__(message)
+        self.earliest = earliest
+        """The earliest times of the rows."""
+        self.upper = upper
+        """The frontier up to which the collection is complete."""
+
+
 class DiffOverflow(UsageError):
     """The diffs of one row add up to more than 64 bits can count. Nothing was written."""
 
@@ -92,6 +119,36 @@ class SchemaChanged(UsageError):
         """The columns whose values would be lost, by the names that they had; empty if that is not known."""
 
 
+class CollectionExists(UsageError):
+    """A collection has the name that was to be given, perhaps with another shape. Nothing was changed."""
+
+    def __init__(self, name: str, message: str = "") -> None:
+        super().__init__(message or f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
+        self.name = name
+        """The name."""
+
+
+class NameBlocked(UsageError):
+    """A collection that was dropped had the name that was to be given. Nothing was changed."""
+
+    def __init__(self, name: str, advice: str = "give another name") -> None:
+        super().__init__(f"a collection {name} was dropped, and its name stays blocked: {advice}")
+        self.name = name
+        """The name."""
+
+
+class CollectionInUse(UsageError):
+    """A reader or a hold keeps a collection that was to be dropped. Nothing was changed."""
+
+
+class StoreClosed(UsageError):
+    """The store, or a port of it, was closed before the call. Nothing was changed."""
+
+
+class ReadOnlyStore(UsageError):
+    """The store was opened for reading only. Nothing was changed."""
+
+
 class WrongProcess(UsageError):
     """A handle was used, or was to be sent to, another process than the one that opened it. Nothing was changed."""
 
@@ -108,11 +165,11 @@ class UnknownCollection(UsageError, KeyError):
         return str(self.args[0])  # a KeyError shows the repr of what it was given
 
 
-class AskElsewhere(TimespineError):
+class Conflict(TimespineError):
     """The call was fine, but not for this time or this upper."""
 
 
-class UpperMismatch(AskElsewhere):
+class UpperMismatch(Conflict):
     """Another writer was first. Nothing was written."""
 
     def __init__(self, expected: object, actual: object) -> None:
@@ -126,7 +183,7 @@ class UpperMismatch(AskElsewhere):
         """The upper it has."""
 
 
-class WrittenMeanwhile(UpperMismatch):
+class ConcurrentWrite(UpperMismatch):
     """What was worked out from the rows of a time is not right any more: updates before it were written since."""
 
     def __init__(self, expected: object, actual: object) -> None:
@@ -134,7 +191,7 @@ class WrittenMeanwhile(UpperMismatch):
         self.args = ("updates were written meanwhile that this append would have sealed: look again, and append again",)
 
 
-class SinceError(AskElsewhere):
+class SinceError(Conflict):
     """The history that was asked for may have been compacted away."""
 
     def __init__(self, asked: object, since: object) -> None:
@@ -145,7 +202,7 @@ class SinceError(AskElsewhere):
         """The first times that can be read."""
 
 
-class NotSealed(AskElsewhere):
+class NotSealed(Conflict):
     """The time that was asked for is not complete yet."""
 
     def __init__(self, asked: object, upper: object, *, expired: bool = False) -> None:
@@ -167,22 +224,23 @@ class NotSealed(AskElsewhere):
         """Whether no time was asked for, and all complete ones were expired."""
 
 
-class SchemaConflict(AskElsewhere):
-    """Somebody else changed the schema first. Nothing was changed."""
+class SchemaConflict(Conflict):
+    """Another process changed the schema first. Nothing was changed."""
 
-    def __init__(self, expected: int, actual: int) -> None:
-        super().__init__(f"the newest schema is number {actual}, not {expected}: look at it, and evolve that one")
+    def __init__(self, expected: int | None, actual: int | None) -> None:
+        newest = "there is no schema" if actual is None else f"the newest schema is number {actual}"
+        super().__init__(f"{newest}, not {expected}: look at it, and evolve that one")
         self.expected = expected
-        """The schema the caller thought was the newest."""
+        """The number of the schema that the caller took for the newest; None for no schema."""
         self.actual = actual
-        """The one that is."""
+        """The number of the newest schema; None if there is none."""
 
 
-class ClosedError(AskElsewhere):
+class ClosedError(Conflict):
     """The collection is closed or finalized; this will not change."""
 
 
-class InlineBudgetExceeded(AskElsewhere):
+class InlineBudgetExceeded(Conflict):
     """The state has no room for more inline data. Nothing was written."""
 
     def __init__(self, asked: int, used: int, budget: int) -> None:
@@ -192,19 +250,19 @@ class InlineBudgetExceeded(AskElsewhere):
         self.budget = budget
 
 
-class AlreadyIn(AskElsewhere):
+class BatchAlreadyCommitted(Conflict):
     """A batch of a streaming sink is in the collection since an earlier commit: there is nothing left to do."""
 
 
-class Reopen(TimespineError):
+class HandleExpired(TimespineError):
     """The handle is of no use any more: open a new one."""
 
 
-class LeaseExpired(Reopen):
+class LeaseExpired(HandleExpired):
     """The lease lapsed and was removed; what it protected may be gone."""
 
 
-class Fenced(Reopen):
+class Fenced(HandleExpired):
     """A writer that is not registered (any more) tried to commit."""
 
     def __init__(self, message: str, *, in_doubt: bool = False) -> None:

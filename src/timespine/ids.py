@@ -33,14 +33,25 @@ class BlobKey(NamedTuple):
         return f"{self.collection}/{self.writer}/{self.name}"
 
 
+def is_segment(text: object) -> bool:
+    """Whether it is a text of the grammar of one segment."""
+    return isinstance(text, str) and _SEGMENT.fullmatch(text) is not None
+
+
 def check_segment(segment: str, what: str) -> str:
     """The segment itself, or a UsageError that says what a `what` looks like."""
-    if not isinstance(segment, str) or _SEGMENT.fullmatch(segment) is None:
+    if not is_segment(segment):
         raise UsageError(
             f"{what} {shown(segment)} is not valid: 1 to {SEGMENT_MAX} lower-case letters, digits, "
             "'_' or '-', beginning with a letter or digit"
         )
     return segment
+
+
+def is_blob_key(text: object) -> bool:
+    """Whether it is a text of the form collection/writer/name."""
+    segments = text.split("/") if isinstance(text, str) else []
+    return len(segments) == 3 and all(map(is_segment, segments))
 
 
 def parse_blob_key(key: str) -> BlobKey:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
-from timespine.errors import Determinate, UsageError, WrongProcess
+from timespine.errors import Determinate, StoreClosed, WrongProcess
 from timespine.locks import Flag
 
 P = ParamSpec("P")
@@ -107,13 +107,13 @@ class Pool(Executor):
         weakref.finalize(self, _end, self._tasks, self._threads, os.getpid(), LAST_S)
 
     def submit(self, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Have some work done by the next thread that is free; UsageError once the pool is shut."""
+        """Have some work done by the next thread that is free; StoreClosed once the pool is shut."""
         if self._is_shut:
-            raise UsageError(self._closed)
+            raise StoreClosed(self._closed)
         task = Task(lambda: work(*args, **kwargs))
         self._tasks.put(task)
         if self._is_shut and task.cancel():  # it was shut just now, and no thread may be left
-            raise UsageError(self._closed)
+            raise StoreClosed(self._closed)
         if len(self._threads) < self._threads_max:
             name = f"{self._name}-{len(self._threads)}"
             thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)

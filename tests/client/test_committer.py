@@ -16,8 +16,8 @@ from timespine.errors import (
     ClosedError,
     Determinate,
     Fenced,
+    HandleExpired,
     Indeterminate,
-    Reopen,
     Unavailable,
     UpperMismatch,
     UsageError,
@@ -644,7 +644,7 @@ def test_whatever_storage_does_what_is_said_of_a_write_is_true(place, config, se
             else:
                 getattr(store["numbers"], what)([{"n": n}])
                 said[n] = "there"
-        except (Determinate, Reopen) as error:
+        except (Determinate, HandleExpired) as error:
             said[n] = "in doubt" if getattr(error, "in_doubt", False) else "not there"
         except Indeterminate:
             said[n] = "in doubt"

@@ -11,7 +11,7 @@ from places import BLOBS, QUICK, Gate, Script, in_threads, together
 from timespine.client import append_batcher
 from timespine.client.retry import RETRY
 from timespine.core.transitions import AdvanceUpper
-from timespine.errors import ClosedError, Indeterminate, UsageError
+from timespine.errors import ClosedError, Indeterminate, InvalidRows, UsageError
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import CLOSED, Frontier
 
@@ -107,7 +107,7 @@ def test_rows_that_do_not_fit_are_refused_alone_and_the_others_are_in(place, gat
         [{"n": 8}],
     ]
     done = together(gate, store, [lambda rows=rows: collection.append(rows) for rows in given])
-    assert [type(each) is UsageError for each in done] == [False, False, True, True, True, True, True, False]
+    assert [type(each) is InvalidRows for each in done] == [False, False, True, True, True, True, True, False]
     assert [done[place].time for place in (0, 1, 7)] == [1, 2, 3]
     assert "three" not in str(done[2])
     assert rows_of(collection) == [0, 1, 2, 8]

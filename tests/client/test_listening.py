@@ -22,7 +22,7 @@ from timespine.client.follow import RELEASE_S
 from timespine.client.leases import LINGER_S
 from timespine.config import Config
 from timespine.core.transitions import Drain, Evict, ExpireReader, RegisterReader, Seal, Trim, Write
-from timespine.errors import ClosedError, LeaseExpired, Reopen, Unavailable, UsageError
+from timespine.errors import ClosedError, HandleExpired, LeaseExpired, Unavailable, UsageError
 from timespine.location.unreliable import Fault
 from timespine.model import CLOSED, Frontier
 
@@ -729,7 +729,7 @@ def test_whoever_only_reads_and_falls_behind_is_told_so_and_hears_no_gap(place, 
     for _ in range(2):
         with pytest.raises(LeaseExpired, match=r"fell behind.*reading only.*listen again"):
             listener.poll()
-        with pytest.raises(Reopen):
+        with pytest.raises(HandleExpired):
             next(listener)
     if gone == "log":
         again = reading["orders"].listen()
@@ -768,7 +768,7 @@ def test_a_listener_ends_with_an_error_when_its_rows_would_not_be_the_same_rows_
     things.advance(5)
     assert told(listener.poll()) == [("sealed", (5,))]
     things.append([{"id": 1}])
-    with pytest.raises(Reopen, match="begin again"):
+    with pytest.raises(HandleExpired, match="begin again"):
         listener.poll()
 
 

@@ -14,7 +14,7 @@ from places import Place
 
 from timespine.client.follow import RELEASE_S
 from timespine.config import Config
-from timespine.errors import LeaseExpired, NotSealed, Reopen, SinceError, UsageError
+from timespine.errors import HandleExpired, LeaseExpired, NotSealed, SinceError, UsageError
 from timespine.location.unreliable import Fault, UnreliableBlob
 from timespine.model.time import INT64_MAX
 
@@ -385,7 +385,7 @@ def test_a_feed_ends_with_an_error_when_its_rows_would_not_be_the_same_rows_any_
     orders.evolve(**change)
     assert feed.poll() == []
     orders.delete({"id": 1})
-    with pytest.raises(Reopen, match="begin again"):
+    with pytest.raises(HandleExpired, match="begin again"):
         feed.poll()
 
 

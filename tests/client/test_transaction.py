@@ -18,7 +18,7 @@ from timespine.client.transaction_steps import AppendStep
 from timespine.config import Config
 from timespine.core.transitions import CommitSink
 from timespine.errors import (
-    AlreadyIn,
+    BatchAlreadyCommitted,
     ClosedError,
     Determinate,
     Indeterminate,
@@ -555,7 +555,7 @@ def test_a_batch_of_a_sink_is_in_with_the_rest_once(place):
             tx.append(name, [row(1)])
             tx.also(name, CommitSink("s", 0))
         if n:
-            with pytest.raises(AlreadyIn):
+            with pytest.raises(BatchAlreadyCommitted):
                 tx.commit()
         else:
             tx.commit()

@@ -46,7 +46,15 @@ from timespine.core.transitions import (
     Retain,
     Seal,
 )
-from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, NoSpace, UpperMismatch, UsageError
+from timespine.errors import (
+    BatchAlreadyCommitted,
+    Determinate,
+    Fenced,
+    Indeterminate,
+    NoSpace,
+    UpperMismatch,
+    UsageError,
+)
 from timespine.testing import writes
 from timespine.testing.engine import data_of
 from timespine.testing.writes import append_to_many, compare_and_append
@@ -941,7 +949,7 @@ def test_hold_registered_by_a_lost_reply_is_granted_once() -> None:
 
 
 def test_a_batch_of_a_sink_that_is_in_is_an_error_of_its_own() -> None:
-    with pytest.raises(AlreadyIn, match="number 7"):
+    with pytest.raises(BatchAlreadyCommitted, match="number 7"):
         raise_refusal(Refused(AlreadyCommitted(7), ()))
 
 

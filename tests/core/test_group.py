@@ -30,11 +30,10 @@ from timespine.core.transitions import (
     RegisterReader,
     RegisterWriter,
     Retain,
-    SchemaMismatch,
     Seal,
     apply,
 )
-from timespine.errors import Fenced, UpperMismatch, UsageError
+from timespine.errors import Fenced, SchemaConflict, UpperMismatch, UsageError
 from timespine.model import Frontier
 
 
@@ -222,7 +221,7 @@ def test_answers_that_are_no_refusals_let_the_transaction_through() -> None:
     ("command", "reason"),
     [
         (CommitSink("s", 0), AlreadyCommitted),
-        (AddSchema(4, b"x"), SchemaMismatch),
+        (AddSchema(4, b"x"), SchemaConflict),
         (HeartbeatWriter("w9"), Fenced),
         ("nonsense", UsageError),
         (CompareAndAppend((batch(at(1), at(2), Part("a/w9/p", 1)),), at(1), at(2)), Fenced),

@@ -33,13 +33,12 @@ from timespine.core.transitions import (
     RemoveRollups,
     Retain,
     RollUpAll,
-    SchemaMismatch,
     Seal,
     Trim,
     apply,
 )
 from timespine.core.transitions.lifecycle import SCHEMA_BYTES_MAX, SCHEMAS_MAX
-from timespine.errors import Fenced, UsageError
+from timespine.errors import Fenced, SchemaConflict, UsageError
 from timespine.model import CLOSED, Frontier
 
 
@@ -171,11 +170,16 @@ def test_schema_added_to_another_than_the_newest_is_told_the_newest(expected: in
     scene = Scene()
     scene.do(AddSchema(None, b"one"))
     scene.do(AddSchema(0, b"two"))
-    assert scene.declined(AddSchema(expected, b"three")) == SchemaMismatch(1)
+    refused = scene.declined(AddSchema(expected, b"three"))
+    assert isinstance(refused, SchemaConflict)
+    assert (refused.expected, refused.actual) == (expected, 1)
 
 
 def test_first_schema_expects_none() -> None:
-    assert Scene().declined(AddSchema(0, b"one")) == SchemaMismatch(None)
+    refused = Scene().declined(AddSchema(0, b"one"))
+    assert isinstance(refused, SchemaConflict)
+    assert refused.actual is None
+    assert str(refused).startswith("there is no schema, not 0")
 
 
 def test_schema_over_the_limit_of_bytes_is_a_usage_error() -> None:

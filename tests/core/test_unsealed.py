@@ -29,7 +29,7 @@ from timespine.core.transitions import (
     Trim,
     Write,
 )
-from timespine.errors import ClosedError, Fenced, InlineBudgetExceeded, NotSealed, UsageError, WrittenMeanwhile
+from timespine.errors import ClosedError, ConcurrentWrite, Fenced, InlineBudgetExceeded, NotSealed, UsageError
 from timespine.model import CLOSED, Frontier
 
 
@@ -541,7 +541,7 @@ def test_an_append_that_would_seal_a_write_it_has_not_seen_is_refused(ranged: Sc
     ranged.write(up("c", 5))
     committed, refusal = ranged.attempt(CompareAndAppend((), at(0), at(6), written=seen))
     assert not committed
-    assert isinstance(refusal, WrittenMeanwhile)
+    assert isinstance(refusal, ConcurrentWrite)
     assert ranged.do(CompareAndAppend((), at(0), at(5), written=seen)) == at(5)
 
 

@@ -5,7 +5,7 @@ import random
 import sys
 
 import timespine as ts
-from timespine.errors import AskElsewhere, Reopen
+from timespine.errors import Conflict, HandleExpired
 
 CONFIG = ts.Config(
     part_bytes=20_000,
@@ -55,7 +55,7 @@ def read(store, seed):
                 if rows.as_of is None:
                     continue
                 again = sorted(row["id"] for row in orders.snapshot(rows.as_of).to_pylist())
-        except (Reopen, AskElsewhere):
+        except (HandleExpired, Conflict):
             continue  # this process was paused past its lease, or somebody forgot that time meanwhile
         if first != again or len(set(first)) != len(first):
             say("wrong", rows.as_of, len(first), len(again))

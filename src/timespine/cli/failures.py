@@ -14,11 +14,11 @@ from timespine.cli.text import one_line, typed
 from timespine.cli.wording import on_command_line
 from timespine.client.inspecting import plain
 from timespine.errors import (
-    AskElsewhere,
+    Conflict,
     CorruptionError,
+    HandleExpired,
     Indeterminate,
     NotSealed,
-    Reopen,
     SinceError,
     TimespineError,
     Unavailable,
@@ -27,7 +27,7 @@ from timespine.errors import (
 )
 from timespine.model.frontier import Frontier
 
-OUR_MISTAKE, USAGE, ASK_ELSEWHERE, REOPEN, UNAVAILABLE, CORRUPT, NOT_TOLD = 1, 2, 3, 4, 5, 6, 7
+OUR_MISTAKE, USAGE, CONFLICT, HANDLE_EXPIRED, UNAVAILABLE, CORRUPT, NOT_TOLD = 1, 2, 3, 4, 5, 6, 7
 INTERRUPTED, NO_READER, TERMINATED = 130, 141, 143
 
 
@@ -41,8 +41,8 @@ class OutputClosed(TimespineError):
 
 _CODES: tuple[tuple[type[TimespineError], int], ...] = (
     (UsageError, USAGE),
-    (AskElsewhere, ASK_ELSEWHERE),
-    (Reopen, REOPEN),
+    (Conflict, CONFLICT),
+    (HandleExpired, HANDLE_EXPIRED),
     (Unavailable, UNAVAILABLE),
     (CorruptionError, CORRUPT),
     (VersionError, CORRUPT),
@@ -93,7 +93,7 @@ def hint(error: Exception, *, can_wait: bool = False) -> str:
         return "it may have happened: look before you run it again"
     if isinstance(error, Unavailable):
         return "nothing was changed: run it again"
-    if isinstance(error, Reopen):
+    if isinstance(error, HandleExpired):
         return "run it again; if it is a hold, with the token it has now"
     if isinstance(error, CorruptionError) and "restore" not in str(error):
         return "stop writing, see `timespine doctor STORE`, and restore what is damaged from a copy"

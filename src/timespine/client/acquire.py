@@ -24,7 +24,7 @@ from timespine.columnar.wanted import Wanted
 from timespine.columnar.where import as_predicate
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
-from timespine.errors import AskElsewhere, NotSealed, SinceError, UsageError, shown
+from timespine.errors import Conflict, NotSealed, SinceError, UsageError, shown
 from timespine.model.time import Time
 
 WAIT_S = 10.0
@@ -162,7 +162,7 @@ def plan_of(state: State, until: Time, after: Time | None = None) -> Plan:
     return planned(plan_snapshot(state, until) if after is None else plan_changes(state, after, until))
 
 
-def planned(plan: Plan | AskElsewhere) -> Plan:
+def planned(plan: Plan | Conflict) -> Plan:
     """Give the plan; a refusal is raised."""
     if isinstance(plan, Plan):
         return plan

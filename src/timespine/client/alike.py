@@ -8,7 +8,7 @@ from typing import Any
 from timespine.client.catalog import FOR_EVER, Entry
 from timespine.columnar.schema import Schema
 from timespine.core.layers import Merging
-from timespine.errors import UsageError, shown
+from timespine.errors import CollectionExists, UsageError, shown
 
 
 def check_alike(name: str, found: tuple[Entry, Sequence[Schema]], asked: tuple[Entry, Schema]) -> None:
@@ -20,16 +20,22 @@ def check_alike(name: str, found: tuple[Entry, Sequence[Schema]], asked: tuple[E
     entry, schemas = found
     wanted, made = asked
     if all(other := _difference(schema, made) for schema in schemas):
-        raise UsageError(f"collection {name} exists with another schema ({other}): evolve it, or pass replace=True")
+        raise CollectionExists(
+            name, f"collection {name} exists with another schema ({other}): evolve it, or pass replace=True"
+        )
     if entry.timeline != wanted.timeline:
         both = f"timeline={entry.timeline!r}, not timeline={wanted.timeline!r}"
-        raise UsageError(f"collection {name} exists with {both}: open it with store[{name!r}]")
+        raise CollectionExists(name, f"collection {name} exists with {both}: open it with store[{name!r}]")
     if wanted.retain_ms is not None and entry.retain_ms != wanted.retain_ms:
         both = f"{_policy(entry.retain_ms)}, not {_policy(wanted.retain_ms)}"
-        raise UsageError(f"collection {name} exists with {both}: change it with store[{name!r}].retain(...)")
+        raise CollectionExists(
+            name, f"collection {name} exists with {both}: change it with store[{name!r}].retain(...)"
+        )
     if wanted.forget_within_ms is not None and entry.forget_within_ms != wanted.forget_within_ms:
         both = f"forget_within={entry.forget_within_ms} ms, not {wanted.forget_within_ms} ms"
-        raise UsageError(f"collection {name} exists with {both}: change it with store[{name!r}].forget_within(...)")
+        raise CollectionExists(
+            name, f"collection {name} exists with {both}: change it with store[{name!r}].forget_within(...)"
+        )
 
 
 def _policy(retain_ms: int | None) -> str:
@@ -53,7 +59,7 @@ def check_merging(name: str, found: Merging, asked: Merging | None) -> None:
     """A UsageError if a collection is merged by another rule than was asked for, if one was."""
     if asked not in (None, found):
         kept = f"collection {name} is merged {found.value!r} and stays so"
-        raise UsageError(f"{kept}: leave out merging=, or pass replace=True")
+        raise CollectionExists(name, f"{kept}: leave out merging=, or pass replace=True")
 
 
 def _difference(known: Schema, asked: Schema) -> str:

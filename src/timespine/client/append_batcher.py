@@ -34,7 +34,15 @@ from timespine.client.transaction_steps import AppendStep, AtTransactionTime, ap
 from timespine.columnar.consolidate import consolidate
 from timespine.columnar.schema import TIME, Schema
 from timespine.core.transitions import Command
-from timespine.errors import Contention, CorruptionError, SchemaChanged, UpperMismatch, UsageError, VersionError
+from timespine.errors import (
+    Contention,
+    CorruptionError,
+    InvalidRows,
+    SchemaChanged,
+    UpperMismatch,
+    UsageError,
+    VersionError,
+)
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX
 
@@ -235,11 +243,11 @@ def _convert(group: list[Waiting[PendingAppend]], schema: Schema) -> list[Conver
     for places in by_key.values():
         try:
             found.append(_convert_together(group, places, schema))
-        except UsageError:
+        except InvalidRows:
             for place in places:
                 try:
                     found.append(_convert_together(group, [place], schema))
-                except UsageError:
+                except InvalidRows:
                     continue  # it gets its error when it is tried by itself
     return found
 

@@ -26,9 +26,11 @@ from timespine.core.protocols.session import Session, determinately_retried, pau
 from timespine.core.state import Commit, State, new_state
 from timespine.core.transitions import AddSchema, apply
 from timespine.errors import (
+    CollectionExists,
     CorruptionError,
     Determinate,
     Indeterminate,
+    NameBlocked,
     Unavailable,
     UnknownCollection,
     UsageError,
@@ -185,9 +187,9 @@ def renamed(id: str, old: str, new: str, names: Names) -> Names | None:
     if old not in names.entries or names.entries[old].id != id:
         return None
     if new in names.entries:
-        raise UsageError(f"there is a collection {new} already")
+        raise CollectionExists(new, f"there is a collection {new} already")
     if new in names.graves:
-        raise UsageError(f"a collection {new} was dropped, and its name stays blocked: give another name")
+        raise NameBlocked(new)
     entries = {new if name == old else name: entry for name, entry in names.entries.items()}
     return msgspec.structs.replace(names, entries=entries)
 
@@ -227,12 +229,9 @@ def _named(names: Names, name: str, entry: Entry) -> Names:
 
 
 def check_not_blocked(names: Names, name: str) -> None:
-    """A UsageError if a name was that of a collection that was dropped."""
+    """NameBlocked if a name was that of a collection that was dropped."""
     if name in names.graves:
-        raise UsageError(
-            f"a collection {name} was dropped, and its name stays blocked: pass replace=True to give it again, "
-            "or give another name"
-        )
+        raise NameBlocked(name, "pass replace=True to give it again, or give another name")
 
 
 def born(births: Sequence[tuple[str, Entry, bool]], awaited: Collection[str], names: Names) -> Names:
@@ -246,7 +245,7 @@ def born(births: Sequence[tuple[str, Entry, bool]], awaited: Collection[str], na
         if not replace:
             check_not_blocked(names, name)
             if name in names.entries:
-                raise UsageError(f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
+                raise CollectionExists(name)
         names = _named(names, name, entry)
     ids = {entry.id for _, entry, _ in births}
     expected = {id: since for id, since in names.expected.items() if id not in ids}

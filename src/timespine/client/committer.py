@@ -46,6 +46,8 @@ from timespine.errors import (
     Indeterminate,
     LeaseExpired,
     NoSpace,
+    ReadOnlyStore,
+    StoreClosed,
     TimespineError,
     UsageError,
     VersionError,
@@ -293,10 +295,10 @@ class Committer:
         return known if known is not None else self.state(collection)
 
     def check_open(self) -> None:
-        """A UsageError if the store was closed, or was opened by the parent of this process."""
+        """StoreClosed if the store was closed, WrongProcess if the parent of this process opened it."""
         self.check_process()
         if self._closed:
-            raise UsageError(STORE_CLOSED)
+            raise StoreClosed(STORE_CLOSED)
 
     def check_process(self) -> None:
         """WrongProcess in a forked child. SUBTLE: before any lock, whose owner may not exist here (test_fork.py)."""
@@ -309,10 +311,10 @@ class Committer:
         return self._pid == os.getpid()
 
     def check_writable(self, instead: str = "") -> None:
-        """A UsageError if the store was closed, or was opened for reading only; it says what to do instead."""
+        """StoreClosed, or ReadOnlyStore with what to do instead."""
         self.check_open()
         if self._read_only:
-            raise UsageError(f"this store is open for reading only{instead}")
+            raise ReadOnlyStore(f"this store is open for reading only{instead}")
 
     def close(self) -> None:
         """Give up the ids of this process everywhere: what it left behind need not wait to expire. Twice is fine."""

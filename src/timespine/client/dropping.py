@@ -24,7 +24,7 @@ from timespine.client.reservations import REMEMBERED_MS, forget_given_up, give_u
 from timespine.columnar.runs import delete_keys
 from timespine.core.state import State
 from timespine.core.transitions import AdvanceUpper, Command, ReleaseHold
-from timespine.errors import TimespineError, UsageError
+from timespine.errors import CollectionInUse, TimespineError
 from timespine.location.blob import Blob
 from timespine.model.frontier import CLOSED
 
@@ -62,7 +62,7 @@ class Dropping:
             # Somebody else dropped, renamed or replaced it just now: look again.
 
     def check_unheld(self, name: str, id: str, instead: str) -> None:
-        """A UsageError if somebody has a critical hold on a collection; it names them, and what to do instead.
+        """CollectionInUse if there are critical holds on a collection; it names them, and what to do instead.
 
         One that is taken at this moment is kept all the same: nothing is buried that a hold can reach.
         """
@@ -70,7 +70,7 @@ class Dropping:
         if holds:
             more = f" and {len(holds) - HOLDS_NAMED} more" if len(holds) > HOLDS_NAMED else ""
             listed = f"{', '.join(holds[:HOLDS_NAMED])}{more}"
-            raise UsageError(f"collection {name} is under critical holds ({listed}): release them, or {instead}")
+            raise CollectionInUse(f"collection {name} is under critical holds ({listed}): release them, or {instead}")
 
     def close(self) -> None:
         """Close what was dropped: whoever has a handle still is told so, and is not promised what nobody will keep.

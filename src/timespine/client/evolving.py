@@ -33,12 +33,9 @@ def evolve(
         changed = _evolved(schema, add, drop, rename, widen)
         try:
             (reply,) = access.committer.commit((access.id, AddSchema(id, changed.encode())))
-        except UsageError:
-            newest, _ = access.schema(access.state())
-            if newest == id:
-                raise
+        except SchemaConflict:
             if expected is not None:
-                raise SchemaConflict(expected, newest) from None
+                raise
             continue
         return int(reply)
 

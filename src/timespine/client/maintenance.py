@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from timespine.client.access import Access
-from timespine.client.committer import TURN_S, Committer
+from timespine.client.committer import STORE_CLOSED, TURN_S, Committer
 from timespine.client.due import is_claimed, is_one_run, is_untidy, size_of
 from timespine.client.forgetting import oldest_to_rewrite, worth_forgetting
 from timespine.client.report import NO_SPACE, Report, said
@@ -39,7 +39,7 @@ from timespine.core.protocols import collect, maintain
 from timespine.core.state import State, Status
 from timespine.core.transitions import AdvanceUpper, Command, Finalize, Forget, Retain, RollUpAll
 from timespine.core.upkeep import Collecting, is_forgetting_due, next_collecting, worth_compacting
-from timespine.errors import ClosedError, Fenced, NoSpace, TimespineError, Unavailable, UsageError
+from timespine.errors import ClosedError, CollectionInUse, Fenced, NoSpace, StoreClosed, TimespineError, Unavailable
 from timespine.locks import Flag, Lock
 from timespine.model.frontier import CLOSED, Frontier
 
@@ -294,7 +294,7 @@ class Maintenance:
             if why:
                 raise Unavailable(f"{access.name} could not be made one run: {why}")
             if self._stop.is_set():
-                raise UsageError("this store is closed: open it again")
+                raise StoreClosed(STORE_CLOSED)
             if not did:
                 # Somebody is at work on it, or was and has died: a claim is over soon, one way or the other.
                 self._sleep(CLAIM_POLL_S)
@@ -312,8 +312,8 @@ class Maintenance:
                 closing = [(access.id, each) for each in (*freed, AdvanceUpper(CLOSED), Retain(CLOSED))]
                 access.committer.commit(*idle, *closing)
                 access.committer.commit((access.id, Finalize()))
-            except (UsageError, Fenced):
-                return False, 0  # somebody still reads it, or took a hold over just now
+            except (CollectionInUse, Fenced):
+                return False, 0  # a reader still has a lease, or another process took a hold over just now
             except ClosedError:
                 pass  # somebody else buries it too
         with self._at_work:
@@ -459,8 +459,8 @@ class Maintenance:
             sweep_temporary = getattr(access.shared.blob, "sweep_temporary", None)
             if sweep_temporary is not None:
                 sweep_temporary(SWEEP_S, access.shared.clock())
-            with contextlib.suppress(UsageError):  # a foreign object below the prefix is nobody's to delete
-                # It commits nothing, so nobody has to register for it with every collection that is there.
+            with contextlib.suppress(collect.ForeignBlob):
+                # It commits nothing, so this process need not register for it with every collection that is there.
                 self.report.swept += access.committer.look(lambda session: collect.sweep(session, access.id))
         return did
 

@@ -35,7 +35,7 @@ from timespine.columnar.schema import Schema, define, infer
 from timespine.columnar.types import parse_schema
 from timespine.core.group import Answers, Transaction
 from timespine.core.layers import Merging
-from timespine.errors import Determinate, Indeterminate, TimespineError, UsageError, shown
+from timespine.errors import CollectionExists, Determinate, Indeterminate, TimespineError, UsageError, shown
 
 
 def shape_of(
@@ -140,7 +140,7 @@ class Nursery:
         entry = entry_of(name, made, timeline, retain, self._shared.clock(), forget_within)
         rule = rule_of(merging) or Merging.FUELED
         if name in self._expected:
-            raise UsageError(f"this transaction creates {name} already")
+            raise CollectionExists(name, f"this transaction creates {name} already")
         if replace:
             self._home.check_replaceable(name)
         self._catalog.beside([(name, entry, replace)])  # a name that is taken is refused at once

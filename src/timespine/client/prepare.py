@@ -22,7 +22,7 @@ from timespine.columnar.consolidate import check_weights, consolidate
 from timespine.columnar.intake import to_arrow
 from timespine.columnar.rows import update_table
 from timespine.columnar.schema import DIFF, Schema
-from timespine.errors import UsageError
+from timespine.errors import InvalidRows, LateRows, UsageError
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
@@ -62,7 +62,7 @@ def prepare_rows(access: Access, rows: Any, at: Time | None, *, sort_all: bool =
     id, schema = access.schema(known)
     try:
         table = to_updates(rows, schema, at)
-    except UsageError:
+    except InvalidRows:
         state = access.state()
         if len(state.schemas) == len(known.schemas):
             raise
@@ -132,7 +132,7 @@ def refuse_missing(names: Sequence[str], there: set[str]) -> None:
     """Refuse rows that lack one of the columns that identify them."""
     missing = [name for name in names if name not in there]
     if missing:
-        raise UsageError(f"keys need the columns {', '.join(names)}: {', '.join(missing)} is not there")
+        raise InvalidRows(f"keys need the columns {', '.join(names)}: {', '.join(missing)} is not there")
 
 
 def fill_diffs(rows: Any, schema: Schema) -> Any:
@@ -143,7 +143,7 @@ def fill_diffs(rows: Any, schema: Schema) -> Any:
     for name in there.intersection(schema.time_names):
         lacking = sum(name not in row for row in rows)
         if lacking:
-            raise UsageError(f"{lacking} of {len(rows)} rows have no {name}: give it in all of them, or in none")
+            raise InvalidRows(f"{lacking} of {len(rows)} rows have no {name}: give it in all of them, or in none")
     return [row if DIFF in row else {**row, DIFF: 1} for row in rows] if DIFF in there else rows
 
 
@@ -202,9 +202,9 @@ def check_not_before(expected: Frontier | None, lower: Frontier) -> None:
         raise UsageError(f"rows at {plain(lower)} are before the upper {expected} that this append expects")
 
 
-def late_append_error(access: Access, lower: Frontier, upper: Frontier) -> UsageError:
+def late_append_error(access: Access, lower: Frontier, upper: Frontier) -> LateRows:
     """Make the error for appended rows at times that are complete already."""
-    return UsageError(f"rows at {plain(lower)} come too late: {access.name} is complete up to {upper}")
+    return LateRows(f"rows at {plain(lower)} come too late: {access.name} is complete up to {upper}", lower, upper)
 
 
 def upper_after(time: int) -> Frontier:

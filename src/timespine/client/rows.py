@@ -31,7 +31,7 @@ from timespine.columnar.wanted import Wanted, empty_table
 from timespine.core.hollow import Part, Run
 from timespine.core.plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
-from timespine.errors import CorruptionError, DiffOverflow, LeaseExpired, Reopen, UsageError, shown
+from timespine.errors import CorruptionError, DiffOverflow, HandleExpired, LeaseExpired, UsageError, shown
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
@@ -368,11 +368,11 @@ def repeated(table: pa.Table, diff: str, limit: int | None = None) -> Iterator[p
 
 
 def check_schema(wanted: Wanted, newest: Schema, what: str) -> None:
-    """Reopen if a column that is read is not there any more, or is of another type: rows would not be the same rows."""
+    """HandleExpired if a column that is read was dropped or has another type: rows would not be the same rows."""
     for name in wanted.read:
         field = wanted.schema.field(name)
         if not newest.has_id(field.id) or newest.by_id(field.id).type != field.type:
-            raise Reopen(f"column {name} was dropped or widened, so {what} cannot go on: begin again")
+            raise HandleExpired(f"column {name} was dropped or widened, so {what} cannot go on: begin again")
 
 
 class _missing:

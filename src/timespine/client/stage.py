@@ -18,7 +18,7 @@ from timespine.columnar.runs import count, delete_batch, rows_in, written_by
 from timespine.columnar.schema import Schema
 from timespine.columnar.upload import Target
 from timespine.core.hollow import HollowBatch, Order, Run
-from timespine.errors import AskElsewhere, Determinate, Fenced, SchemaChanged, TimespineError, UsageError
+from timespine.errors import Conflict, Determinate, Fenced, SchemaChanged, TimespineError, UsageError
 from timespine.ids import parse_blob_key
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -75,9 +75,7 @@ def did_not_commit(error: TimespineError) -> bool:
 
     SUBTLE: what may have been committed must not be deleted (test_writing.py).
     """
-    return isinstance(error, UsageError | AskElsewhere | Determinate) or (
-        isinstance(error, Fenced) and not error.in_doubt
-    )
+    return isinstance(error, UsageError | Conflict | Determinate) or (isinstance(error, Fenced) and not error.in_doubt)
 
 
 def delete_unused(access: Access, batch: HollowBatch) -> None:

@@ -26,7 +26,7 @@ from timespine.client.turn import Turn
 from timespine.core import group
 from timespine.core.group import Answers
 from timespine.core.transitions import Command
-from timespine.errors import Fenced, InlineBudgetExceeded, SchemaChanged, TimespineError, UpperMismatch, UsageError
+from timespine.errors import Fenced, InlineBudgetExceeded, LateRows, SchemaChanged, TimespineError, UpperMismatch
 from timespine.model.frontier import Frontier
 
 Reads = Sequence[tuple[Access, Frontier]]
@@ -99,7 +99,7 @@ class StepCommit:
                 # A delta is computed again; all other rows would lose values.
                 if not any(step.depends_on_read and step.access.id == changed.collection for step in self._prepared):
                     raise
-            except UsageError:
+            except LateRows:
                 if not any(step.is_stale for step in self._prepared):
                     raise
             self._count("started again")

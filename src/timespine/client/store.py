@@ -15,15 +15,7 @@ from timespine.client import bulk_load, file_source
 from timespine.client.access import Access, Shared, decoded_schema
 from timespine.client.acquire import WAIT_S
 from timespine.client.alike import check_alike, check_merging, rule_of
-from timespine.client.catalog import (
-    Catalog,
-    Entry,
-    Names,
-    check_name,
-    discarded,
-    retained_by_all,
-    taken_over,
-)
+from timespine.client.catalog import Catalog, Entry, Names, check_name, discarded, retained_by_all, taken_over
 from timespine.client.closing import end_background
 from timespine.client.collection import Collection
 from timespine.client.committer import STORE_CLOSED, Committer
@@ -51,7 +43,7 @@ from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
 from timespine.core.layers import Merging
 from timespine.core.transitions import AdvanceUpper
-from timespine.errors import ClosedError, TimespineError, Unavailable, UsageError, shown
+from timespine.errors import ClosedError, CollectionExists, TimespineError, Unavailable, UsageError, shown
 from timespine.location.blob import Blob
 from timespine.location.consensus import WRITES_MAX, Consensus
 from timespine.locks import Lock
@@ -191,7 +183,7 @@ class Store(OneProcess):
         if replace:
             self._dropping.close()
         if not new and if_exists == "error":
-            raise UsageError(f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
+            raise CollectionExists(name)
         collection = self._collection(name, found)
         if not new:
             state = collection._access.state()
@@ -441,7 +433,7 @@ class Store(OneProcess):
         return Collection(self.handles.open(self._shared, name, entry), self)
 
     def check_replaceable(self, name: str) -> None:
-        """A UsageError if somebody has a critical hold on what has a name: nobody could ever release it."""
+        """CollectionInUse if there is a critical hold on what has a name: no process could release it afterwards."""
         known = self._catalog.read().entries.get(check_name(name))
         if known is not None:
             self._dropping.check_unheld(name, known.id, f"drop it first with store.drop({name!r}, force=True)")

@@ -78,7 +78,7 @@ class Step:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a UsageError follows only from commits since it was prepared: prepared again, it may succeed."""
+        """Whether LateRows follows only from commits since it was prepared: prepared again, it may succeed."""
         return False
 
     def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
@@ -257,7 +257,7 @@ class AppendAtStep(Step):
 def append_at(
     access: Access, runs: Runs, rows: int, lower: Frontier, upper: Frontier, new_upper: Frontier, operation: str
 ) -> CompareAndAppend:
-    """Make the command that appends rows at times not before `lower`; a UsageError if those are complete."""
+    """Make the command that appends rows at times not before `lower`; LateRows if those are complete."""
     if upper.is_closed:
         raise access.closed()
     if not upper <= lower:

@@ -35,7 +35,7 @@ from timespine.columnar.intake import to_arrow
 from timespine.columnar.runs import count
 from timespine.columnar.schema import TIME
 from timespine.core.transitions import Write
-from timespine.errors import UsageError, shown
+from timespine.errors import LateRows, UsageError, shown
 from timespine.model.frontier import Frontier
 
 REFUSE, DROP, MOVE = "refuse", "drop", "move"
@@ -117,11 +117,13 @@ def apply_late_policy(table: pa.Table, name: str, first: int, late: str) -> tupl
     return table.set_column(place, table.schema.field(place), moved), rows
 
 
-def late_rows_error(access: Access, lower: Frontier, upper: Frontier) -> UsageError:
+def late_rows_error(access: Access, lower: Frontier, upper: Frontier) -> LateRows:
     """Make the error for rows at times that are sealed already."""
-    return UsageError(
+    return LateRows(
         f"rows at {plain(lower)} come too late: {access.name} is complete up to {upper}; "
-        "write them with late='move' or late='drop', or at a later time"
+        "write them with late='move' or late='drop', or at a later time",
+        lower,
+        upper,
     )
 
 

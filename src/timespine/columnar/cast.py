@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.columnar.types import holds_floats, is_binary_like, is_list_like, is_nested, is_string_like, type_name
-from timespine.errors import UsageError, shown
+from timespine.errors import InvalidRows, shown
 
 CHUNK_ROWS_MIN = 1024
 """Chunks that are smaller than this on average are put together first: each costs as much as hundreds of rows."""
@@ -66,7 +66,7 @@ def cast_column(name: str, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.C
     if given != wanted:
         reason = mismatch(given, wanted)
         if reason is not None:
-            raise UsageError(f"column {shown(name)} {reason}")
+            raise InvalidRows(f"column {shown(name)} {reason}")
     _check_buffers(name, column)
     column = _coalesced(column)
     # The second comparison also sees the names of list elements, which the first one does not.
@@ -84,9 +84,11 @@ def cast_column(name: str, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.C
             start += len(chunk)
     except _BadRow as bad:
         why = _TOO_MUCH.get(_kind(wanted), "a value inside of it does not fit")
-        raise UsageError(f"column {shown(name)}: row {bad.row} does not fit {type_name(wanted)}: {why}") from None
+        raise InvalidRows(
+            f"column {shown(name)}: row {bad.row} does not fit {type_name(wanted)}: {why}", bad.row
+        ) from None
     except pa.ArrowNotImplementedError:
-        raise UsageError(f"column {shown(name)}: {given} cannot be read as {type_name(wanted)}: cast it") from None
+        raise InvalidRows(f"column {shown(name)}: {given} cannot be read as {type_name(wanted)}: cast it") from None
     return _coalesced(pa.chunked_array(pieces, wanted))
 
 
@@ -182,7 +184,7 @@ def _check_buffers(name: str, column: pa.ChunkedArray) -> None:
             return
         # What Arrow says may repeat a value, so only the kind of trouble is passed on.
         what = "text that is not valid UTF-8" if "UTF8" in str(error) else f"values that no {column.type} can have"
-        raise UsageError(f"column {shown(name)} holds {what}: correct the data before it is written") from None
+        raise InvalidRows(f"column {shown(name)} holds {what}: correct the data before it is written") from None
 
 
 def _is_sound(array: pa.Array) -> bool:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from timespine.columnar.objects import column_of, values_of
 from timespine.columnar.schema import Schema, shown_names
-from timespine.errors import UsageError, shown
+from timespine.errors import InvalidRows, shown
 
 _ROWS = "give an Arrow table, a Polars or pandas frame, a list of dicts or a dict of columns"
 
@@ -52,13 +52,13 @@ def check_names(names: Sequence[str], schema: Schema, system: Sequence[str]) -> 
     """Refuse columns that nobody would find again, and those of which it is not clear which one is meant."""
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise UsageError(f"the rows have two columns named {shown(twice)}: rename or drop one")
+        raise InvalidRows(f"the rows have two columns named {shown(twice)}: rename or drop one")
     for name in names:
         if name in schema.types or name in system:
             continue
         alike = next((each for each in (*schema.names, *system) if each.lower() == name.lower()), None)
         hint = f"did you mean {shown(alike)}?" if alike else f"there are {shown_names((*schema.names, *system))}"
-        raise UsageError(f"the rows have a column {shown(name)} that the collection does not have; {hint}")
+        raise InvalidRows(f"the rows have a column {shown(name)} that the collection does not have; {hint}")
 
 
 def _from_capsule(rows: object) -> pa.Table:
@@ -69,16 +69,16 @@ def _from_capsule(rows: object) -> pa.Table:
         elif hasattr(rows, "__arrow_c_array__"):
             return pa.Table.from_batches([pa.record_batch(rows)])
         else:
-            raise UsageError(f"{type(rows).__name__} cannot be read as rows: {_ROWS}")
+            raise InvalidRows(f"{type(rows).__name__} cannot be read as rows: {_ROWS}")
     except (pa.ArrowInvalid, TypeError):
-        raise UsageError(f"{type(rows).__name__} does not export a table: {_ROWS}") from None
+        raise InvalidRows(f"{type(rows).__name__} does not export a table: {_ROWS}") from None
     return reader.read_all()
 
 
 def _from_dicts(rows: list[Any] | tuple[Any, ...], schema: Schema | None) -> pa.Table:
     for kind in set(map(type, rows)):
         if not issubclass(kind, dict):
-            raise UsageError(f"a row is a {kind.__name__}, not a dict: {_ROWS}")
+            raise InvalidRows(f"a row is a {kind.__name__}, not a dict: {_ROWS}")
     names = list(dict.fromkeys(chain.from_iterable(rows)))
     _check_texts(names, schema)
     columns: dict[str, pa.ChunkedArray] = {}
@@ -96,7 +96,7 @@ def _from_columns(given: Mapping[Any, object], rows: int | None, schema: Schema 
         column = _column(name, values, schema)
         rows = len(column) if rows is None else rows
         if len(column) != rows:
-            raise UsageError(f"column {shown(name)} has {len(column)} values where the others have {rows}")
+            raise InvalidRows(f"column {shown(name)} has {len(column)} values where the others have {rows}")
         columns[name] = column
     return _table(columns, rows or 0)
 
@@ -106,7 +106,7 @@ def _check_texts(names: Sequence[object], schema: Schema | None) -> None:
     texts = [name for name in names if isinstance(name, str)]
     if len(texts) < len(names):
         wrong = next(name for name in names if not isinstance(name, str))
-        raise UsageError(f"{shown(wrong)} is not the name of a column: a text is needed")
+        raise InvalidRows(f"{shown(wrong)} is not the name of a column: a text is needed")
     if schema is not None:
         check_names(texts, schema, schema.system_names)
 
@@ -132,8 +132,8 @@ def _column(name: str, values: object, schema: Schema | None) -> pa.ChunkedArray
         if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
             return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else _chunked(pa.array(values))
     except (pa.ArrowException, TypeError, OverflowError):
-        raise UsageError(f"column {shown(name)}: {type(values).__name__} cannot be read as a column") from None
-    raise UsageError(f"column {shown(name)} is a {type(values).__name__}, not many values: a single row is [row]")
+        raise InvalidRows(f"column {shown(name)}: {type(values).__name__} cannot be read as a column") from None
+    raise InvalidRows(f"column {shown(name)} is a {type(values).__name__}, not many values: a single row is [row]")
 
 
 def _from_polars(name: str, values: pl.Series, wanted: pa.DataType | None) -> pa.ChunkedArray:
@@ -142,7 +142,7 @@ def _from_polars(name: str, values: pl.Series, wanted: pa.DataType | None) -> pa
     try:
         return _chunked(values.to_arrow(compat_level=pl.CompatLevel.oldest()))
     except pa.ArrowException:
-        raise UsageError(f"column {shown(name)}: {values.dtype} has no Arrow type: cast it first") from None
+        raise InvalidRows(f"column {shown(name)}: {values.dtype} has no Arrow type: cast it first") from None
 
 
 def _from_pandas(frame: Any, schema: Schema | None) -> pa.Table:
@@ -153,7 +153,7 @@ def _from_pandas(frame: Any, schema: Schema | None) -> pa.Table:
     names = list(frame.columns)
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise UsageError(f"the rows have two columns named {shown(twice)}: rename or drop one")
+        raise InvalidRows(f"the rows have two columns named {shown(twice)}: rename or drop one")
     return _from_columns(dict(frame.items()), len(frame), schema)
 
 

@@ -17,7 +17,7 @@ from timespine.columnar.cast import cast_column
 from timespine.columnar.intake import check_names, to_arrow
 from timespine.columnar.schema import DIFF, Field, Schema, shown_names
 from timespine.columnar.types import can_widen
-from timespine.errors import UsageError, shown
+from timespine.errors import InvalidRows, UsageError, shown
 from timespine.model.time import INT64_MAX, INT64_MIN, check_time
 
 DEFAULT_BLOCK_BYTES = 1 << 20
@@ -29,7 +29,7 @@ __all__ = ["conform", "project", "sources", "to_arrow", "update_table", "updates
 def conform(table: pa.Table, schema: Schema) -> pa.Table:
     """The user's columns as the schema has them: cast exactly, missing ones filled, unknown ones refused."""
     if not isinstance(table, pa.Table):
-        raise UsageError(f"{type(table).__name__} is not an Arrow table: use `to_arrow` first")
+        raise InvalidRows(f"{type(table).__name__} is not an Arrow table: use `to_arrow` first")
     check_names(table.column_names, schema, ())
     return pa.Table.from_arrays(_user_columns(table, schema), schema=schema.arrow)
 
@@ -111,27 +111,27 @@ def _times(table: pa.Table, schema: Schema, at: tuple[int, ...] | None) -> list[
     if not there and at is not None:
         return [_repeated(coordinate, table.num_rows) for coordinate in at]
     if at is not None:
-        raise UsageError(f"the rows have times of their own in {shown_names(there)}: leave out `at`, or drop them")
+        raise InvalidRows(f"the rows have times of their own in {shown_names(there)}: leave out `at`, or drop them")
     if len(there) < len(names):
         missing = [name for name in names if name not in there]
         hint = "" if there else "`at` or "
-        raise UsageError(f"the rows do not say at which times they are: give {hint}the columns {shown_names(missing)}")
+        raise InvalidRows(f"the rows do not say at which times they are: give {hint}the columns {shown_names(missing)}")
     columns = [_integers(table, name) for name in names]
     for name, column in zip(names, columns, strict=True):
         lowest = pc.min(column).as_py()
         if lowest is not None and lowest < 0:
-            raise UsageError(f"column {shown(name)} has times below zero: times begin at 0")
+            raise InvalidRows(f"column {shown(name)} has times below zero: times begin at 0")
     return columns
 
 
 def _diffs(table: pa.Table, diff: int | None) -> pa.ChunkedArray:
     if DIFF in table.column_names:
         if diff not in (None, 1):
-            raise UsageError(f"the rows have diffs of their own in {shown(DIFF)}: leave out `diff`, or drop them")
+            raise InvalidRows(f"the rows have diffs of their own in {shown(DIFF)}: leave out `diff`, or drop them")
         return _integers(table, DIFF)
     if type(diff) is not int or not INT64_MIN <= diff <= INT64_MAX:
         what = "the rows have no diffs" if diff is None else f"{shown(diff)} is not a diff"
-        raise UsageError(f"{what}: give an integer that fits 64 bits, or the column {shown(DIFF)}")
+        raise InvalidRows(f"{what}: give an integer that fits 64 bits, or the column {shown(DIFF)}")
     return _repeated(diff, table.num_rows)
 
 
@@ -139,9 +139,9 @@ def _integers(table: pa.Table, name: str) -> pa.ChunkedArray:
     """A column of times or diffs that the rows brought along."""
     column = table.column(name)
     if not pa.types.is_integer(column.type) and not pa.types.is_null(column.type):
-        raise UsageError(f"column {shown(name)} holds {shown(str(column.type))} where integers are needed")
+        raise InvalidRows(f"column {shown(name)} holds {shown(str(column.type))} where integers are needed")
     if column.null_count:
-        raise UsageError(f"column {shown(name)} has {column.null_count} nulls: every update needs a value there")
+        raise InvalidRows(f"column {shown(name)} has {column.null_count} nulls: every update needs a value there")
     return cast_column(name, column, pa.int64())
 
 

@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 
 from timespine.core.state import UNBORN, Commit, State
-from timespine.core.transitions import AlreadyCommitted, Command, SchemaMismatch, TurnTaken, apply
+from timespine.core.transitions import AlreadyCommitted, Command, TurnTaken, apply
 from timespine.core.transitions.turns import RESPECTS_TURNS, waits_for
 from timespine.core.transitions.writers import extend
 from timespine.errors import Fenced, TimespineError, UpperMismatch, UsageError, shown
 from timespine.model.frontier import Frontier
 
-Refusal = TimespineError | AlreadyCommitted | SchemaMismatch | TurnTaken
+Refusal = TimespineError | AlreadyCommitted | TurnTaken
 """A reply that takes back the whole transaction."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from timespine.errors import CorruptionError, UsageError
+from timespine.errors import CorruptionError, StoreClosed, UsageError
 from timespine.ids import BlobKey, check_segment, parse_blob_key
 from timespine.location.blob import BLOB_BYTES_MAX
 from timespine.location.consensus import ENTRY_BYTES_MAX, WRITES_MAX, Write
@@ -44,7 +44,7 @@ def check_text(text: str, what: str) -> str:
 def check_open(closed: bool, port: str) -> None:
     """An adapter that was closed stays closed."""
     if closed:
-        raise UsageError(f"this {port} adapter is closed: open it, or the store that it belongs to, again")
+        raise StoreClosed(f"this {port} adapter is closed: open it, or the store that it belongs to, again")
 
 
 # Blobs.

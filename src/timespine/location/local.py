@@ -33,8 +33,8 @@ import secrets
 import stat
 from collections.abc import Iterator
 
-from timespine.errors import CorruptionError, Determinate, Indeterminate, Unavailable, UsageError
-from timespine.ids import BlobKey, check_segment, parse_blob_key, parse_blob_prefix
+from timespine.errors import CorruptionError, Determinate, Indeterminate, ReadOnlyStore, Unavailable, UsageError
+from timespine.ids import BlobKey, is_segment, parse_blob_key, parse_blob_prefix
 from timespine.location.arguments import (
     check_get,
     check_get_range,
@@ -194,7 +194,7 @@ class LocalBlob:
 
     def _check_writable(self) -> None:
         if self._read_only:
-            raise UsageError(f"{self._root} is open for reading only")
+            raise ReadOnlyStore(f"{self._root} is open for reading only")
 
     def _put_once(self, root: int, key: BlobKey, value: bytes) -> None:
         with contextlib.ExitStack() as stack:
@@ -397,9 +397,5 @@ def _ours(folder: int) -> Iterator[os.DirEntry[str]]:
     """Entries with names of our grammar, but for links; anything else is not ours and is passed over."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            try:
-                check_segment(entry.name, "entry")
-            except UsageError:
-                continue
-            if not entry.is_symlink():
+            if is_segment(entry.name) and not entry.is_symlink():
                 yield entry

@@ -14,7 +14,7 @@ from timespine.client.changes import CHANGE_TYPE
 from timespine.client.collection import Collection
 from timespine.client.results import Committed, Written
 from timespine.columnar.schema import Schema
-from timespine.errors import AlreadyIn, UsageError, shown
+from timespine.errors import BatchAlreadyCommitted, UsageError, shown
 from timespine.spark import changing, writing
 from timespine.spark.ahead import ahead, write_frame
 from timespine.spark.applying import apply
@@ -98,7 +98,7 @@ class EachBatch:
                 committed = self._written(frame, (known.commit(batch),))
                 if committed is None:
                     known.begin(access, batch)
-        except AlreadyIn:
+        except BatchAlreadyCommitted:
             pass
         _written_last[self.collection.id, known.record] = (batch, run)
         if self.done is not None:

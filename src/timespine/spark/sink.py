@@ -30,7 +30,7 @@ from timespine.client.step_commit import commit_steps
 from timespine.client.transaction_steps import CommandStep, DeltaStep
 from timespine.client.unsealed_write import REFUSE
 from timespine.columnar.schema import Schema
-from timespine.errors import AlreadyIn, UsageError
+from timespine.errors import BatchAlreadyCommitted, UsageError
 from timespine.spark.ahead import ahead, check_times, commit_parts, parts_of, write_few
 from timespine.spark.applying import apply
 from timespine.spark.building import Ahead, Building, Taken, append_rows, refuse_null_keys, sent, write_rows
@@ -177,7 +177,7 @@ class StreamSink(_Writing, DataSourceStreamArrowWriter):
                 if self._commit(given, (sink.commit(batchId),)) is None:
                     sink.begin(access, batchId)
                 return
-        except AlreadyIn:
+        except BatchAlreadyCommitted:
             pass
         delete_sent(access, [message.sent for message in given])
 

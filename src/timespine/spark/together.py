@@ -26,7 +26,7 @@ from timespine.client.store import Store
 from timespine.client.transaction import Transaction
 from timespine.client.transaction_steps import CommandStep, DeltaStep, UnsealedWriteStep
 from timespine.columnar.schema import TIME, Schema
-from timespine.errors import AlreadyIn, UsageError, shown
+from timespine.errors import BatchAlreadyCommitted, UsageError, shown
 from timespine.spark import writing
 from timespine.spark.ahead import WriteByTasksStep, ahead, check_times, timed
 from timespine.spark.applying import applying
@@ -117,7 +117,7 @@ class EachBatchTogether:
                     piece.add(tx, jobs)
                 for collection in noted:
                     tx.also(collection, sink.commit(batch))
-        except AlreadyIn:
+        except BatchAlreadyCommitted:
             return None
         return {name: tx.replies[place] for name, place in places.items()}
 

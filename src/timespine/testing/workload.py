@@ -36,12 +36,11 @@ from timespine.core.transitions import (
     Refresh,
     Retain,
     RollUpAll,
-    SchemaMismatch,
     Seal,
     Trim,
     Write,
 )
-from timespine.errors import Fenced, InlineBudgetExceeded, LeaseExpired, UpperMismatch, UsageError
+from timespine.errors import Fenced, InlineBudgetExceeded, LeaseExpired, SchemaConflict, UpperMismatch, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import Row, Update
@@ -156,7 +155,7 @@ class Workload(Answers):
         schema = self.format.first_schema(arity)
         if schema is not None and not session.state(name).schemas:
             reply = yield from commit(session, name, AddSchema(None, schema))
-            if isinstance(reply, Refused) and not isinstance(reply.reason, SchemaMismatch):
+            if isinstance(reply, Refused) and not isinstance(reply.reason, SchemaConflict):
                 raise_refusal(reply)
 
     def _reopen(self, process: Process) -> None:

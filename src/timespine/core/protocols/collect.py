@@ -26,10 +26,15 @@ from timespine.core.protocols.fetch import Entries, diffs_of, refresh
 from timespine.core.protocols.session import Session, retried
 from timespine.core.state import State
 from timespine.core.transitions import RemoveRollups
-from timespine.ids import parse_blob_key
+from timespine.errors import UsageError, shown
+from timespine.ids import is_blob_key, parse_blob_key
 
 References = dict[str, bool]
 """Blob keys, and whether each is a hollow run."""
+
+
+class ForeignBlob(UsageError):
+    """An object below the prefix of a collection has a name that no writer gives. Nothing was deleted."""
 
 
 def collect_garbage(session: Session, collection: str) -> Protocol[int]:
@@ -90,6 +95,9 @@ def find_orphans(session: Session, collection: str) -> Protocol[list[str]]:
         # one that was committed after this state was read (test_sweep_that_finds_a_live_run_gone_deletes_nothing).
         return []
     live.update(inside)
+    foreign = next((key for key in listed if not is_blob_key(key)), None)
+    if foreign is not None:
+        raise ForeignBlob(f"blob key {shown(foreign)} is not of the form collection/writer/name: it is not ours")
     return [key for key in listed if key not in live and parse_blob_key(key).writer not in state.writers]
 
 

@@ -33,7 +33,15 @@ from timespine.core.transitions import (
     TurnTaken,
     apply,
 )
-from timespine.errors import AlreadyIn, Determinate, Fenced, Indeterminate, TimespineError, Unavailable, UsageError
+from timespine.errors import (
+    BatchAlreadyCommitted,
+    Determinate,
+    Fenced,
+    Indeterminate,
+    TimespineError,
+    Unavailable,
+    UsageError,
+)
 
 Replies = tuple[Answers | Refused, ...]
 
@@ -65,7 +73,9 @@ def raise_refusal(refused: Refused) -> NoReturn:
     """Raise what a caller that cannot go on was refused for."""
     if isinstance(refused.reason, AlreadyCommitted):
         last = refused.reason.last
-        error: TimespineError = AlreadyIn(f"this batch was committed before: the last one that was has number {last}")
+        error: TimespineError = BatchAlreadyCommitted(
+            f"this batch was committed before: the last one that was has number {last}"
+        )
     elif isinstance(refused.reason, TurnTaken):
         error = Determinate("nothing was committed: a change of another process has its turn; try again")
     else:

@@ -17,11 +17,11 @@ from timespine.core.transitions.push import drained_runs, pushed, remember, rewr
 from timespine.core.transitions.writers import refuse_stale_schemas, refuse_unknown_schemas, refuse_unregistered
 from timespine.errors import (
     ClosedError,
+    ConcurrentWrite,
     InlineBudgetExceeded,
     TimespineError,
     UpperMismatch,
     UsageError,
-    WrittenMeanwhile,
 )
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier, check_arity_of
@@ -197,7 +197,7 @@ def _refuse(state: State, command: CompareAndAppend) -> TimespineError | None:
             return UsageError(f"updates need some time to be in: [{expected}, {new_upper}) is empty")
         return ClosedError(f"collection {state.collection} is closed") if expected.is_closed else None
     if command.written is not None and _is_written_since(state, command.written, new_upper):
-        return WrittenMeanwhile(expected, state.upper)
+        return ConcurrentWrite(expected, state.upper)
     rewritten = any(part.rewrite is not None for batch in command.batches for part in batch.parts)
     for batch in command.batches:
         wrong = _refuse_batch(state, batch, expected, new_upper)

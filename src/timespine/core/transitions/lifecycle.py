@@ -11,7 +11,7 @@ from timespine.core.layers import Layer, SpineBatch
 from timespine.core.spine import Spine
 from timespine.core.state import Commit, Forgetting, NoOp, Rollup, State, Status
 from timespine.core.transitions.writers import refuse_unregistered
-from timespine.errors import TimespineError, UsageError
+from timespine.errors import CollectionInUse, SchemaConflict, TimespineError, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import CLOSED, Frontier
 
@@ -50,12 +50,6 @@ class AddSchema(msgspec.Struct, frozen=True, array_like=True):
 
 class Finalize(msgspec.Struct, frozen=True, array_like=True):
     """Turn a closed and released collection into a tombstone."""
-
-
-class SchemaMismatch(msgspec.Struct, frozen=True):
-    """Somebody else was first: the newest schema is another one."""
-
-    actual: int | None
 
 
 def add_rollup(state: State, command: AddRollup, now_ms: int) -> Commit[bool] | NoOp[bool | TimespineError]:
@@ -106,20 +100,20 @@ def _forgotten(known: Forgetting | None, seqno: int, base: Rollup | None) -> For
     return msgspec.structs.replace(known, clean=seqno) if known.clean is None else known
 
 
-def add_schema(state: State, command: AddSchema, now_ms: int) -> Commit[int] | NoOp[int | SchemaMismatch | UsageError]:
+def add_schema(state: State, command: AddSchema, now_ms: int) -> Commit[int] | NoOp[int | SchemaConflict | UsageError]:
     """Add a schema; its id. The newest one again is fine."""
     newest = len(state.schemas) - 1 if state.schemas else None
     if newest is not None and state.schemas[newest] == command.schema:
         return NoOp(newest)
     if command.expected != newest:
-        return NoOp(SchemaMismatch(newest))
+        return NoOp(SchemaConflict(command.expected, newest))
     if len(state.schemas) >= SCHEMAS_MAX or len(command.schema) > SCHEMA_BYTES_MAX:
         return NoOp(UsageError(f"at most {SCHEMAS_MAX} schemas of at most {SCHEMA_BYTES_MAX} bytes each"))
     added = msgspec.structs.replace(state, schemas=(*state.schemas, command.schema))
     return Commit(added, len(state.schemas))
 
 
-def finalize(state: State, command: Finalize, now_ms: int) -> Commit[None] | NoOp[UsageError | None]:
+def finalize(state: State, command: Finalize, now_ms: int) -> Commit[None] | NoOp[CollectionInUse | None]:
     """Empty a collection that is closed for writers and readers.
 
     What remains is small: the id, how far it got, and who committed last. Blobs
@@ -129,7 +123,7 @@ def finalize(state: State, command: Finalize, now_ms: int) -> Commit[None] | NoO
         return NoOp(None)
     if not state.upper.is_closed or not state.since.is_closed:
         return NoOp(
-            UsageError(
+            CollectionInUse(
                 f"collection {state.collection} can be finalized when upper and since are both closed; "
                 f"they are {state.upper} and {state.since}"
             )

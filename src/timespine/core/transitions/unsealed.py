@@ -28,7 +28,7 @@ from timespine.core.shape import check_parts
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
 from timespine.core.transitions.push import drained_runs, pushed, remember, truncated
 from timespine.core.transitions.writers import refuse_stale_schemas, refuse_unknown_schemas, refuse_unregistered
-from timespine.errors import ClosedError, InlineBudgetExceeded, TimespineError, UsageError
+from timespine.errors import ClosedError, InlineBudgetExceeded, LateRows, TimespineError, UsageError
 from timespine.model import time as times
 from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import Time, check_time
@@ -93,7 +93,8 @@ def write(state: State, command: Write, now_ms: int) -> Commit[int] | NoOp[int |
     if command.lower.is_closed or not all(times.less_equal(least, command.max) for least in command.lower):
         return NoOp(UsageError(f"updates from {command.lower} on cannot all be at or before {command.max}"))
     if not state.upper <= command.lower:
-        return NoOp(UsageError(f"updates at {command.lower} are below the upper {state.upper}: it is sealed already"))
+        text = f"updates at {command.lower} are below the upper {state.upper}: it is sealed already"
+        return NoOp(LateRows(text, command.lower, state.upper))
     stale = refuse_stale_schemas(state, (command.schema,), command.judged_by)
     if stale is not None:
         return NoOp(stale)

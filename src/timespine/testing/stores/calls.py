@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from timespine.errors import AskElsewhere, Determinate, Fenced, TimespineError, UsageError
+from timespine.errors import Conflict, Determinate, Fenced, TimespineError, UsageError
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Call:
     def is_refused(self) -> bool:
         """Whether its caller was told that it did not happen and never will."""
         error = self.error
-        return isinstance(error, UsageError | AskElsewhere | Determinate) or (
+        return isinstance(error, UsageError | Conflict | Determinate) or (
             isinstance(error, Fenced) and not error.in_doubt
         )
 

@@ -9,7 +9,7 @@ from timespine.client.change_feed import ChangeFeed
 from timespine.client.commit_stream import CommitEvent as Heard
 from timespine.client.commit_stream import CommitStream
 from timespine.columnar.schema import DIFF, TIME, Schema
-from timespine.errors import NotSealed, Reopen, SinceError, UsageError
+from timespine.errors import HandleExpired, NotSealed, SinceError, UsageError
 from timespine.testing.stores.answers import counted, last_of, written_of
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.users import KEYS, TIMELINES, Caller, Kinds
@@ -200,9 +200,9 @@ class Reading(Caller):
             event = next(feed.feed, None)
             return [event] if event is not None else []
 
-        call = self.call("poll a feed", work, Reopen)
+        call = self.call("poll a feed", work, HandleExpired)
         if call.error is not None:
-            if isinstance(call.error, Reopen):
+            if isinstance(call.error, HandleExpired):
                 self.feed = None
             return
         for event in call.result:
@@ -254,9 +254,9 @@ class Reading(Caller):
                 self.history.go_away(0.2)
             return hearing.listener.poll(limit)
 
-        call = self.call("poll a listener", work, Reopen)
+        call = self.call("poll a listener", work, HandleExpired)
         if call.error is not None:
-            if isinstance(call.error, Reopen):
+            if isinstance(call.error, HandleExpired):
                 self.listener = None
             return
         for event in call.result:
@@ -317,7 +317,7 @@ class Reading(Caller):
 
     def _check_callback(self, call: Call, hearing: Hearing) -> None:
         error = hearing.listener.error
-        if error is not None and not isinstance(error, Reopen) and not self.history.is_failing:
+        if error is not None and not isinstance(error, HandleExpired) and not self.history.is_failing:
             self.violate(call, f"was ended by {error!r}")
 
     def _close_listener(self, hearing: Hearing) -> None:

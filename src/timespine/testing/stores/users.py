@@ -13,10 +13,11 @@ from timespine.errors import (
     ClosedError,
     CorruptionError,
     Fenced,
+    HandleExpired,
     LeaseExpired,
     NotSealed,
-    Reopen,
     SinceError,
+    StoreClosed,
     TimespineError,
     Unavailable,
     UnknownCollection,
@@ -156,11 +157,11 @@ class Caller:
             return self._was_missing(call, error.name)
         if isinstance(error, ClosedError):
             return self._was_dropped()
+        if isinstance(error, StoreClosed):
+            return self.process.is_closing
         if isinstance(error, UsageError):
-            if "is closed: open it" in str(error):
-                return self.process.is_closing
             return "there is no collection with the id" in str(error) and self._was_dropped()
-        if isinstance(error, Reopen):
+        if isinstance(error, HandleExpired):
             return "column" in str(error) and history.is_evolving
         return isinstance(error, NotSealed) and self._was_dropped()
 

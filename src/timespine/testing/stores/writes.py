@@ -11,11 +11,14 @@ import pyarrow as pa
 from timespine.client.collection import Collection
 from timespine.client.transaction import Transaction
 from timespine.columnar.schema import DIFF, TIME
-from timespine.errors import Fenced, UpperMismatch, UsageError
+from timespine.errors import CollectionExists, Fenced, LateRows, NameBlocked, SchemaChanged, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
 from timespine.testing.stores.answers import Pair, pair_of
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.users import EXTRAS, KEYS, SHAPE, TIMELINES, Caller, Kinds, uppers_of
+
+REFUSED = (CollectionExists, NameBlocked, LateRows, SchemaChanged)
+"""What a transaction may be refused for because of what others committed."""
 
 
 class Writing(Caller):
@@ -300,7 +303,8 @@ class Writing(Caller):
 
     def _check_too_late(self, call: Call) -> None:
         """What is refused because of its time really was too late; or the store is closed, or the collection gone."""
-        if "too late" not in str(call.error) and "sealed" not in str(call.error) and not self._has_reason(call):
+        is_late = isinstance(call.error, LateRows) or "sealed" in str(call.error)
+        if not is_late and not self._has_reason(call):
             self.violate(call, f"raised {call.error!r}")
 
     # Together.
@@ -326,10 +330,8 @@ class Writing(Caller):
         if call.is_done:
             for collection, place in changed:
                 self._check_upserted(call, collection, SimpleNamespace(time=call.result[place].time))
-        elif isinstance(call.error, UsageError) and not self._has_reason(call):
-            text = str(call.error)
-            if not any(each in text for each in ("exists", "dropped", "too late", "sealed", "blocked")):
-                self.violate(call, f"raised {call.error!r}")
+        elif isinstance(call.error, UsageError) and not isinstance(call.error, REFUSED) and not self._has_reason(call):
+            self.violate(call, f"raised {call.error!r}")
 
     def _add_to(self, call: Call, tx: Transaction, orders: Collection, changed: list[tuple[str, int]]) -> None:
         choice = self.chance.random()
