@@ -1,7 +1,7 @@
 """How histories of the core append: the data first, then what points at it.
 
 The smallest client that drives `core.protocols.commit`. What users append with is
-`timespine.client.writing`, which histories of stores drive.
+`timespine.client.step_commit`, which histories of stores drive.
 """
 
 from __future__ import annotations
