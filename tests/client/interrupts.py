@@ -14,7 +14,8 @@ LOCKS = str(ROOT / "locks.py")
 def files_of(*names):
     """The files of some modules and packages of the library, by their paths."""
     found = [ROOT / name for name in names]
-    return frozenset(str(file) for each in found for file in ([each] if each.is_file() else each.glob("*.py")))
+    assert all(each.exists() for each in found), "a module was moved"
+    return frozenset(str(file) for each in found for file in ([each] if each.is_file() else each.rglob("*.py")))
 
 
 class Place(NamedTuple):

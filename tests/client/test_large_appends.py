@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import QUICK, Place, Script, counted
 
-from timespine.client import storing, writing
+from timespine.client import prepare, stage
 from timespine.columnar import run_writer, upload
 from timespine.columnar.checks import is_ascending
 from timespine.config import Config
@@ -119,7 +119,7 @@ def test_rows_that_cancel_or_repeat_in_other_parts_count_as_they_should(given_ro
 def test_no_more_than_a_part_is_sorted_at_once(place, monkeypatch):
     whole, pieces = [], []
     real = upload.consolidate
-    monkeypatch.setattr(writing, "consolidate", lambda table, order: (whole.append(table), real(table, order))[1])
+    monkeypatch.setattr(prepare, "consolidate", lambda table, order: (whole.append(table), real(table, order))[1])
     monkeypatch.setattr(
         upload, "consolidate", lambda table, order: (pieces.append(table.nbytes), real(table, order))[1]
     )
@@ -132,10 +132,10 @@ def test_no_more_than_a_part_is_sorted_at_once(place, monkeypatch):
 
 def test_a_small_append_is_sorted_once_and_needs_no_writer(place, monkeypatch):
     sorts = []
-    real = writing.consolidate
-    monkeypatch.setattr(writing, "consolidate", lambda table, order: (sorts.append(table), real(table, order))[1])
-    monkeypatch.setattr(storing, "RunWriter", None)
-    monkeypatch.setattr(storing, "Target", None)
+    real = prepare.consolidate
+    monkeypatch.setattr(prepare, "consolidate", lambda table, order: (sorts.append(table), real(table, order))[1])
+    monkeypatch.setattr(stage, "RunWriter", None)
+    monkeypatch.setattr(stage, "Target", None)
     orders = create(place.open(config=QUICK))
     orders.append(ROWS[:50])
     assert len(sorts) == 1

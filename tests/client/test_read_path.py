@@ -8,7 +8,7 @@ import random
 from collections import Counter
 
 import pytest
-from interrupts import Interrupt
+from interrupts import Bytecodes
 from places import Script
 
 from timespine.client import acquire, change_feed, commit_stream, follow, leases, reads, rows
@@ -200,13 +200,14 @@ INTERRUPTED = {
 @pytest.mark.parametrize("name", INTERRUPTED)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_at_any_bytecode_leaves_no_lease_for_ever(filled, name):
-    modules = [acquire, change_feed, commit_stream, follow, leases, reads, rows]
+    modules = (acquire, change_feed, commit_stream, follow, leases, reads, rows)
+    files = frozenset(module.__file__ for module in modules)
     store = filled.open()
     orders = store["orders"]
-    with Interrupt(modules, event="opcode") as counted:
+    with Bytecodes(files) as counted:
         INTERRUPTED[name](orders)
     for moment in random.Random(3).sample(range(1, counted.seen + 1), min(60, counted.seen)):
-        with Interrupt(modules, moment, event="opcode"), contextlib.suppress(KeyboardInterrupt, Unavailable):
+        with Bytecodes(files, moment), contextlib.suppress(KeyboardInterrupt, Unavailable):
             INTERRUPTED[name](orders)
         gc.collect()
         assert not any(lease.users for lease in store._leases._leases.get(orders.id, ())), moment

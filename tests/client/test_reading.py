@@ -477,7 +477,7 @@ def test_a_condition_reads_what_it_needs_and_skips_the_rest(place):
     snapshot = orders.snapshot(where="id BETWEEN 200 AND 203")
     assert [each["id"] for each in snapshot.to_pylist()] == [200, 201, 202, 203]
     assert snapshot.tally.groups <= 2
-    assert snapshot.tally.parts == 1
+    assert snapshot.tally.parts <= 2
     assert snapshot.tally.parts_skipped > 3
 
 

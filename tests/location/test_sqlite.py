@@ -159,7 +159,7 @@ class TestSqliteUnderFaults(ConsensusUnderFaults):
             try:
                 yield lambda: clock.now - 1000.0
             finally:
-                line.leave()
+                line.close()
                 line.close()
 
     def break_next(self, adapter: Consensus, kind: str) -> bool:

@@ -143,7 +143,9 @@ class Access:
         return parts
 
     def closed(self) -> ClosedError:
-        """What to raise when nothing more can be written."""
+        """Make the error for a collection that takes no more rows."""
+        if self.known().status is Status.FINALIZED:
+            return ClosedError(f"collection {self.name} was dropped")
         return ClosedError(f"collection {self.name} is closed: it was dropped, or closed for good")
 
     def time_of(self, given: Moment) -> Time:

@@ -256,7 +256,8 @@ class StepCommit:
                     upper = uppers[id]
                     if upper.is_closed:
                         raise step.access.closed()
-                    times[line] = max(times[line], upper.time)
+                    # Collections whose times have several coordinates are refused when the step is prepared.
+                    times[line] = max(times[line], upper.elements[0][0])
                 uppers[id] = step.next_upper(uppers[id], times[line] if step.is_free else None)
             if times == before:
                 break
