@@ -61,7 +61,7 @@ unit: $(VENV)/.dev            ## unit and property tests; core and model must be
 	$(RUN) -m timespine.testing.datadriven tests/scripts/*.txt
 
 unit-O: $(VENV)/.dev            ## tests that reach everywhere, without assertions in our code
-	PYTHONOPTIMIZE=1 $(RUN) $(PYTEST) tests/core tests/model tests/client/test_machine.py tests/columnar/test_engine.py tests/columnar/test_scan.py
+	PYTHONOPTIMIZE=1 $(RUN) $(PYTEST) tests/core tests/model tests/client/test_machine.py tests/columnar/test_merge_engine.py tests/columnar/scan/test_scan.py
 
 spark: $(VENV)/.dev            ## reads, writes, streams and merges on Spark, and executors that are killed
 	$(RUN) $(PYTEST) --dist loadfile tests/spark
@@ -93,7 +93,7 @@ replay: $(VENV)/.dev            ## one history, step by step: make replay SEED=4
 	$(RUN) -m timespine.testing.simulate --histories 1 --flavour $(FLAVOUR) --seed $(SEED) --trace
 
 soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and the search for every planted bug
-	$(RUN) -m pytest tests/client/test_interrupts.py -m slow
+	$(RUN) -m pytest tests/client/commit/test_interrupts.py -m slow
 	$(RUN) -m timespine.testing.simulate --histories 100000 --ops 60 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour streams --histories 100000 --ops 60 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour stores --histories 30000 --ops 40 --seed 1000000 --jobs $(JOBS)

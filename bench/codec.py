@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from timespine.core.codec import PLAIN, StateImage
-from timespine.core.diff import SpineDiff, StateDiff, diff
-from timespine.core.flat import FlatSpine, Id, ThinBatch, ThinMerge, flatten
-from timespine.core.hollow import HollowBatch, Part, Run
+from timespine.core.batch import HollowBatch, Part, Run
+from timespine.core.encoding.codec import PLAIN, StateImage
+from timespine.core.encoding.flat_spine import FlatSpine, Id, ThinBatch, ThinMerge, flatten
+from timespine.core.encoding.state_diff import SpineDiff, StateDiff, diff
 from timespine.core.state import Claim, State, new_state
 from timespine.core.transitions import CompareAndAppend, RegisterCommitter, RegisterWriter, apply
 from timespine.model import Description, Frontier

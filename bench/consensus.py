@@ -22,10 +22,10 @@ import time
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-from timespine.location import sqlite_file, turns
+from timespine.location import fair_lock, sqlite_file
 from timespine.location.consensus import Write
+from timespine.location.fair_lock import WriteLine
 from timespine.location.sqlite import SqliteConsensus
-from timespine.location.turns import WriteLine
 
 ENTRY = bytes(range(200))
 CASES = [(1, "turns"), (1, "busy"), (4, "turns"), (4, "lock"), (4, "busy")]
@@ -35,7 +35,7 @@ class OneLock(WriteLine):
     """Whoever finds the turn free takes it."""
 
     def enter(self, deadline: float) -> bool:
-        return turns.poll(self.turn, deadline, turns.BEHIND_S, turns.BEHIND_S)
+        return fair_lock.poll(self.turn, deadline, fair_lock.BEHIND_S, fair_lock.BEHIND_S)
 
 
 class NoLine(WriteLine):

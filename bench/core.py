@@ -13,16 +13,16 @@ import statistics
 import time
 from typing import Any
 
-from timespine.core.codec import decode_diff, decode_state, encode_diff, encode_state
-from timespine.core.diff import apply_diff, diff
+from timespine.core.batch import HollowBatch, Part, Run
+from timespine.core.encoding.codec import decode_diff, decode_state, encode_diff, encode_state
+from timespine.core.encoding.state_diff import apply_diff, diff
 from timespine.core.group import Group, Judged, Transaction, judge
-from timespine.core.hollow import HollowBatch, Part, Run
-from timespine.core.spine import empty_spine
+from timespine.core.spine.spine import empty_spine
 from timespine.core.state import State, new_state
 from timespine.core.transitions import CompareAndAppend, RegisterCommitter, RegisterWriter
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
-from timespine.testing.checker import run_history
+from timespine.testing.simulator.checker import run_history
 
 NAME = "c1"
 LAST = 1000

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench.core import table as print_table
-from timespine.columnar.consolidate import consolidate
-from timespine.columnar.merge import merge
+from timespine.columnar.kernels.consolidate import consolidate
+from timespine.columnar.kernels.kway_merge import merge
 
 SEED = 11
 RUNS = 16

@@ -92,7 +92,7 @@ class Ours(System):
 
     def consolidate(self, updates: pa.Table) -> pa.Table:
         """The kernel that every append and merge goes through; not a name that users see."""
-        from timespine.columnar.consolidate import consolidate
+        from timespine.columnar.kernels.consolidate import consolidate
 
         return consolidate(updates, [*COLUMNS, "_time"])
 

@@ -383,7 +383,7 @@ def idle(bench: Bench) -> None:
 
 
 def _imported(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    importlib.import_module("timespine.spark.merging")
+    importlib.import_module("timespine.spark.merge_job")
     yield from batches
 
 
@@ -445,7 +445,7 @@ def main(arguments: list[str] | None = None) -> None:
     unknown = [each for each in options.works if each not in WORKS]
     if unknown:
         parser.error(f"no such work: {unknown[0]}")
-    spark = timespine.spark.session("bench", conf={"spark.driver.memory": "4g"})
+    spark = timespine.spark.setup.session("bench", conf={"spark.driver.memory": "4g"})
     with tempfile.TemporaryDirectory(prefix="bench-spark-") as folder:
         bench = Bench(spark, Path(folder), options.rows, options.repeat)
         idle(bench)

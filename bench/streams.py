@@ -41,12 +41,12 @@ import pyarrow as pa
 
 import timespine as ts
 from bench.report import machine, put_between
-from timespine.client import line
-from timespine.client.catalog import Entry, first_state, fresh_collection_id
-from timespine.columnar.schema import define
-from timespine.core.codec import encode_state
-from timespine.core.layers import Merging
+from timespine.client.catalog.catalog import Entry, first_state, fresh_collection_id
+from timespine.client.commit import leader_queue
+from timespine.columnar.schema.schema import define
+from timespine.core.encoding.codec import encode_state
 from timespine.core.protocols import maintain
+from timespine.core.spine.layers import Merging
 from timespine.location.consensus import Write
 
 ROOT = Path(__file__).parent.parent
@@ -148,11 +148,11 @@ def _appends(bench: Bench, writers: int, rows: Callable[[int, str], Any]) -> dic
 
 def _alone(bench: Bench, writers: int) -> dict[str, float]:
     """The same, where nobody shares a commit."""
-    most, line.GROUP_MAX = line.GROUP_MAX, 1
+    most, leader_queue.GROUP_MAX = leader_queue.GROUP_MAX, 1
     try:
         return _appends(bench, writers, _as_rows)
     finally:
-        line.GROUP_MAX = most
+        leader_queue.GROUP_MAX = most
 
 
 def _sqlite(bench: Bench, writers: int) -> dict[str, float]:

@@ -20,13 +20,13 @@ from typing import Any
 import msgspec
 from expect import check
 
-from timespine.core.codec import decode_diff, decode_state, encode_diff, encode_state
-from timespine.core.diff import apply_diff, diff
-from timespine.core.flat import flatten
-from timespine.core.hollow import HollowBatch, Order, Part, Run, wrap_int64
+from timespine.core.batch import HollowBatch, Order, Part, Run, wrap_int64
+from timespine.core.encoding.codec import decode_diff, decode_state, encode_diff, encode_state
+from timespine.core.encoding.flat_spine import flatten
+from timespine.core.encoding.state_diff import apply_diff, diff
 from timespine.core.invariants import violations
-from timespine.core.layers import MergeRequest, Merging
-from timespine.core.plan import Plan, plan_changes, plan_snapshot
+from timespine.core.read_plan import Plan, plan_changes, plan_snapshot
+from timespine.core.spine.layers import MergeRequest, Merging
 from timespine.core.state import Commit, NoOp, State, new_state
 from timespine.core.transitions import AddSchema, ApplyMerge, Command, CompareAndAppend, RegisterWriter, Write, apply
 from timespine.errors import NotSealed, SinceError

@@ -21,14 +21,14 @@ from typing import Any, TypeVar
 from expect import check
 
 from timespine.config import Config
-from timespine.core.codec import decode_run, encode_run
+from timespine.core.batch import HollowBatch, Part, Run
 from timespine.core.effects import CompareAndSet, Effect, FreshId, MergeRuns, Now, Protocol, Sleep
+from timespine.core.encoding.codec import decode_run, encode_run
 from timespine.core.group import Refused
-from timespine.core.hollow import HollowBatch, Part, Run
 from timespine.core.protocols import maintain
-from timespine.core.protocols.collect import references
 from timespine.core.protocols.commit import commit, enter
-from timespine.core.protocols.fetch import create, refresh
+from timespine.core.protocols.garbage import references
+from timespine.core.protocols.load_state import create, refresh
 from timespine.core.protocols.session import Session
 from timespine.core.state import State
 from timespine.core.transitions import (
@@ -43,9 +43,9 @@ from timespine.core.transitions import (
 from timespine.errors import Determinate, Indeterminate
 from timespine.model import Description, Frontier, Time
 from timespine.model.oracle import Row, Update, accumulate
-from timespine.testing import reads, writes
-from timespine.testing.engine import counted, data_of, merge_runs
-from timespine.testing.world import World
+from timespine.testing.formats.naive import counted, data_of, merge_runs
+from timespine.testing.simulator import reads, writes
+from timespine.testing.simulator.world import World
 
 T = TypeVar("T")
 

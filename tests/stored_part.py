@@ -6,11 +6,11 @@ import polars as pl
 import pyarrow as pa
 from expect import check
 
-from timespine.columnar.part import encode_part
-from timespine.columnar.part_reader import open_part
-from timespine.columnar.schema import define
+from timespine.columnar.parts.part_reader import open_part
+from timespine.columnar.parts.part_writer import encode_part
+from timespine.columnar.schema.schema import define
 from timespine.config import DEFAULT
-from timespine.core.hollow import Part
+from timespine.core.batch import Part
 
 SCHEMA = define({"id": "int64"}, {"name": "string", "total": "double", "seen": "timestamp[Europe/Berlin]"})
 KEY = "orders/w1/p1"

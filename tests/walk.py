@@ -16,9 +16,8 @@ import msgspec
 from expect import check
 from scene import TERM_MS, WRITER, Scene, batch, bounds_of, inline_part
 
-from timespine.core.forest import UnsealedBatch
-from timespine.core.hollow import HollowBatch, Order, Part
-from timespine.core.layers import MergeRequest, Merging
+from timespine.core.batch import HollowBatch, Order, Part
+from timespine.core.spine.layers import MergeRequest, Merging
 from timespine.core.state import Status
 from timespine.core.transitions import (
     TRANSITIONS,
@@ -60,6 +59,7 @@ from timespine.core.transitions import (
     Trim,
     Write,
 )
+from timespine.core.unsealed_index import UnsealedBatch
 from timespine.model import CLOSED, Description, Frontier, advance_by
 from timespine.model.oracle import Update
 

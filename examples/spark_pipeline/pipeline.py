@@ -30,16 +30,16 @@ from examples.spark_pipeline.generate_log import generate_log
 from examples.spark_pipeline.late_data import atomic_batches, late_data
 from examples.spark_pipeline.running_sums import Sums, sums_of
 from timespine.client.collection import Collection
-from timespine.client.opening import open as open_store
+from timespine.client.open_store import open as open_store
 from timespine.client.store import Store
 from timespine.config import Config
 from timespine.errors import SinceError, UsageError
+from timespine.spark.change_types import DELETE, INSERT, POSTIMAGE, SEQUENCE
 from timespine.spark.changelog import columns_of, read_changes, reason_of, stream_changes
-from timespine.spark.each_batch import foreach_batch
-from timespine.spark.kinds import DELETE, INSERT, POSTIMAGE, SEQUENCE
 from timespine.spark.names import quoted
-from timespine.spark.reading import release
-from timespine.spark.session import Setting, prepare, session
+from timespine.spark.read.to_spark import release
+from timespine.spark.setup.session import Setting, prepare, session
+from timespine.spark.stream.foreach_batch import foreach_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

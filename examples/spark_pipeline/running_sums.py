@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from timespine.client.collection import Collection
 from timespine.client.store import Store
-from timespine.columnar.schema import DIFF
-from timespine.spark.each_batch import foreach_batch
-from timespine.spark.kinds import CHANGE_TYPE, DELETE, UPSERT
+from timespine.columnar.schema.schema import DIFF
+from timespine.spark.change_types import CHANGE_TYPE, DELETE, UPSERT
 from timespine.spark.names import quoted
-from timespine.spark.reading import release
+from timespine.spark.read.to_spark import release
+from timespine.spark.stream.foreach_batch import foreach_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

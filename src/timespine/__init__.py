@@ -9,9 +9,9 @@ orders = store.create("orders", key={"id": "int64"}, value={"total": "double"})
 from typing import Any
 
 from timespine.client.collection import Collection
-from timespine.client.opening import open
+from timespine.client.open_store import open
 from timespine.client.store import Store
-from timespine.columnar.where import col
+from timespine.columnar.predicate.column import col
 from timespine.config import Config
 
 __version__ = "0.1.0"

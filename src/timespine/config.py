@@ -95,7 +95,7 @@ class Config:
     outstanding_parts: int = 2
     """Parts of one batch that are encoded or uploaded at once, at most 64: who adds rows waits for the oldest. A store
     has as many threads for that, and at least four. Memory is up to three times `part_bytes` for each (its rows, their
-    sorted copy, their encoding), and once for the rows that are gathered: see `columnar.run_writer`."""
+    sorted copy, their encoding), and once for the rows that are gathered: see `columnar.write.run_writer`."""
 
     sort_bytes: int = 256 << 20
     """Rows of one append that are sorted together, and become one run. Of more, each part is sorted by itself while

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import timespine as ts
 from timespine.cli import app
-from timespine.core.codec import decode_diff
+from timespine.core.encoding.codec import decode_diff
 from timespine.core.envelope import Kind, kind_of
 
 ROOT = Path(ts.__file__).parent.parent

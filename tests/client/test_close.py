@@ -9,7 +9,7 @@ from expect import check, until
 from places import BLOBS, QUICK, Gate, Script, in_line, in_threads
 
 import timespine as ts
-from timespine.client import opening
+from timespine.client import open_store
 from timespine.errors import Indeterminate, TimespineError, Unavailable, UsageError
 from timespine.location.local import LocalBlob
 from timespine.location.sqlite import SqliteConsensus
@@ -334,8 +334,8 @@ class RecordedLogs(SqliteConsensus):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    monkeypatch.setattr(opening, "LocalBlob", Recorded)
-    monkeypatch.setattr(opening, "SqliteConsensus", RecordedLogs)
+    monkeypatch.setattr(open_store, "LocalBlob", Recorded)
+    monkeypatch.setattr(open_store, "SqliteConsensus", RecordedLogs)
     monkeypatch.setattr(Recorded, "opened", [])
     monkeypatch.setattr(RecordedLogs, "opened", [])
 
@@ -347,7 +347,7 @@ def test_a_failed_opening_closes_the_blobs_if_the_logs_cannot_be_read(tmp_path, 
             self.close()
             raise Unavailable("the first read failed")
 
-    monkeypatch.setattr(opening, "SqliteConsensus", Unreadable)
+    monkeypatch.setattr(open_store, "SqliteConsensus", Unreadable)
     with pytest.raises(Unavailable, match="first read"):
         ts.open(tmp_path / "store")
     assert [blob.closed for blob in Recorded.opened] == [1]

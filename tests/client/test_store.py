@@ -11,8 +11,8 @@ from expect import until
 from places import BLOBS, Script, in_threads
 
 import timespine as ts
-from timespine.client.committer import STORE_CLOSED
-from timespine.client.opening import CONSENSUS
+from timespine.client.commit.group_commit import STORE_CLOSED
+from timespine.client.open_store import CONSENSUS
 from timespine.errors import NotSealed, TimespineError, Unavailable, UsageError
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from expect import check
 
-from timespine.columnar.builder import BatchBuilder
-from timespine.columnar.inline import decode_inline
-from timespine.columnar.runs import cover, hollow_part, read_run
-from timespine.columnar.schema import define
-from timespine.columnar.stats import PartMeta
+from timespine.columnar.parts.hollow_run import cover, hollow_part, read_run
+from timespine.columnar.parts.inline import decode_inline
+from timespine.columnar.parts.stats import PartMeta
+from timespine.columnar.schema.schema import define
+from timespine.columnar.write.batch_builder import BatchBuilder
 from timespine.config import DEFAULT
-from timespine.core.hollow import Order
+from timespine.core.batch import Order
 from timespine.location.memory import MemoryBlob
 from timespine.model import Frontier
 

@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from timespine.columnar.cache import PartCache
-from timespine.columnar.engine import Engine
-from timespine.columnar.run_writer import NO_LISTS, RunWriter
-from timespine.columnar.schema import define
-from timespine.columnar.upload import Target
+from timespine.columnar.merge_engine import Engine
+from timespine.columnar.parts.cache import PartCache
+from timespine.columnar.schema.schema import define
+from timespine.columnar.write.run_writer import NO_LISTS, RunWriter
+from timespine.columnar.write.upload import Target
 from timespine.config import DEFAULT
-from timespine.core import rope as ropes
+from timespine.core.batch import HollowBatch, Order, Run
 from timespine.core.effects import MergeRuns
-from timespine.core.hollow import HollowBatch, Order, Run
-from timespine.core.layers import MergeRequest
+from timespine.core.spine import rope as ropes
+from timespine.core.spine.layers import MergeRequest
 from timespine.location.local import LocalBlob
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier

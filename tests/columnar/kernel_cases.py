@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from timespine.columnar import gather, merge, order, text, ties, untouched
+from timespine.columnar.kernels import kway_merge, passthrough, row_words, take, text_words, tie_break
 
 MAX = (1 << 63) - 1
 LONG = "https://example.com/a/rather/long/prefix/"
@@ -143,18 +143,18 @@ def keys(table, names):
     )
 
 
-def counted(table, order):
+def counted(table, row_words):
     """Rows and their diffs, as a list of pairs."""
-    return list(zip(keys(table, order), table.column("_diff").to_pylist(), strict=True))
+    return list(zip(keys(table, row_words), table.column("_diff").to_pylist(), strict=True))
 
 
 def order_of(table):
     return [name for name in table.column_names if name != "_diff"]
 
 
-def ascending_runs(table, order, count, seed=0):
+def ascending_runs(table, row_words, count, seed=0):
     """The rows dealt out to runs, unevenly, each in order, equal neighbours and zeros included."""
-    by_row = sorted(range(table.num_rows), key=keys(table, order).__getitem__)
+    by_row = sorted(range(table.num_rows), key=keys(table, row_words).__getitem__)
     draw = random.Random(seed)
     shares = [draw.random() ** 2 for _ in range(count)]
     dealt = draw.choices(range(count), shares, k=len(by_row))
@@ -174,22 +174,22 @@ def small(how="words"):
     with contextlib.ExitStack() as stack:
         if how is not None:
             for module, name, value in (
-                (text, "BLOCK", 3),
-                (text, "LARGE_ROWS", 4),
-                (text, "_PADDED_BYTES", 4),
-                (text, "_SAMPLES", 2),
-                (text, "_RANKED_SAMPLES", 4),
-                (text, "_FEW", 2 if how == "ranks" else 1 << 30),
-                (text.Text, "WORDS_MAX", 1),
-                (order, "_SAMPLED_ROWS", 4),
-                (order, "_SAMPLED_TOGETHER", 2),
-                (ties, "_SAMPLED", 4),
-                (ties, "_BEGUN_MAX", 1),
-                (ties, "_DENSE", 0),
-                (gather, "THREADED_ROWS", 4),
-                (merge, "_ALONE_ROWS", 2),
-                (untouched, "LARGE_ROWS", 0),
-                (untouched, "FEW", 0),
+                (text_words, "BLOCK", 3),
+                (text_words, "LARGE_ROWS", 4),
+                (text_words, "_PADDED_BYTES", 4),
+                (text_words, "_SAMPLES", 2),
+                (text_words, "_RANKED_SAMPLES", 4),
+                (text_words, "_FEW", 2 if how == "ranks" else 1 << 30),
+                (text_words.Text, "WORDS_MAX", 1),
+                (row_words, "_SAMPLED_ROWS", 4),
+                (row_words, "_SAMPLED_TOGETHER", 2),
+                (tie_break, "_SAMPLED", 4),
+                (tie_break, "_BEGUN_MAX", 1),
+                (tie_break, "_DENSE", 0),
+                (take, "THREADED_ROWS", 4),
+                (kway_merge, "_ALONE_ROWS", 2),
+                (passthrough, "LARGE_ROWS", 0),
+                (passthrough, "FEW", 0),
             ):
                 stack.enter_context(mock.patch.object(module, name, value))
         yield

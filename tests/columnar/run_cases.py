@@ -13,23 +13,23 @@ from expect import check
 from hypothesis import strategies as st
 from kernel_cases import TYPES, array, key
 
-from timespine.columnar.bounds import encode_row
-from timespine.columnar.cache import PartCache
-from timespine.columnar.consolidate import consolidate
-from timespine.columnar.inline import encode_inline
-from timespine.columnar.keyset import KeySet
-from timespine.columnar.part import encode_part
-from timespine.columnar.parts import Parts
-from timespine.columnar.schema import Schema, define
-from timespine.columnar.stats import describe
-from timespine.columnar.types import can_widen, is_nested, parse_type, type_name
-from timespine.columnar.visible import Window
-from timespine.columnar.wanted import Wanted
-from timespine.columnar.where import col
+from timespine.columnar.kernels.consolidate import consolidate
+from timespine.columnar.kernels.key_encoding import encode_row
+from timespine.columnar.parts.cache import PartCache
+from timespine.columnar.parts.inline import encode_inline
+from timespine.columnar.parts.part_writer import encode_part
+from timespine.columnar.parts.stats import describe
+from timespine.columnar.predicate.column import col
+from timespine.columnar.predicate.keyset import KeySet
+from timespine.columnar.scan.part_set import Parts
+from timespine.columnar.scan.request import Wanted
+from timespine.columnar.scan.visibility import Window
+from timespine.columnar.schema.schema import Schema, define
+from timespine.columnar.schema.types import can_widen, is_nested, parse_type, type_name
 from timespine.config import DEFAULT
-from timespine.core.codec import encode_run
-from timespine.core.hollow import Order, Part, Run, wrap_int64
-from timespine.core.plan import seen_through
+from timespine.core.batch import Order, Part, Run, wrap_int64
+from timespine.core.encoding.codec import encode_run
+from timespine.core.read_plan import seen_through
 from timespine.location.memory import MemoryBlob
 from timespine.model.frontier import Frontier, advance_by
 

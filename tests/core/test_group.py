@@ -9,8 +9,8 @@ import pytest
 from scene import TERM_MS, WRITER, Scene, at, batch, inline_part, up
 
 from timespine.core import transitions
+from timespine.core.batch import Part
 from timespine.core.group import Answers, CommittedBefore, Group, Judged, Refused, Transaction, judge
-from timespine.core.hollow import Part
 from timespine.core.state import Commit, NoOp, new_state
 from timespine.core.transitions import (
     COMMAND_BYTES_MAX,

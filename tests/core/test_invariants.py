@@ -10,10 +10,9 @@ import pytest
 from scene import TERM_MS, WRITER, Scene, at, inline_part, up
 from walk import close
 
-from timespine.core.forest import Forest, UnsealedBatch
-from timespine.core.hollow import Part
+from timespine.core.batch import Part
 from timespine.core.invariants import INVARIANTS, violations
-from timespine.core.layers import Layer
+from timespine.core.spine.layers import Layer
 from timespine.core.state import Claim, Committer, Hold, Lease, Reader, Rollup, State, Status, Turn, new_state
 from timespine.core.totals import Totals
 from timespine.core.transitions import (
@@ -28,6 +27,7 @@ from timespine.core.transitions import (
     Retain,
     Seal,
 )
+from timespine.core.unsealed_index import Forest, UnsealedBatch
 from timespine.model import CLOSED, Frontier
 
 

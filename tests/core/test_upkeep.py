@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from scene import WRITER, Scene, at, batch, up
 from stage import Stage
 
+from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.effects import CompareAndSet, MergeRuns
-from timespine.core.flat import validate_deep
-from timespine.core.hollow import HollowBatch, Order, Part, Run
-from timespine.core.layers import Fueling, Layer, MergeRequest, Merging, SpineBatch
-from timespine.core.merging import Applied
-from timespine.core.protocols.collect import collect_garbage
+from timespine.core.encoding.flat_spine import validate_deep
+from timespine.core.protocols.garbage import collect_garbage
 from timespine.core.protocols.maintain import merge_once, rewrite_unsealed, roll_up
-from timespine.core.rope import leaf
-from timespine.core.spine import Spine
+from timespine.core.spine.layers import Fueling, Layer, MergeRequest, Merging, SpineBatch
+from timespine.core.spine.merge_result import Applied
+from timespine.core.spine.rope import leaf
+from timespine.core.spine.spine import Spine
 from timespine.core.state import Forgetting, Rollup, State
 from timespine.core.totals import COUNT_MAX, Totals, increase
 from timespine.core.transitions import (
@@ -50,8 +50,8 @@ from timespine.core.upkeep import (
     written_rows_max,
 )
 from timespine.errors import UsageError
-from timespine.testing.engine import data_of
-from timespine.testing.writes import write
+from timespine.testing.formats.naive import data_of
+from timespine.testing.simulator.writes import write
 
 TERM_MS = 60_000
 

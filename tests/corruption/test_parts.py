@@ -9,8 +9,8 @@ import pytest
 import thrift
 from stored_part import KEY, SCHEMA, Bytes, check_same, encoded, opened, part_of, rows
 
-from timespine.columnar.part_footer import Footer, hash_of
-from timespine.columnar.part_reader import open_part
+from timespine.columnar.parts.footer import Footer, hash_of
+from timespine.columnar.parts.part_reader import open_part
 from timespine.config import DEFAULT
 from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.location.local import LocalBlob

@@ -11,9 +11,9 @@ import pytest
 from pages import BLOCK, run_blocks
 
 from timespine.config import Config
-from timespine.core.codec import StateImage, decode_diff
-from timespine.core.diff import SpineDiff, StateDiff
-from timespine.core.hollow import Part
+from timespine.core.batch import Part
+from timespine.core.encoding.codec import StateImage, decode_diff
+from timespine.core.encoding.state_diff import SpineDiff, StateDiff
 from timespine.core.invariants import INVARIANTS
 from timespine.location.sqlite_file import SCHEMA
 

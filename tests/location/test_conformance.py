@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from timespine.errors import UsageError
-from timespine.location.arguments import check_writes
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
+from timespine.location.checks import check_writes
 from timespine.location.consensus import ENTRY_BYTES_MAX, Entry, Write
 from timespine.location.memory import MemoryBlob, MemoryConsensus
 from timespine.testing.conformance import BlobConformance, ConsensusConformance
-from timespine.testing.conformance_checks import THREADS
+from timespine.testing.conformance.checks import THREADS
 
 PATIENCE_S = 60.0
 """How long a latch holds somebody: longer than any test, so that a mistake here is a failure and no hang."""

@@ -18,13 +18,13 @@ import pytest
 from faults import failing
 
 from timespine.errors import CorruptionError, Determinate, Indeterminate, NoSpace, UsageError
-from timespine.location import sqlite_file, turns
+from timespine.location import fair_lock, sqlite_file
 from timespine.location.consensus import Consensus, Entry, Write
+from timespine.location.fair_lock import SLOW_S, WriteLine
 from timespine.location.sqlite import SqliteConsensus
-from timespine.location.turns import SLOW_S, WriteLine
 from timespine.testing.conformance import ConsensusConformance, ConsensusUnderFaults
-from timespine.testing.conformance_consensus import fill
-from timespine.testing.conformance_faults import REFUSED, REPLY_LOST, REQUEST_LOST
+from timespine.testing.conformance.consensus import fill
+from timespine.testing.conformance.faults import REFUSED, REPLY_LOST, REQUEST_LOST
 
 
 class TestSqliteConsensus(ConsensusConformance):
@@ -155,7 +155,7 @@ class TestSqliteUnderFaults(ConsensusUnderFaults):
         clock.sleep = lambda seconds: vars(clock).update(now=clock.now + seconds)
         line = WriteLine(adapter._file.path)
         assert line.enter(time.monotonic())
-        with mock.patch.object(turns, "time", clock), mock.patch.object(sqlite_file, "time", clock):
+        with mock.patch.object(fair_lock, "time", clock), mock.patch.object(sqlite_file, "time", clock):
             try:
                 yield lambda: clock.now - 1000.0
             finally:

@@ -16,11 +16,11 @@ from children import line_of, start, tell
 from timespine.errors import Determinate, WrongProcess
 from timespine.location.consensus import Entry
 from timespine.location.sqlite import SqliteConsensus
-from timespine.testing.conformance_consensus import fill
+from timespine.testing.conformance.consensus import fill
 
 TAKE_A_TURN = """
 import signal, sys, time
-from timespine.location.turns import WriteLine
+from timespine.location.fair_lock import WriteLine
 line = WriteLine(sys.argv[1])
 line.enter(time.monotonic())
 print("mine", flush=True)

@@ -14,7 +14,7 @@ from timespine.location.consensus import Consensus, Entry, Write
 from timespine.location.memory import MemoryBlob, MemoryConsensus
 from timespine.location.unreliable import Fault, UnreliableBlob, UnreliableConsensus
 from timespine.testing.conformance import BlobConformance, ConsensusConformance, ConsensusUnderFaults
-from timespine.testing.conformance_faults import REFUSED, REPLY_LOST, REQUEST_LOST
+from timespine.testing.conformance.faults import REFUSED, REPLY_LOST, REQUEST_LOST
 
 
 def never(operation: str, key: str) -> Fault:

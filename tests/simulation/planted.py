@@ -36,19 +36,20 @@ from planting import (
     patched_everywhere,
 )
 
-from timespine.columnar import engine as engine_module
-from timespine.columnar import prune as prune_module
-from timespine.columnar import rows, visible
-from timespine.columnar import stretches as stretches_module
-from timespine.core import flat as flat_module
+from timespine.columnar import merge_engine as engine_module
+from timespine.columnar import merge_stretches as stretches_module
+from timespine.columnar.ingest import update_table
+from timespine.columnar.scan import prune as prune_module
+from timespine.columnar.scan import visibility
 from timespine.core import group as group_module
-from timespine.core import loom as loom_module
-from timespine.core import plan as plan_module
+from timespine.core import read_plan as plan_module
 from timespine.core import state as state_module
-from timespine.core.hollow import HollowBatch, Order, Part, Run
-from timespine.core.protocols import collect, commit, maintain
-from timespine.core.protocols.fetch import refresh
+from timespine.core.batch import HollowBatch, Order, Part, Run
+from timespine.core.encoding import flat_spine as flat_module
+from timespine.core.protocols import commit, garbage, maintain
+from timespine.core.protocols.load_state import refresh
 from timespine.core.protocols.session import retried
+from timespine.core.spine import policy as loom_module
 from timespine.core.state import Commit, NoOp
 from timespine.core.transitions import (
     TRANSITIONS,
@@ -66,17 +67,17 @@ from timespine.core.transitions import (
 )
 from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
-from timespine.testing import reads
-from timespine.testing.checker import Result, run_history
+from timespine.testing.simulator import reads
+from timespine.testing.simulator.checker import Result, run_history
+from timespine.testing.simulator.violation import Violation
 from timespine.testing.stores import course
-from timespine.testing.violation import Violation
 
 SEEDS = Path(__file__).with_name("planted_seeds.json")
 
 # By name in sys.modules: the package also exports functions of the same names.
 append_module = sys.modules["timespine.core.transitions.append"]
 merges_module = sys.modules["timespine.core.transitions.merges"]
-push_module = sys.modules["timespine.core.transitions.push"]
+push_module = sys.modules["timespine.core.transitions.trace_push"]
 readers_module = sys.modules["timespine.core.transitions.readers"]
 writers_module = sys.modules["timespine.core.transitions.writers"]
 unsealed_module = sys.modules["timespine.core.transitions.unsealed"]
@@ -341,12 +342,12 @@ def append_next_skips_a_free_time() -> Iterator[None]:
 
 @bug
 def hollow_runs_forget_that_they_are_rewritten() -> Iterator[None]:
-    from timespine.testing import engine
+    from timespine.testing.formats import naive
 
     def seen_through(run, child):
         return push_module.truncated(child, run.lower, run.upper)
 
-    with patched(reads, "seen_through", seen_through), patched(engine, "seen_through", seen_through):
+    with patched(reads, "seen_through", seen_through), patched(naive, "seen_through", seen_through):
         yield
 
 
@@ -449,19 +450,19 @@ def sweep_reads_the_state_before_it_lists() -> Iterator[None]:
         state = yield from refresh(session, collection)
         if state is None:
             return 0
-        entries = yield from retried(session, collect.Scan(collection, 0))
-        oldest = yield from collect._oldest_state(session, state, entries)
+        entries = yield from retried(session, garbage.Scan(collection, 0))
+        oldest = yield from garbage._oldest_state(session, state, entries)
         if oldest is None:
             return 0
-        live = {**collect.references(state), **collect.references(oldest)}
-        live.update(collect._added(collect.diffs_of(entries)))
-        live.update((yield from collect._children(session, live))[0])
-        listed = yield from retried(session, collect.ListBlobs(f"{collection}/"))
+        live = {**garbage.references(state), **garbage.references(oldest)}
+        live.update(garbage._added(garbage.diffs_of(entries)))
+        live.update((yield from garbage._children(session, live))[0])
+        listed = yield from retried(session, garbage.ListBlobs(f"{collection}/"))
         orphans = [key for key in listed if key not in live and key.split("/")[1] not in state.writers]
-        yield from collect._delete(session, orphans)
+        yield from garbage._delete(session, orphans)
         return len(orphans)
 
-    with patched(collect, "sweep", sweep):
+    with patched(garbage, "sweep", sweep):
         yield
 
 
@@ -471,16 +472,16 @@ def sweep_forgets_what_is_inside_hollow_runs() -> Iterator[None]:
         return {}, []
         yield
 
-    with patched(collect, "_children", children):
+    with patched(garbage, "_children", children):
         yield
 
 
 @bug
 def a_dropped_merge_deletes_what_it_passed_through_in_runs() -> Iterator[None]:
     def delete(session, listed, writer):
-        own = {key: hollow for key, hollow in listed.items() if collect._is_of(key, writer)}
-        inside, _ = yield from collect._children(session, own)
-        yield from collect._delete_inside_first(session, {**own, **inside}, inside)
+        own = {key: hollow for key, hollow in listed.items() if garbage._is_of(key, writer)}
+        inside, _ = yield from garbage._children(session, own)
+        yield from garbage._delete_inside_first(session, {**own, **inside}, inside)
 
     with patched(maintain, "delete_written", delete):
         yield
@@ -490,13 +491,13 @@ def a_dropped_merge_deletes_what_it_passed_through_in_runs() -> Iterator[None]:
 def run_before_children() -> Iterator[None]:
     def delete(session, past, live):
         garbage = {key: hollow for key, hollow in past.items() if key not in live}
-        reachable = {**live, **(yield from collect._children(session, live))[0]}
-        inside, _ = yield from collect._children(session, {key: True for key, hollow in garbage.items() if hollow})
-        yield from collect._delete(session, list(garbage))
-        yield from collect._delete(session, [key for key in inside if key not in reachable])
+        reachable = {**live, **(yield from garbage._children(session, live))[0]}
+        inside, _ = yield from garbage._children(session, {key: True for key, hollow in garbage.items() if hollow})
+        yield from garbage._delete(session, list(garbage))
+        yield from garbage._delete(session, [key for key in inside if key not in reachable])
         return len(garbage)
 
-    with patched(collect, "delete_with_children", delete):
+    with patched(garbage, "delete_with_children", delete):
         yield
 
 
@@ -507,21 +508,21 @@ def the_log_is_cut_before_garbage_is_deleted() -> Iterator[None]:
         base = max((seqno for seqno in state.rollups if seqno <= state.seqno_since), default=None)
         if base is None:
             return 0
-        entries = yield from retried(session, collect.Scan(collection, 0))
-        oldest = yield from collect._oldest_state(session, state, entries)
-        newer = yield from collect._rollup(session, state, base)
+        entries = yield from retried(session, garbage.Scan(collection, 0))
+        oldest = yield from garbage._oldest_state(session, state, entries)
+        newer = yield from garbage._rollup(session, state, base)
         if oldest is not None and newer is not None and oldest.seqno < base:
-            diffs = collect.diffs_of(entries)
-            past = collect.references(oldest)
-            past.update(collect._added(change for change in diffs if change.n <= base))
-            live = collect.references(newer)
-            live.update(collect._added(change for change in diffs if change.n > base))
-            yield from retried(session, collect.Truncate(collection, base + 1))
-            yield from collect.delete_with_children(session, past, live)
-        yield from collect.commit(session, collection, RemoveRollups(base))
+            diffs = garbage.diffs_of(entries)
+            past = garbage.references(oldest)
+            past.update(garbage._added(change for change in diffs if change.n <= base))
+            live = garbage.references(newer)
+            live.update(garbage._added(change for change in diffs if change.n > base))
+            yield from retried(session, garbage.Truncate(collection, base + 1))
+            yield from garbage.delete_with_children(session, past, live)
+        yield from garbage.commit(session, collection, RemoveRollups(base))
         return 0
 
-    with patched(collect, "collect_garbage", collect_garbage):
+    with patched(garbage, "collect_garbage", collect_garbage):
         yield
 
 
@@ -579,14 +580,14 @@ def a_reader_registers_for_the_next_state() -> Iterator[None]:
 
 @bug
 def compaction_folds_times_up_to_the_upper() -> Iterator[None]:
-    from timespine.testing import engine
+    from timespine.testing.formats import naive
 
     def compact(updates, since):
         ahead = Frontier(tuple(tuple(c + 1 for c in time) for time in since))
         return engine_compact(updates, ahead)
 
-    engine_compact = engine.compact
-    with patched(engine, "compact", compact):
+    engine_compact = naive.compact
+    with patched(naive, "compact", compact):
         yield
 
 
@@ -724,7 +725,7 @@ def a_part_is_passed_through_as_if_it_were_whole() -> Iterator[None]:
 @on_real_storage
 @bug
 def a_merge_forgets_that_times_are_rewritten() -> Iterator[None]:
-    real = visible.seen
+    real = visibility.seen
 
     def seen(table, part, window, arity):
         if window.since is not None:
@@ -738,7 +739,7 @@ def a_merge_forgets_that_times_are_rewritten() -> Iterator[None]:
 @on_real_storage
 @bug
 def a_merge_advances_times_before_it_looks_at_bounds() -> Iterator[None]:
-    real = visible.seen
+    real = visibility.seen
 
     def seen(table, part, window, arity):
         if window.since is None:
@@ -753,7 +754,7 @@ def a_merge_advances_times_before_it_looks_at_bounds() -> Iterator[None]:
 @on_real_storage
 @bug
 def the_truncation_of_inline_data_is_ignored() -> Iterator[None]:
-    real = visible.seen
+    real = visibility.seen
 
     def seen(table, part, window, arity):
         if part.inline is not None:
@@ -792,12 +793,12 @@ def updates_in_no_order_are_taken_for_sorted() -> Iterator[None]:
 @on_real_storage
 @bug
 def rows_from_before_a_column_was_added_do_not_hold_its_default() -> Iterator[None]:
-    real = rows._projected
+    real = update_table._projected
 
     def projected(table, there, written, field):
         return real(table, there, written, msgspec.structs.replace(field, default=None))
 
-    with patched(rows, "_projected", projected):
+    with patched(update_table, "_projected", projected):
         yield
 
 

@@ -9,29 +9,21 @@ import msgspec
 import pyarrow as pa
 from planting import bug, in_stores, patched
 
-from timespine.client import (
-    append_batcher,
-    catalog,
-    delta,
-    dropping,
-    leases,
-    maintenance,
-    nursery,
-    read_current,
-    step_commit,
-    unsealed_write,
-)
-from timespine.client.change_feed import ChangeFeed
+from timespine.client.catalog import catalog, create, drop
 from timespine.client.collection import Collection
-from timespine.client.commit_stream import CommitStream
-from timespine.client.committer import Committer
-from timespine.client.driver import fresh_id
-from timespine.client.heart import Heart
-from timespine.client.leases import Leases
-from timespine.client.maintenance import Maintenance
-from timespine.client.merge_into import Merge
-from timespine.client.transaction import Transaction
-from timespine.core.diff import apply_diff
+from timespine.client.commit.driver import fresh_id
+from timespine.client.commit.group_commit import Committer
+from timespine.client.maintenance import scheduler
+from timespine.client.maintenance.heartbeat import Heart
+from timespine.client.maintenance.scheduler import Maintenance
+from timespine.client.read import leases
+from timespine.client.read.change_feed import ChangeFeed
+from timespine.client.read.commit_stream import CommitStream
+from timespine.client.read.leases import Leases
+from timespine.client.write import append_batcher, delta, read_current, step_commit, unsealed_write
+from timespine.client.write.merge_builder import Merge
+from timespine.client.write.transaction import Transaction
+from timespine.core.encoding.state_diff import apply_diff
 from timespine.core.transitions import ExpireReader
 from timespine.errors import Determinate, Indeterminate, Unavailable, UpperMismatch
 
@@ -327,7 +319,7 @@ def a_new_collection_takes_a_name_that_is_taken() -> Iterator[None]:
 @in_stores
 @bug
 def a_drop_forgets_whose_data_is_still_there() -> Iterator[None]:
-    real = dropping.dropped
+    real = drop.dropped
 
     def dropped(id, name, force, names):
         changed = real(id, name, force, names)
@@ -336,7 +328,7 @@ def a_drop_forgets_whose_data_is_still_there() -> Iterator[None]:
         left = tuple(each for each in changed.dropped if each != id)
         return msgspec.structs.replace(changed, dropped=left, forced=())
 
-    with patched(dropping, "dropped", dropped):
+    with patched(drop, "dropped", dropped):
         yield
 
 
@@ -461,7 +453,7 @@ def an_id_that_was_given_up_is_announced_again() -> Iterator[None]:
 
         catalog.change(expect)
 
-    with patched(nursery, "check_expected", check_expected):
+    with patched(create, "check_expected", check_expected):
         yield
 
 
@@ -485,7 +477,7 @@ def blobs_are_put_before_their_collection_is_announced() -> Iterator[None]:
 @in_stores
 @bug
 def ids_that_were_given_up_are_forgotten_at_once() -> Iterator[None]:
-    with patched(dropping, "REMEMBERED_MS", 0):
+    with patched(drop, "REMEMBERED_MS", 0):
         yield
 
 
@@ -553,7 +545,7 @@ def expired_history_is_never_forgotten() -> Iterator[None]:
     def is_forgetting_due(state, now_ms, forget_within_ms):
         return False
 
-    with patched(maintenance, "is_forgetting_due", is_forgetting_due):
+    with patched(scheduler, "is_forgetting_due", is_forgetting_due):
         yield
 
 

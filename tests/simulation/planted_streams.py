@@ -9,19 +9,19 @@ import msgspec
 from planting import bug, in_streams, patched, patched_entry
 
 from timespine.core import group as group_module
+from timespine.core.batch import Order, Run
 from timespine.core.effects import CompareAndSet
-from timespine.core.forest import Forest
-from timespine.core.hollow import Order, Run
-from timespine.core.protocols import collect, commit, maintain
+from timespine.core.protocols import commit, garbage, maintain
 from timespine.core.protocols.session import determinately_retried
 from timespine.core.state import Commit, NoOp
 from timespine.core.transitions import TRANSITIONS, Drain, Evict, ExpireCommitter, Seal, Write, apply
+from timespine.core.unsealed_index import Forest
 from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
-from timespine.testing import streams
+from timespine.testing.simulator import streams
 
 append_module = sys.modules["timespine.core.transitions.append"]
-push_module = sys.modules["timespine.core.transitions.push"]
+push_module = sys.modules["timespine.core.transitions.trace_push"]
 unsealed_module = sys.modules["timespine.core.transitions.unsealed"]
 
 
@@ -348,10 +348,10 @@ def unsealed_reads_miss_batches_that_reach_beyond_the_range() -> Iterator[None]:
 @in_streams
 @bug
 def garbage_collection_forgets_what_is_unsealed() -> Iterator[None]:
-    real = collect.references
+    real = garbage.references
 
     def references(state):
         return real(msgspec.structs.replace(state, unsealed=Forest()))
 
-    with patched(collect, "references", references):
+    with patched(garbage, "references", references):
         yield

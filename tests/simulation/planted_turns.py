@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 from planting import bug, in_stores, patched
 
-from timespine.client import refusals
-from timespine.client.turn import Patience
+from timespine.client.commit import refusals
+from timespine.client.commit.turn import Patience
 from timespine.core import group as group_module
 from timespine.core.group import Answers
 from timespine.core.state import Turn

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-from timespine.testing.violation import Violation
+from timespine.testing.simulator.violation import Violation
 
 BUGS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {}
 

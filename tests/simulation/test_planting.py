@@ -4,12 +4,12 @@ import planted
 import pytest
 from planting import catching, checks_of_promises, patched, patched_entry
 
-from timespine.core import plan as plan_module
+from timespine.core import read_plan as plan_module
 from timespine.core.protocols import commit
 from timespine.core.transitions import TRANSITIONS, Seal
 from timespine.errors import CorruptionError
-from timespine.testing.checker import run_history
-from timespine.testing.violation import Violation, is_crash
+from timespine.testing.simulator.checker import run_history
+from timespine.testing.simulator.violation import Violation, is_crash
 
 
 def test_a_patch_with_other_parameters_is_refused():
@@ -53,8 +53,8 @@ def test_an_error_that_stems_from_broken_code_is_a_crash_too():
 
 
 def test_a_bug_that_only_a_check_of_another_promise_notices_is_not_caught():
-    assert catching("snapshot_forgets_unsealed", [Violation("x", "world.World._delete")]) is None
-    assert catching("since_ignores_leases", [Violation("x", "world.World._delete")]) == "x"
+    assert catching("snapshot_forgets_unsealed", [Violation("x", "simulator.world.World._delete")]) is None
+    assert catching("since_ignores_leases", [Violation("x", "simulator.world.World._delete")]) == "x"
 
 
 def test_every_planted_bug_is_named_by_a_promise_with_checks():

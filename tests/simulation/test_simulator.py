@@ -6,8 +6,8 @@ import planted
 import pytest
 
 from timespine.testing import simulate
-from timespine.testing.checker import FAULT_KINDS, run_history
-from timespine.testing.simulator import Faults
+from timespine.testing.simulator.checker import FAULT_KINDS, run_history
+from timespine.testing.simulator.simulator import Faults
 
 
 def test_a_seed_decides_the_whole_history():

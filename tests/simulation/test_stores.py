@@ -9,8 +9,8 @@ import pytest
 
 import timespine
 from timespine.testing import simulate
-from timespine.testing.checker import FAULT_KINDS
-from timespine.testing.simulator import Faults
+from timespine.testing.simulator.checker import FAULT_KINDS
+from timespine.testing.simulator.simulator import Faults
 from timespine.testing.stores.course import run_history
 
 

@@ -5,16 +5,16 @@ from collections import Counter
 import planted
 import pytest
 
-from timespine.core.protocols import fetch
+from timespine.core.protocols import load_state
 from timespine.core.protocols.session import Session
 from timespine.core.state import Committer, new_state
 from timespine.model.frontier import Frontier
 from timespine.testing import simulate
-from timespine.testing.atomic import Atomicity, Whole
-from timespine.testing.checker import run_history
-from timespine.testing.remembering import remembering
-from timespine.testing.simulator import Faults
-from timespine.testing.streams import POINTS
+from timespine.testing.simulator.check_atomicity import Atomicity, Whole
+from timespine.testing.simulator.checker import run_history
+from timespine.testing.simulator.remembering import remembering
+from timespine.testing.simulator.simulator import Faults
+from timespine.testing.simulator.streams import POINTS
 
 
 def test_a_seed_decides_the_whole_history():
@@ -155,13 +155,13 @@ def test_a_refusal_names_the_state_before_its_group():
 
 
 def test_what_is_remembered_is_forgotten_at_the_end_and_what_was_patched_stays():
-    real, planted_there = fetch.decode_diff, lambda data: None
+    real, planted_there = load_state.decode_diff, lambda data: None
     with remembering():
-        assert fetch.decode_diff is not real
-    assert fetch.decode_diff is real
-    fetch.decode_diff = planted_there
+        assert load_state.decode_diff is not real
+    assert load_state.decode_diff is real
+    load_state.decode_diff = planted_there
     try:
         with remembering():
-            assert fetch.decode_diff is planted_there
+            assert load_state.decode_diff is planted_there
     finally:
-        fetch.decode_diff = real
+        load_state.decode_diff = real

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from timespine.spark.session import session
+from timespine.spark.setup.session import session
 
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A JVM that compiles little: it lives for seconds."""

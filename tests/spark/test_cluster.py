@@ -105,8 +105,10 @@ def on_a_cluster():
     import os
 
     import timespine as ts
-    from timespine.spark import building, changing, merging, reading, tasks, writing
-    from timespine.spark.session import session
+    from timespine.spark import merge_job
+    from timespine.spark.read import read_task, to_spark
+    from timespine.spark.setup.session import session
+    from timespine.spark.write import append, upsert_delete, write_task
 
     conf = {
         "spark.driver.host": "127.0.0.1",
@@ -119,7 +121,7 @@ def on_a_cluster():
         "spark.executor.extraJavaOptions": os.environ["JDK_JAVA_OPTIONS"],
     }
     spark = session(master="local-cluster[2,1,1024]", conf=conf)
-    writing.SMALL_ROWS = 1
+    append.SMALL_ROWS = 1
     told = {}
     with ts.open(os.path.abspath("store"), maintenance=False) as store:
         items = store.create("items", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
@@ -137,18 +139,18 @@ def on_a_cluster():
                 "killed": killed,
             }
 
-        writing.appended = dies_before_it_answers(building.appended, os.path.abspath("append"))
+        append.appended = dies_before_it_answers(write_task.appended, os.path.abspath("append"))
         done = items.append(frame(spark, 0, 3000, "a"))
         look("append", items.snapshot().to_pylist(), done.rows)
-        reading.over_slices = dies_half_way(tasks.over_slices, os.path.abspath("read"))
+        to_spark.over_slices = dies_half_way(read_task.over_slices, os.path.abspath("read"))
         rows = items.snapshot().to_spark(spark, partitions=2).toArrow().to_pylist()
         look("read", rows, len(rows))
-        changing.changed = dies_before_it_answers(building.changed, os.path.abspath("upsert"))
+        upsert_delete.changed = dies_before_it_answers(write_task.changed, os.path.abspath("upsert"))
         done = items.upsert(frame(spark, 2000, 5000, "b"))
         look("upsert", items.snapshot().to_pylist(), done.rows)
-        merging.TASK_ROWS = 500
-        merging.over_ranges = dies_before_it_answers(merging.over_ranges, os.path.abspath("compact"))
-        with merging.merging_on(store, spark, least_rows=1):
+        merge_job.TASK_ROWS = 500
+        merge_job.over_ranges = dies_before_it_answers(merge_job.over_ranges, os.path.abspath("compact"))
+        with merge_job.merging_on(store, spark, least_rows=1):
             items.compact(wait=True)
         look("compact", items.snapshot().to_pylist(), len(items.snapshot().plan.runs))
     spark.stop()
@@ -156,7 +158,7 @@ def on_a_cluster():
 
 
 def small_session(master="local[1]"):
-    from timespine.spark.session import session
+    from timespine.spark.setup.session import session
 
     conf = {"spark.sql.shuffle.partitions": 2, "spark.driver.memory": "1g", "spark.log.level": "OFF"}
     return session(master=master, conf=conf)
@@ -180,14 +182,14 @@ def write_and_die():
 
     import timespine as ts
     from timespine.config import Config
-    from timespine.spark import writing
+    from timespine.spark.write import append
 
     spark = small_session()
     store = ts.open(os.path.abspath("store"), maintenance=False, config=Config(writer_lease_ms=2000))
     items = created(store)
     items.append([{"id": 0, "name": "first"}])
-    writing.SMALL_ROWS = 1
-    writing.commit_runs = lambda *_: die()
+    append.SMALL_ROWS = 1
+    append.commit_runs = lambda *_: die()
     items.append(frame(spark, 1, 3001, "a"))
 
 

@@ -58,17 +58,17 @@ def writes(spark, store, small_rows):
     from pyspark.sql import functions as F
 
     from timespine.errors import UsageError
-    from timespine.spark import changing, writing
+    from timespine.spark.write import append, upsert_delete
 
-    built, jobs = writing.built, []
+    built, jobs = append.built, []
 
     def counted(*arguments):
         jobs.append(1)
         return built(*arguments)
 
-    before = writing.SMALL_ROWS
-    writing.built = changing.built = counted
-    writing.SMALL_ROWS = small_rows
+    before = append.SMALL_ROWS
+    append.built = upsert_delete.built = counted
+    append.SMALL_ROWS = small_rows
     try:
         items = create(store, f"writes-{small_rows}")
         frame = spark.range(0, 300).select("id", F.lit("a").alias("name"))
@@ -91,8 +91,8 @@ def writes(spark, store, small_rows):
             "orphans": [key for key in store.vacuum().blobs if key.startswith(items.id)],
         }
     finally:
-        writing.SMALL_ROWS = before
-        writing.built = changing.built = built
+        append.SMALL_ROWS = before
+        append.built = upsert_delete.built = built
 
 
 def by_driver(spark, store):
@@ -275,7 +275,7 @@ def told_of_all(*threads):
     from concurrent.futures import ThreadPoolExecutor
 
     import timespine as ts
-    from timespine.spark.session import session
+    from timespine.spark.setup.session import session
 
     spark = session(conf={"spark.sql.shuffle.partitions": 2, "spark.log.level": "OFF"})
     with ts.open(os.path.abspath("store"), maintenance=False) as store, ThreadPoolExecutor() as pool:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from timespine.core import flat
-from timespine.core.spine import empty_spine
+from timespine.core.encoding import flat_spine
+from timespine.core.spine.spine import empty_spine
 from timespine.errors import UsageError
 from timespine.testing import datadriven
 from timespine.testing.datadriven import (
@@ -355,7 +355,7 @@ def test_a_directive_line_is_split_at_spaces_outside_of_brackets() -> None:
 
 
 def test_a_roundtrip_that_gives_another_spine_is_an_error(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat, "unflatten", lambda table, arity: empty_spine(arity))
+    monkeypatch.setattr(flat_spine, "unflatten", lambda table, arity: empty_spine(arity))
     text = (
         "push-batch\n[0][1][0] 1 k0\n----\nok\n\nflatten-roundtrip\n----\nerror: the flat tables gave another spine\n"
     )

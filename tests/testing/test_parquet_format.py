@@ -8,19 +8,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from timespine.columnar.schema import Schema
-from timespine.core.codec import decode_run
+from timespine.columnar.schema.schema import Schema
+from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.effects import DeleteBlobs, FreshId, GetBlob, MergeRuns, PutBlob
-from timespine.core.hollow import HollowBatch, Order, Part, Run
-from timespine.core.layers import MergeRequest
-from timespine.core.plan import Plan
-from timespine.core.rope import leaf
+from timespine.core.encoding.codec import decode_run
+from timespine.core.read_plan import Plan
+from timespine.core.spine.layers import MergeRequest
+from timespine.core.spine.rope import leaf
 from timespine.core.state import new_state
 from timespine.model import Description, Frontier
-from timespine.testing import parquet
-from timespine.testing.parquet import PATHS, VALUES, Parquet
-from timespine.testing.violation import BrokenPromise
-from timespine.testing.writes import inline_part
+from timespine.testing.formats import parquet
+from timespine.testing.formats.parquet import PATHS, VALUES, Parquet
+from timespine.testing.simulator.violation import BrokenPromise
+from timespine.testing.simulator.writes import inline_part
 
 INSERTS = [("op7.0", (3,), 1), ("op7.1", (4,), 1), ("op2.0", (4,), -1)]
 """In order. The second and third of them as they came would not be."""

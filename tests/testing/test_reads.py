@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from stage import CONFIG, FAILURES, Fault, Stage, accepted, at, configured, up
 
+from timespine.core.batch import Part, Run
 from timespine.core.effects import CompareAndSet, DeleteBlobs, GetBlob, Now, Scan
-from timespine.core.hollow import Part, Run
-from timespine.core.plan import Plan
-from timespine.core.protocols.collect import collect_garbage
+from timespine.core.protocols.garbage import collect_garbage
 from timespine.core.protocols.maintain import expire_leases, roll_up
 from timespine.core.protocols.session import Session
+from timespine.core.read_plan import Plan
 from timespine.core.transitions import AdvanceUpper, ExpireReader, Retain
 from timespine.errors import (
     CorruptionError,
@@ -25,8 +25,8 @@ from timespine.errors import (
 from timespine.model import CLOSED
 from timespine.model.oracle import Row
 from timespine.model.time import INT64_MAX
-from timespine.testing.engine import counted, data_of
-from timespine.testing.reads import (
+from timespine.testing.formats.naive import counted, data_of
+from timespine.testing.simulator.reads import (
     advance_lease,
     changes,
     fetch_leased,
@@ -36,7 +36,7 @@ from timespine.testing.reads import (
     snapshot_without_lease,
     take_lease,
 )
-from timespine.testing.writes import compare_and_append
+from timespine.testing.simulator.writes import compare_and_append
 
 
 def written(upto: int = 4) -> tuple[Stage, Session, Session]:

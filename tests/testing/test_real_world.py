@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from timespine.core.codec import encode_state
 from timespine.core.effects import CompareAndSet, DeleteBlobs, GetBlob, ListBlobs, PutBlob, Scan, Truncate
+from timespine.core.encoding.codec import encode_state
 from timespine.core.state import new_state
 from timespine.location.local import LocalBlob
 from timespine.location.sqlite import SqliteConsensus
-from timespine.testing.real import RealWorld
+from timespine.testing.formats.real import RealWorld
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_nothing_is_left_behind():
 
 
 def test_it_works_where_there_is_no_file_system_in_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr("timespine.testing.real.MEMORY", str(tmp_path / "nowhere"))
+    monkeypatch.setattr("timespine.testing.formats.real.MEMORY", str(tmp_path / "nowhere"))
     with RealWorld() as world:
         done(world, PutBlob("c1/w1/p0", b"x"))
         assert world.violations == []

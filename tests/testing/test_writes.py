@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from stage import CONFIG, FAILURES, Fault, Stage, accepted, at, configured, refused, up
 
+from timespine.core.batch import Order
 from timespine.core.effects import CompareAndSet, DeleteBlobs, FreshId, PutBlob
-from timespine.core.hollow import Order
 from timespine.core.protocols.commit import resolve
-from timespine.core.protocols.fetch import refresh
+from timespine.core.protocols.load_state import refresh
 from timespine.core.protocols.maintain import forget
 from timespine.core.protocols.session import Session
 from timespine.core.transitions import AppendedAt, ExpireWriter, Seal
 from timespine.errors import ClosedError, Determinate, Fenced, Indeterminate, UpperMismatch, UsageError
 from timespine.model import CLOSED
-from timespine.testing.engine import data_of
-from timespine.testing.writes import (
+from timespine.testing.formats.naive import data_of
+from timespine.testing.simulator.writes import (
     Data,
     append,
     append_next,

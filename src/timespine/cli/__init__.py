@@ -22,7 +22,7 @@ import signal
 from types import FrameType
 
 from timespine.cli.app import app
-from timespine.cli.failures import TERMINATED
+from timespine.cli.error_report import TERMINATED
 
 __all__ = ["app", "main"]
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 import timespine as ts
-from timespine.cli import ahead, catalog, changing, evolving, holding, inspecting, reading, upkeep, writing
-from timespine.cli.verbs import Verbs
+from timespine.cli.command_group import Verbs
+from timespine.cli.commands import append, change, collections, evolve, holds, inspect, maintain, read, write
 
 app = typer.Typer(
     name="timespine",
@@ -18,7 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 
-for module in (catalog, evolving, writing, changing, ahead, reading, holding, upkeep, inspecting):
+for module in (collections, evolve, append, change, write, read, holds, maintain, inspect):
     module.register(app)
 
 

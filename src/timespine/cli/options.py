@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 import timespine as ts
-from timespine.cli.destination import Format
-from timespine.client.moments import Moment, Progress
+from timespine.cli.output.destination import Format
+from timespine.client.time_args import Moment, Progress
 from timespine.errors import UsageError, shown
 
 StorePath = Annotated[str, typer.Argument(metavar="STORE", help="The folder of the store.", show_default=False)]

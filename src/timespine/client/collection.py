@@ -9,31 +9,32 @@ from typing import Any
 
 import pyarrow as pa
 
-from timespine.client import append_batcher, delta, holds, lookup, unsealed
-from timespine.client.access import Access
-from timespine.client.acquire import WAIT_S, seconds_of, wanted_of
-from timespine.client.batch_writer import Writer
-from timespine.client.change_feed import ChangeFeed
-from timespine.client.changes import Changes
-from timespine.client.commit_stream import CommitEvent, CommitStream
-from timespine.client.contents import Contents, contents
-from timespine.client.dicts import to_dicts
-from timespine.client.evolving import evolve
-from timespine.client.handing import handed, is_spark_frame
-from timespine.client.inspecting import Inspection, inspect
-from timespine.client.merge_into import Merge
-from timespine.client.moments import Moment, Progress, to_ms
-from timespine.client.one_process import OneProcess
-from timespine.client.prepare import materialize_once
-from timespine.client.reads import Asked, read_changes, read_snapshot, read_updates
+from timespine.client.catalog.evolve_schema import evolve
+from timespine.client.catalog.retention import Policy, Retention, policy_of
+from timespine.client.context import Access
+from timespine.client.diagnostics.inspect import Inspection, inspect
+from timespine.client.process_guard import OneProcess
+from timespine.client.read import holds, lookup, unsealed
+from timespine.client.read.acquire import WAIT_S, seconds_of, wanted_of
+from timespine.client.read.change_feed import ChangeFeed
+from timespine.client.read.change_set import Changes
+from timespine.client.read.commit_stream import CommitEvent, CommitStream
+from timespine.client.read.contents import Contents, contents
+from timespine.client.read.reads import Asked, read_changes, read_snapshot, read_updates
+from timespine.client.read.rows import Rows, Snapshot, Updates
+from timespine.client.read.to_dicts import to_dicts
 from timespine.client.results import Committed, Sealed, Written
-from timespine.client.retention import Policy, Retention, policy_of
-from timespine.client.rows import Rows, Snapshot, Updates
-from timespine.client.step_commit import commit_steps
-from timespine.client.transaction_steps import CommandStep, UnsealedWriteStep
-from timespine.client.unsealed_write import REFUSE
-from timespine.columnar.schema import Schema
-from timespine.columnar.visible import Window
+from timespine.client.spark_bridge import handed, is_spark_frame
+from timespine.client.time_args import Moment, Progress, to_ms
+from timespine.client.write import append_batcher, delta
+from timespine.client.write.batch_writer import Writer
+from timespine.client.write.merge_builder import Merge
+from timespine.client.write.prepare import materialize_once
+from timespine.client.write.step_commit import commit_steps
+from timespine.client.write.transaction_steps import CommandStep, UnsealedWriteStep
+from timespine.client.write.unsealed_write import REFUSE
+from timespine.columnar.scan.visibility import Window
+from timespine.columnar.schema.schema import Schema
 from timespine.core.state import HistoryEntry
 from timespine.core.transitions import AdvanceUpper, Command, Expired, Retain, RollUpAll, Seal
 from timespine.errors import UsageError, shown
@@ -91,7 +92,7 @@ class Collection(OneProcess):
         Columns of the key must be there; values that are not are null, or the default of their column.
         """
         if is_spark_frame(rows):
-            committed: Committed = handed("writing").append(self._access, rows, at, upper, expected_upper)
+            committed: Committed = handed("write.append").append(self._access, rows, at, upper, expected_upper)
             return committed
         return append_batcher.append_or_wait(self._access, rows, at, upper, expected_upper)
 
@@ -103,7 +104,7 @@ class Collection(OneProcess):
         is still open: "refuse", "drop", "move".
         """
         if is_spark_frame(rows):
-            written: Written = handed("ahead").write(self._access, rows, at, times, late)
+            written: Written = handed("write.unsealed").write(self._access, rows, at, times, late)
             return written
         (done,) = commit_steps(UnsealedWriteStep(self._access, materialize_once(rows), at, times, late))
         assert isinstance(done, Written)
@@ -126,7 +127,7 @@ class Collection(OneProcess):
         Without key columns a row is known by all of its columns: those that are not there yet are added, once.
         """
         if is_spark_frame(rows):
-            committed: Committed = handed("changing").upsert(self._access, rows)
+            committed: Committed = handed("write.upsert_delete").upsert(self._access, rows)
             return committed
         return delta.change(self._access, delta.upsert_delta(rows), "upsert")
 
@@ -137,7 +138,7 @@ class Collection(OneProcess):
         columns a row is known by all of its columns, and all of them are needed.
         """
         if is_spark_frame(keys) and where is None:
-            committed: Committed = handed("changing").delete(self._access, keys)
+            committed: Committed = handed("write.upsert_delete").delete(self._access, keys)
             return committed
         return delta.change(self._access, delta.delete_delta(keys, where), "delete")
 

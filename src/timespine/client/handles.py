@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from timespine.client.access import Access, Shared
-from timespine.client.catalog import Entry, first_name
+from timespine.client.catalog.catalog import Entry, first_name
+from timespine.client.context import Access, Shared
 from timespine.locks import Lock
 
 

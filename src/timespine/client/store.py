@@ -11,37 +11,44 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from timespine.client import bulk_load, file_source
-from timespine.client.access import Access, Shared, decoded_schema
-from timespine.client.acquire import WAIT_S
-from timespine.client.alike import check_alike, check_merging, rule_of
-from timespine.client.catalog import Catalog, Entry, Names, check_name, discarded, retained_by_all, taken_over
-from timespine.client.closing import end_background
+from timespine.client.catalog.catalog import Catalog, Entry, Names, check_name, discarded, retained_by_all, taken_over
+from timespine.client.catalog.create import Nursery, entry_of, shape_of
+from timespine.client.catalog.drop import Dropping
+from timespine.client.catalog.retention import (
+    Policy,
+    Retention,
+    change_deadline,
+    change_policy,
+    policy_of_store,
+    retention_of,
+)
+from timespine.client.catalog.same_definition import check_alike, check_merging, rule_of
+from timespine.client.close_store import end_background
 from timespine.client.collection import Collection
-from timespine.client.committer import STORE_CLOSED, Committer
-from timespine.client.driver import Driver, fresh_id
-from timespine.client.dropping import Dropping
+from timespine.client.commit.driver import Driver, fresh_id
+from timespine.client.commit.group_commit import STORE_CLOSED, Committer
+from timespine.client.context import Access, Shared, decoded_schema
+from timespine.client.diagnostics.metrics import of_store
 from timespine.client.handles import Handles
-from timespine.client.heart import Heart
-from timespine.client.leases import Leases
-from timespine.client.maintenance import Maintenance
-from timespine.client.metrics import of_store
-from timespine.client.moments import Moment, Progress, checked_clock, to_time
-from timespine.client.multi_snapshot import MultiSnapshot, snapshot_many
-from timespine.client.nursery import Nursery, entry_of, shape_of
-from timespine.client.one_process import OneProcess
-from timespine.client.report import Report, said
+from timespine.client.load import bulk_load, file_source
+from timespine.client.maintenance.heartbeat import Heart
+from timespine.client.maintenance.report import Report, said
+from timespine.client.maintenance.scheduler import Maintenance
+from timespine.client.maintenance.vacuum import Vacuumed, vacuum
+from timespine.client.process_guard import OneProcess
+from timespine.client.read.acquire import WAIT_S
+from timespine.client.read.leases import Leases
+from timespine.client.read.multi_snapshot import MultiSnapshot, snapshot_many
 from timespine.client.results import Sealed
-from timespine.client.retention import Policy, Retention, change_deadline, change_policy, policy_of_store, retention_of
-from timespine.client.transaction import Transaction, as_list
-from timespine.client.vacuum import Vacuumed, vacuum
-from timespine.columnar.cache import PartCache
-from timespine.columnar.engine import Engine
-from timespine.columnar.runs import count
-from timespine.columnar.schema import Schema, infer
+from timespine.client.time_args import Moment, Progress, checked_clock, to_time
+from timespine.client.write.transaction import Transaction, as_list
+from timespine.columnar.merge_engine import Engine
+from timespine.columnar.parts.cache import PartCache
+from timespine.columnar.parts.hollow_run import count
+from timespine.columnar.schema.schema import Schema, infer
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
-from timespine.core.layers import Merging
+from timespine.core.spine.layers import Merging
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import ClosedError, CollectionExists, TimespineError, Unavailable, UsageError, shown
 from timespine.location.blob import Blob
@@ -145,13 +152,13 @@ class Store(OneProcess):
     ) -> Collection:
         """Create a collection. `if_exists="open"` opens one of the same shape; `replace=True` takes its name over.
 
-        `key` and `value` map names to types (`columnar.type_text` has their names). Or `schema` gives all columns: a
+        `key` and `value` map names to types (`columnar.schema.type_names` lists them). Or `schema` gives all columns: a
         text such as "id bigint, name string", an Arrow schema or a StructType of Spark; then `key` names columns.
         The name of a collection that was dropped stays blocked, unless `replace=True` takes it.
         "The same shape": the same schema, or one that it had before it was evolved, the same timeline and, if given,
         the same `retain`, `forget_within` and `merging`.
         `merging` is the rule by which its batches are merged, for good: "fueled", unless given, bounds the batches that
-        a reader meets; "by level" (`timespine.core.by_level`) never merges what has not expired yet.
+        a reader meets; "by level" (`timespine.core.spine.policy_leveled`) never merges what has not expired yet.
         """
         made = shape_of(key, value, schema, cluster, arity)
         options = {"replace": replace, "if_exists": if_exists, "merging": merging, "forget_within": forget_within}
@@ -407,7 +414,7 @@ class Store(OneProcess):
         self._learn(self._catalog.read())
 
     def set_retention(self, name: str, retain_ms: int | None) -> None:
-        """Change how long a collection keeps history: see `timespine.client.retention.policy_of`."""
+        """Change how long a collection keeps history: see `timespine.client.catalog.retention.policy_of`."""
         self._committer.check_writable()
         # A handle that is open knows its collection by id, whatever it is called by now.
         opened = next((access for access in self.handles.all() if access.name == name), None)

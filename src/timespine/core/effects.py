@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from timespine.core.hollow import Count, HollowBatch
-from timespine.core.layers import MergeRequest
+from timespine.core.batch import Count, HollowBatch
+from timespine.core.spine.layers import MergeRequest
 
 
 class MergeOutput(msgspec.Struct, frozen=True):

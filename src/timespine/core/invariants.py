@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from timespine.config import TURN_MS_MAX
-from timespine.core.flat import validate_deep
+from timespine.core.encoding.flat_spine import validate_deep
 from timespine.core.state import State, Status
 from timespine.core.totals import FIELDS
 from timespine.errors import CorruptionError

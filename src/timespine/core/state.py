@@ -19,11 +19,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from timespine.core.forest import Forest
-from timespine.core.hollow import Count, HollowBatch, Part
-from timespine.core.layers import Merging
-from timespine.core.spine import Spine, empty_spine
+from timespine.core.batch import Count, HollowBatch, Part
+from timespine.core.spine.layers import Merging
+from timespine.core.spine.spine import Spine, empty_spine
 from timespine.core.totals import NOTHING, Totals
+from timespine.core.unsealed_index import Forest
 from timespine.ids import check_segment
 from timespine.model.frontier import Frontier
 from timespine.model.time import check_arity

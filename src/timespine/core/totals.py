@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from timespine.core.hollow import Count
+from timespine.core.batch import Count
 
 COUNT_MAX = 1 << 62
 """The largest total: more than that is not counted."""

@@ -7,11 +7,11 @@ With n updates appended, maintenance writes at most
     n * (log2 n + 2)
 
 updates, whatever the arrival pattern. (By the fueled rule. By level, this holds for batches of about the same
-size, as `core/by_level.py` derives. What somebody asks for with `compact` comes on top, and so does one rewrite
-per `forget_within` of what may hold expired history.)
+size, as `core/spine/policy_leveled.py` derives. What a user asks for with `compact` comes on top, and so does one
+rewrite per `forget_within` of what may hold expired history.)
 
-- *Requests of the spine*: an update takes part in one only to rise at least one layer (`core/fueled.py`), and it
-  is written once for all of them that are answered together. With n updates there are at most ceil(log2 n) + 2
+- *Requests of the spine*: an update takes part in one only to rise at least one layer (`core/spine/policy_fueled.py`),
+  and it is written once for all of them that are answered together. With n updates there are at most ceil(log2 n) + 2
   layers, and only the updates of one-row batches begin in the lowest. So at most log2 n + 1 per update.
   `tests/core/test_upkeep.py` checks that together with what follows.
 - *Extra work*, that no request asks for: it is charged to `Totals.extra_rows` before it is done, in the same
@@ -46,10 +46,10 @@ from __future__ import annotations
 import enum
 import math
 
-from timespine.core import rope as ropes
-from timespine.core.hollow import HollowBatch, Order
-from timespine.core.layers import Merging, SpineBatch
-from timespine.core.spine import Spine
+from timespine.core.batch import HollowBatch, Order
+from timespine.core.spine import rope as ropes
+from timespine.core.spine.layers import Merging, SpineBatch
+from timespine.core.spine.spine import Spine
 from timespine.core.state import Rollup, State, rewritten_ms
 
 RUN_ROWS = 8192

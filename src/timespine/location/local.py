@@ -35,7 +35,8 @@ from collections.abc import Iterator
 
 from timespine.errors import CorruptionError, Determinate, Indeterminate, ReadOnlyStore, Unavailable, UsageError
 from timespine.ids import BlobKey, is_segment, parse_blob_key, parse_blob_prefix
-from timespine.location.arguments import (
+from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
+from timespine.location.checks import (
     check_get,
     check_get_range,
     check_inside,
@@ -44,7 +45,6 @@ from timespine.location.arguments import (
     check_same,
     check_size,
 )
-from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
 from timespine.location.durable import PRIVATE_FOLDER, SPACE, make_folders, no_space, set_mode, sync
 
 TEMPORARY = ".tmp"

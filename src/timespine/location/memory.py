@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from timespine.ids import parse_blob_key, parse_blob_prefix
-from timespine.location.arguments import (
+from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
+from timespine.location.checks import (
     check_get,
     check_get_range,
     check_inside,
@@ -23,7 +24,6 @@ from timespine.location.arguments import (
     check_truncate,
     check_writes,
 )
-from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
 from timespine.location.consensus import Entry, Write, differing
 from timespine.locks import Lock
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from timespine.errors import CorruptionError, UsageError
 from timespine.location import reserve
-from timespine.location.arguments import check_key, check_scan, check_text, check_truncate, check_writes
+from timespine.location.checks import check_key, check_scan, check_text, check_truncate, check_writes
 from timespine.location.consensus import Entry, Write, differing
 from timespine.location.durable import PRIVATE_FILE, mode_of
-from timespine.location.sqlite_at_rest import SqliteFileAtRest
 from timespine.location.sqlite_file import SqliteFile
 from timespine.location.sqlite_mark import Appended
+from timespine.location.sqlite_readonly import SqliteFileAtRest
 
 WAIT_S = 10.0
 """How long a call waits, by default, for its turn."""

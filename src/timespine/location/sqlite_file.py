@@ -5,7 +5,7 @@ never wait for writers. Three things are not obvious:
 
 - *Turns.* SQLite's own waiting (busy_timeout) lets whoever asks most often win:
   with four processes some wait for seconds. So writers take turns on two file
-  locks (`timespine.location.turns`). All checkpoints run inside a turn too,
+  locks (`timespine.location.fair_lock`). All checkpoints run inside a turn too,
   which keeps clear of a race between them that can corrupt the file before
   SQLite 3.51.3 (sqlite.org/wal.html#walresetbug).
 - *Forks.* A forked child inherits SQLite's belief that the process holds its
@@ -51,11 +51,11 @@ from timespine.errors import (
     VersionError,
     WrongProcess,
 )
-from timespine.location.arguments import check_open
+from timespine.location.checks import check_open
 from timespine.location.durable import PRIVATE_FILE, SPACE, mode_of, no_space, open_regular, sync_path
-from timespine.location.mounts import mount_table, refuse_network_file_system
+from timespine.location.fair_lock import WriteLine
+from timespine.location.network_fs import mount_table, refuse_network_file_system
 from timespine.location.sqlite_mark import Appended, SqliteMark
-from timespine.location.turns import WriteLine
 from timespine.locks import Lock, Place, can_hold
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from timespine.errors import Determinate, Indeterminate, Unavailable, UsageError
-from timespine.location.arguments import check_writes
 from timespine.location.blob import BLOB_BYTES_MAX, Blob, BlobInfo
+from timespine.location.checks import check_writes
 from timespine.location.consensus import Consensus, Entry, Write
 from timespine.locks import Lock
 

@@ -12,26 +12,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# SUBTLE: not when it is asked for, like the others: whoever imports the module of the same name first would find
-# that module under the name, and not the function (test_session.py).
-from timespine.spark.session import session
-
 if TYPE_CHECKING:
     from timespine.client.collection import Collection
-    from timespine.spark.each_batch import foreach_batch
-    from timespine.spark.merging import merging_on
-    from timespine.spark.reading import release
-    from timespine.spark.session import prepare
-    from timespine.spark.sql import register
-    from timespine.spark.together import foreach_batch_together
+    from timespine.spark.merge_job import merging_on
+    from timespine.spark.read.sql import register
+    from timespine.spark.read.to_spark import release
+    from timespine.spark.setup.session import prepare, session
+    from timespine.spark.stream.foreach_batch import foreach_batch
+    from timespine.spark.stream.foreach_batch_multi import foreach_batch_together
 
 _FROM = {
-    "foreach_batch": "each_batch",
-    "foreach_batch_together": "together",
-    "merging_on": "merging",
-    "prepare": "session",
-    "register": "sql",
-    "release": "reading",
+    "foreach_batch": "stream.foreach_batch",
+    "foreach_batch_together": "stream.foreach_batch_multi",
+    "merging_on": "merge_job",
+    "prepare": "setup.session",
+    "register": "read.sql",
+    "release": "read.to_spark",
+    "session": "setup.session",
 }
 """Where things are; loaded when they are asked for, so that a worker does not load what it does not need."""
 
@@ -46,21 +43,21 @@ def __getattr__(name: str) -> Any:
 
 def drop_sink(collection: Collection, name: str) -> int:
     """Forget a streaming sink, by its name or the id of its query; how many records there were of it."""
-    from timespine.spark.sinks import drop_sink
+    from timespine.spark.stream.sink_progress import drop_sink
 
     return drop_sink(collection._access, name)
 
 
 def drop_reads(collection: Collection) -> int:
     """End what `spark.read` and `register` hold of a collection, before its term; how many leases that were."""
-    from timespine.spark.leases import drop_reads
+    from timespine.spark.read.read_leases import drop_reads
 
     return drop_reads(collection._access)
 
 
 def drop_hold(collection: Collection, name: str) -> bool:
     """End the hold of a stream that will not go on; whether there was one."""
-    from timespine.spark.feed import drop_hold
+    from timespine.spark.read.stream_reader import drop_hold
 
     return drop_hold(collection._access, name)
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from timespine.errors import TimespineError, UsageError, shown
-from timespine.spark.kinds import CHANGE_TYPE, DELETE, KINDS, SEQUENCE, UPSERT
+from timespine.spark.change_types import CHANGE_TYPE, DELETE, KINDS, SEQUENCE, UPSERT
 from timespine.spark.names import quoted
 
 if TYPE_CHECKING:

@@ -339,7 +339,7 @@ def _rendered(case: Case, actual: tuple[str, ...], rule: str) -> list[str]:
 
 def default_registry() -> Registry:
     """The directives of all machines that Timespine has."""
-    from timespine.testing.trace_directives import TRACE
+    from timespine.testing.scripts.trace_directives import TRACE
 
     registry = Registry()
     registry.add(TRACE)

@@ -22,13 +22,13 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 
-from timespine.testing import checker
-from timespine.testing.checker import FAULT_KINDS, FLAVOURS, Result
-from timespine.testing.parquet import PATHS
-from timespine.testing.simulator import Faults
+from timespine.testing.formats.parquet import PATHS
+from timespine.testing.simulator import checker
+from timespine.testing.simulator.checker import FAULT_KINDS, FLAVOURS, Result
+from timespine.testing.simulator.simulator import Faults
+from timespine.testing.simulator.streams import POINTS
+from timespine.testing.simulator.violation import Violation
 from timespine.testing.stores import course
-from timespine.testing.streams import POINTS
-from timespine.testing.violation import Violation
 
 CHUNK = 25
 """Histories that a worker runs between two reports."""

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from timespine.core.hollow import HollowBatch, Order, Part, Run, wrap_int64
-from timespine.core.merging import apply_merge_result
-from timespine.core.spine import Spine, empty_spine
+from timespine.core.batch import HollowBatch, Order, Part, Run, wrap_int64
+from timespine.core.spine.merge_result import apply_merge_result
+from timespine.core.spine.spine import Spine, empty_spine
 from timespine.model.description import Description
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.oracle import Update

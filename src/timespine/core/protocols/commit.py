@@ -15,11 +15,11 @@ from typing import NoReturn
 
 import msgspec
 
-from timespine.core.codec import encode_diff, encode_state
-from timespine.core.diff import diff
 from timespine.core.effects import CompareAndSet, Now, Protocol, Scan, Sleep
+from timespine.core.encoding.codec import encode_diff, encode_state
+from timespine.core.encoding.state_diff import diff
 from timespine.core.group import Answers, CommittedBefore, Group, Judged, Refused, Transaction, judge
-from timespine.core.protocols.fetch import refresh
+from timespine.core.protocols.load_state import refresh
 from timespine.core.protocols.session import Frozen, Session, determinately_retried, pause_ms, retried
 from timespine.core.state import UNBORN, Commit, State
 from timespine.core.transitions import (
@@ -58,7 +58,7 @@ def enter(session: Session, *collections: str) -> Protocol[None]:
 
     SUBTLE: a session that was expired must not come back under the same id, or a
     group of it whose outcome is unknown could be applied twice. So this is done
-    only before the first commit (tests/core/test_commit.py).
+    only before the first commit (tests/core/protocols/test_commit.py).
     """
     yield from resolve(session)
     term = session.config.writer_lease_ms
@@ -112,7 +112,7 @@ def commit_repeatable(session: Session, *transactions: Transaction) -> Protocol[
 
     If a reply is lost, and storage does not tell the outcome, they are judged again: a lease that is there is
     granted as it is. A lease that was expired before it is judged again is registered once more. Both are harmless:
-    a lease that has no owner lasts for its term (tests/client/test_read_path.py).
+    a lease that has no owner lasts for its term (tests/client/read/test_read_path.py).
     """
     yield from resolve(session)
     return (yield from commit_group(session, Group(transactions)))

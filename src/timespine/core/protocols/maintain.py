@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from timespine.config import Config
-from timespine.core import rope as ropes
-from timespine.core.codec import encode_state
+from timespine.core.batch import HollowBatch, Order, Run
 from timespine.core.effects import DeleteBlobs, FreshId, MergeRuns, Now, Output, Protocol, PutBlob
+from timespine.core.encoding.codec import encode_state
 from timespine.core.group import Refused
-from timespine.core.hollow import HollowBatch, Order, Run
-from timespine.core.layers import MergeRequest
-from timespine.core.merging import Applied
-from timespine.core.protocols.collect import delete_written
 from timespine.core.protocols.commit import commit
-from timespine.core.protocols.fetch import refresh
+from timespine.core.protocols.garbage import delete_written
+from timespine.core.protocols.load_state import refresh
 from timespine.core.protocols.session import Session, retried
+from timespine.core.spine import rope as ropes
+from timespine.core.spine.layers import MergeRequest
+from timespine.core.spine.merge_result import Applied
 from timespine.core.state import State, is_last, rewritten_ms
 from timespine.core.transitions import (
     AddRollup,
@@ -28,7 +28,7 @@ from timespine.core.transitions import (
     Trim,
 )
 from timespine.core.transitions.merges import is_at_work
-from timespine.core.transitions.push import truncated
+from timespine.core.transitions.trace_push import truncated
 from timespine.errors import Fenced, TimespineError, Unavailable
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier

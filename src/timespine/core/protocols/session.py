@@ -25,7 +25,7 @@ class Frozen:
 
 @dataclass(slots=True)
 class Session:
-    """One process and store. Not for several threads at once: `client.session` has one that is."""
+    """One process and store. Not for several threads at once: `client.commit.session` has one that is."""
 
     committer: str
     """Its committer id: fresh for every session."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import msgspec
 
 from timespine.config import DEFAULT
-from timespine.core.hollow import HollowBatch, Run
-from timespine.core.shape import check_hollow
+from timespine.core.batch import HollowBatch, Run
+from timespine.core.encoding.validate import check_hollow
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
-from timespine.core.transitions.push import drained_runs, pushed, remember, rewritten, truncated
+from timespine.core.transitions.trace_push import drained_runs, pushed, remember, rewritten, truncated
 from timespine.core.transitions.writers import refuse_stale_schemas, refuse_unknown_schemas, refuse_unregistered
 from timespine.errors import (
     ClosedError,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from timespine.core import rope as ropes
-from timespine.core.forest import Forest
-from timespine.core.hollow import Count, Part, empty_batch
-from timespine.core.layers import Layer, SpineBatch
-from timespine.core.spine import Spine
+from timespine.core.batch import Count, Part, empty_batch
+from timespine.core.spine import rope as ropes
+from timespine.core.spine.layers import Layer, SpineBatch
+from timespine.core.spine.spine import Spine
 from timespine.core.state import Commit, Forgetting, NoOp, Rollup, State, Status
 from timespine.core.transitions.writers import refuse_unregistered
+from timespine.core.unsealed_index import Forest
 from timespine.errors import CollectionInUse, SchemaConflict, TimespineError, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import CLOSED, Frontier

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from timespine.config import DEFAULT
-from timespine.core.hollow import Count, HollowBatch, Part
-from timespine.core.merging import Applied, apply_merge_result
-from timespine.core.shape import check_hollow
-from timespine.core.spine import Spine
+from timespine.core.batch import Count, HollowBatch, Part
+from timespine.core.encoding.validate import check_hollow
+from timespine.core.spine.merge_result import Applied, apply_merge_result
+from timespine.core.spine.spine import Spine
 from timespine.core.state import Claim, Commit, NoOp, State
 from timespine.core.totals import Totals
-from timespine.core.transitions.push import with_live_claims
+from timespine.core.transitions.trace_push import with_live_claims
 from timespine.core.transitions.writers import check_term, refuse_unregistered
 from timespine.errors import Fenced, InlineBudgetExceeded, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key
@@ -149,7 +149,7 @@ def _refuse_blobs(state: State, command: ApplyMerge, replaced: set[str]) -> Time
     SUBTLE: a blob that is not new must be one that the result replaces. A late
     result that passes a part through by reference, after another merge dropped
     that part, would bring back a blob that may be deleted already
-    (tests/core/test_merges.py).
+    (tests/core/transitions/test_merges.py).
 
     A transition cannot look inside a hollow run, so a result names the listed parts that it passes through or
     takes parts from (`passed`). While the state lists a hollow run, all that is inside of it is reachable and

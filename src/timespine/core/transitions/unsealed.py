@@ -22,12 +22,12 @@ from collections.abc import Iterable
 import msgspec
 
 from timespine.config import DEFAULT
-from timespine.core.forest import Forest, UnsealedBatch
-from timespine.core.hollow import Part
-from timespine.core.shape import check_parts
+from timespine.core.batch import Part
+from timespine.core.encoding.validate import check_parts
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
-from timespine.core.transitions.push import drained_runs, pushed, remember, truncated
+from timespine.core.transitions.trace_push import drained_runs, pushed, remember, truncated
 from timespine.core.transitions.writers import refuse_stale_schemas, refuse_unknown_schemas, refuse_unregistered
+from timespine.core.unsealed_index import Forest, UnsealedBatch
 from timespine.errors import ClosedError, InlineBudgetExceeded, LateRows, TimespineError, UsageError
 from timespine.model import time as times
 from timespine.model.frontier import Frontier, check_arity_of

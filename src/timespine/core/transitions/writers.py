@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from timespine.core.hollow import Part
+from timespine.core.batch import Part
 from timespine.core.state import Commit, Committer, Lease, NoOp, Reader, State
 from timespine.errors import Fenced, SchemaChanged, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key

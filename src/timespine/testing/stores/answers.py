@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from timespine.columnar.schema import DIFF, Schema
+from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.core.state import State
+from timespine.testing.simulator.violation import check_name
 from timespine.testing.stores.calls import Call, marked
 from timespine.testing.stores.world import Counts, StoreWorld, Written, schema_of
-from timespine.testing.violation import check_name
 
 Pair = tuple[int, str]
 """A row as calls write it: its key and its value."""

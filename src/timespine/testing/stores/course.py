@@ -13,13 +13,13 @@ from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
-from timespine.client import driver, retry, turn
 from timespine.client.collection import Collection
+from timespine.client.commit import driver, retry, turn
 from timespine.client.store import Store
 from timespine.core.state import State, Status
-from timespine.testing.checker import Result
-from timespine.testing.remembering import remembering
-from timespine.testing.simulator import Faults
+from timespine.testing.simulator.checker import Result
+from timespine.testing.simulator.remembering import remembering
+from timespine.testing.simulator.simulator import Faults
 from timespine.testing.stores.answers import Answers, counted, last_of, pair_of
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.history import History, StoreProcess

@@ -12,7 +12,7 @@ from typing import Any
 from timespine.client.store import Store
 from timespine.config import Config
 from timespine.errors import TimespineError
-from timespine.testing.simulator import Faults
+from timespine.testing.simulator.simulator import Faults
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.ports import SimulatedBlob, SimulatedConsensus, Storage
 from timespine.testing.stores.scheduler import Killed, Process, Scheduler, Task

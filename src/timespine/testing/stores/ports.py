@@ -9,7 +9,8 @@ from typing import TypeVar
 from timespine.core.effects import CompareAndSet, DeleteBlobs, GetBlob, ListBlobs, PutBlob, Scan, Truncate
 from timespine.errors import Determinate, Indeterminate
 from timespine.ids import parse_blob_key, parse_blob_prefix
-from timespine.location.arguments import (
+from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
+from timespine.location.checks import (
     check_get,
     check_get_range,
     check_inside,
@@ -22,9 +23,8 @@ from timespine.location.arguments import (
     check_truncate,
     check_writes,
 )
-from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
 from timespine.location.consensus import Entry, Write
-from timespine.testing.simulator import KINDS, as_conflict
+from timespine.testing.simulator.simulator import KINDS, as_conflict
 from timespine.testing.stores.scheduler import Scheduler
 from timespine.testing.stores.world import StoreWorld
 

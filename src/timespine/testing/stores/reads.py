@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from timespine.client.change_feed import ChangeFeed
-from timespine.client.commit_stream import CommitEvent as Heard
-from timespine.client.commit_stream import CommitStream
-from timespine.columnar.schema import DIFF, TIME, Schema
+from timespine.client.read.change_feed import ChangeFeed
+from timespine.client.read.commit_stream import CommitEvent as Heard
+from timespine.client.read.commit_stream import CommitStream
+from timespine.columnar.schema.schema import DIFF, TIME, Schema
 from timespine.errors import HandleExpired, NotSealed, SinceError, UsageError
 from timespine.testing.stores.answers import counted, last_of, written_of
 from timespine.testing.stores.calls import Call

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from timespine.client import catalog
-from timespine.client.holds import Hold
+from timespine.client.catalog import catalog
+from timespine.client.read.holds import Hold
 from timespine.errors import Fenced, SchemaConflict, SinceError, Unavailable, UsageError
+from timespine.testing.simulator.violation import BrokenPromise
 from timespine.testing.stores.answers import counted, last_of
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.users import EXTRAS, SHAPE, TIMELINES, Caller, Kinds
-from timespine.testing.violation import BrokenPromise
 
 
 @dataclass(slots=True)

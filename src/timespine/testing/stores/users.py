@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from timespine.client.collection import Collection
-from timespine.client.leases import LeasedState
+from timespine.client.read.leases import LeasedState
 from timespine.client.store import Store
 from timespine.errors import (
     ClosedError,
@@ -25,10 +25,10 @@ from timespine.errors import (
     UsageError,
     VersionError,
 )
+from timespine.testing.simulator.violation import BrokenPromise, check_name
 from timespine.testing.stores.answers import Answers, last_of
 from timespine.testing.stores.calls import Call
 from timespine.testing.stores.history import History, StoreProcess
-from timespine.testing.violation import BrokenPromise, check_name
 
 KEYS = 6
 """Keys that rows have."""

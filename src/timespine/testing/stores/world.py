@@ -17,22 +17,22 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from timespine.client import catalog
-from timespine.columnar.inline import decode_inline
-from timespine.columnar.schema import DIFF, Schema
+from timespine.client.catalog import catalog
+from timespine.columnar.parts.inline import decode_inline
+from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.config import DEFAULT
-from timespine.core.codec import decode_diff, decode_run, decode_state
-from timespine.core.diff import StateDiff, apply_diff
+from timespine.core.batch import Part
 from timespine.core.effects import CompareAndSet, DeleteBlobs, PutBlob
+from timespine.core.encoding.codec import decode_diff, decode_run, decode_state
+from timespine.core.encoding.state_diff import StateDiff, apply_diff
 from timespine.core.envelope import Kind, kind_of
-from timespine.core.hollow import Part
 from timespine.core.invariants import violations
-from timespine.core.plan import plan_all, seen_through
-from timespine.core.protocols.collect import references
+from timespine.core.protocols.garbage import references
+from timespine.core.read_plan import plan_all, seen_through
 from timespine.core.state import State, Status
 from timespine.errors import TimespineError
+from timespine.testing.simulator.world import World
 from timespine.testing.stores.calls import marked
-from timespine.testing.world import World
 
 Written = tuple[tuple[int, object], ...]
 """A row as it is stored: the values of its columns, by the id of the column."""

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from timespine.client.collection import Collection
-from timespine.client.transaction import Transaction
-from timespine.columnar.schema import DIFF, TIME
+from timespine.client.write.transaction import Transaction
+from timespine.columnar.schema.schema import DIFF, TIME
 from timespine.errors import CollectionExists, Fenced, LateRows, NameBlocked, SchemaChanged, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
 from timespine.testing.stores.answers import Pair, pair_of

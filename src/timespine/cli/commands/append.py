@@ -1,0 +1,174 @@
+"""Verbs that write rows: append, load."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from timespine.cli.input.load_errors import LoadedFiles
+from timespine.cli.input.read_rows import FileFormat, read_rows
+from timespine.cli.input.source import STDIN
+from timespine.cli.options import (
+    ClusterColumns,
+    MergingOption,
+    Name,
+    Output,
+    Replace,
+    Retain,
+    StorePath,
+    Timeline,
+    TimelineOption,
+    check_path,
+    opened,
+    to_moment,
+    to_progress,
+)
+from timespine.cli.output.destination import for_document
+from timespine.cli.output.progress import progress, waiting
+from timespine.cli.output.row_writers import write_done
+from timespine.cli.output.text import counted, typed
+from timespine.client.diagnostics.inspect import plain
+from timespine.errors import UsageError
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="A file, or - for standard input.", show_default=False)]
+FormatOption = Annotated[
+    FileFormat | None,
+    typer.Option("--format", help="What the file holds, if its name does not say so.", show_default=False),
+]
+At = Annotated[
+    str | None,
+    typer.Option("--at", metavar="TIME", help="The time of the rows; else the next free one.", show_default=False),
+]
+Upper = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--upper",
+        metavar="TIME",
+        help="The collection is complete below this afterwards. With several coordinates it may be repeated.",
+        show_default=False,
+    ),
+]
+ExpectedUpper = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--expected-upper",
+        metavar="TIME",
+        help="Only if the collection is complete exactly below this: else exit code 3. May be repeated like --upper.",
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command("append")(append)
+    app.command("load")(load)
+
+
+def append(
+    store: StorePath,
+    name: Name,
+    file: File,
+    format: FormatOption = None,
+    at: At = None,
+    upper: Upper = None,
+    expected_upper: ExpectedUpper = None,
+    upsert: Annotated[
+        bool, typer.Option("--upsert", help="Rows take the place of those with the same key, or are added.")
+    ] = False,
+    output: Output = None,
+) -> None:
+    """Add the rows of a CSV, JSON lines or Parquet file, all in one commit or none.
+
+    Columns are read as the types of the collection; the columns _time and _diff,
+    if there are any, say when and how often. Dates and times are ISO 8601, binary
+    values base64. In CSV an empty cell is null, and "" in quotes an empty text.
+    Merging is left to `timespine maintain`.
+
+    \b
+    Example:
+      timespine append ./data orders orders.csv --at 7
+      cat changed.jsonl | timespine append ./data orders - --format json --upsert
+    """
+    where = for_document(output)
+    if upsert and (at is not None or upper or expected_upper):
+        raise UsageError("--upsert works out the time by itself: leave out --at, --upper and --expected-upper")
+    check_path(file, "the file")
+    moment, complete, expected = to_moment(at), to_progress(upper), to_progress(expected_upper)
+    with opened(store, writes_rows=True) as open_store:
+        collection = open_store.collection(name)
+        schema = collection.schema
+        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
+            rows = read_rows(file, format, schema)
+        with waiting(f"appending {counted(rows.num_rows, 'row')}"):
+            if upsert:
+                done = collection.upsert(rows)
+            else:
+                done = collection.append(rows, at=moment, upper=complete, expected_upper=expected)
+    result = {
+        "rows": rows.num_rows,
+        "updates": done.rows,
+        "time": done.time,
+        "upper": plain(done.upper),
+        "seqno": done.seqno,
+    }
+    when = f" at {typed(done.time)}" if done.time is not None else ""
+    what = f"{counted(rows.num_rows, 'row')}, {counted(done.rows, 'update')}{when}"
+    write_done(where, result, lambda: f"{what}; complete below {typed(done.upper)}\n")
+
+
+def load(
+    store: StorePath,
+    name: Name,
+    path: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help="A Parquet file, a folder of them, or a Delta table.", show_default=False),
+    ],
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="NAME", help="A key column. May be repeated.", show_default=False),
+    ] = None,
+    cluster: ClusterColumns = None,
+    timeline: TimelineOption = Timeline.clock,
+    retain: Retain = None,
+    merging: MergingOption = None,
+    replace: Replace = False,
+    output: Output = None,
+) -> None:
+    """Make a new collection of an existing Parquet or Delta table, in one commit.
+
+    \b
+    Example:
+      timespine load ./data orders ./orders.parquet --key id
+    """
+    where = for_document(output)
+    check_path(path, "what to load")
+    source = LoadedFiles(Path(path))
+    rows = 0
+
+    def taken(done: int) -> None:
+        nonlocal rows
+        rows = done
+        told(done, source.rows)
+
+    with opened(store, writes_rows=True) as open_store, progress(f"loading {name}") as told:
+        try:
+            made = open_store.load(
+                name,
+                path,
+                key=key or (),
+                cluster=cluster or (),
+                progress=taken,
+                timeline=timeline.value,
+                retain=retain,
+                merging=merging.rule if merging else None,
+                replace=replace,
+            )
+        except UsageError as error:
+            raise UsageError(source.blamed(rows, error)) from error
+        upper = plain(made.upper)
+    result = {"name": name, "id": made.id, "rows": rows, "upper": upper}
+    write_done(where, result, lambda: f"{counted(rows, 'row')} loaded into {name}; complete below {typed(upper)}\n")

@@ -1,0 +1,316 @@
+"""Verbs about the store and its collections: init, create, list, describe, history, rename, drop."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from timespine.cli.options import (
+    ClusterColumns,
+    ForgetWithin,
+    MergingOption,
+    Name,
+    Output,
+    Replace,
+    Retain,
+    StorePath,
+    Timeline,
+    TimelineOption,
+    To,
+    check_path,
+    opened,
+    to_types,
+)
+from timespine.cli.output.destination import destination, for_document
+from timespine.cli.output.row_writers import write_document, write_done, write_table
+from timespine.cli.output.text import Columns, amplified, clock, fields, size, typed
+from timespine.client.catalog.retention import duration
+from timespine.client.collection import Collection
+from timespine.client.diagnostics.inspect import plain
+from timespine.client.open_store import CONSENSUS
+from timespine.client.store import Store
+from timespine.errors import CorruptionError, UsageError, VersionError
+from timespine.model.time import ARITY_MAX
+
+_LISTED = ("name", "since", "upper", "updates", "bytes", "batches", "state")
+_COSTS = ("write_amplification", "read_amplification", "space_amplification", "garbage_bytes", "log_bytes")
+_COMMITS = ("upper", "committed_ms", "operation", "rows", "bytes")
+
+NewName = Annotated[str, typer.Argument(metavar="NEW", help="The new name.", show_default=False)]
+KeyColumns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key", metavar="NAME:TYPE", help="A key column, such as id:int64. May be repeated.", show_default=False
+    ),
+]
+ValueColumns = Annotated[
+    list[str] | None,
+    typer.Option("--value", metavar="NAME:TYPE", help="A value column. May be repeated.", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command("init")(init)
+    app.command("create")(create)
+    app.command("list")(list_)
+    app.command("describe")(describe)
+    app.command("history")(history)
+    app.command("rename")(rename)
+    app.command("drop")(drop)
+
+
+def init(store: StorePath, output: Output = None) -> None:
+    """Make a store in a folder. One that is there already stays as it is.
+
+    \b
+    Example:
+      timespine init ./data
+    """
+    where = for_document(output)
+    check_path(store, "the folder of the store")
+    root = Path(store)
+    there = (root / CONSENSUS).exists()
+    if not there and root.exists():
+        if not root.is_dir():
+            raise UsageError(f"{store} is a file: give the path of a folder")
+        if any(root.iterdir()):
+            raise UsageError(f"{store} holds other files and is no store: give an empty or a new folder")
+    with opened(store, create=True):
+        pass
+    done = {"store": store, "created": not there}
+    write_done(where, done, lambda: f"{store} {'was a store already' if there else 'is a store now'}\n")
+
+
+def create(
+    store: StorePath,
+    name: Name,
+    key: KeyColumns = None,
+    value: ValueColumns = None,
+    cluster: ClusterColumns = None,
+    timeline: TimelineOption = Timeline.clock,
+    arity: Annotated[
+        int, typer.Option("--arity", metavar="N", min=1, max=ARITY_MAX, help="Coordinates of a time.")
+    ] = 1,
+    retain: Retain = None,
+    forget_within: ForgetWithin = None,
+    merging: MergingOption = None,
+    replace: Replace = False,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Leave a collection of the same name and columns as it is.")
+    ] = False,
+    output: Output = None,
+) -> None:
+    """Make a collection. Without a key, all columns together identify a row.
+
+    \b
+    Types: bool, int8 to int64, uint8 to uint64, float, double, decimal(18,2),
+      string, binary, date, timestamp, timestamp[UTC], list<int64>, struct<a:int64>
+
+    \b
+    Example:
+      timespine create ./data orders --key id:int64 --value customer:string --value total:double
+    """
+    where = for_document(output)
+    if not key and not value:
+        raise UsageError("a collection needs columns: give at least one --key or --value, such as --key id:int64")
+    if replace and if_not_exists:
+        raise UsageError("--replace drops a collection that is there, --if-not-exists keeps it: give one of them")
+    with opened(store) as open_store:
+        made = open_store.create(
+            name,
+            key=to_types(key or (), "--key"),
+            value=to_types(value or (), "--value"),
+            cluster=tuple(cluster or ()),
+            arity=arity,
+            timeline=timeline.value,
+            retain=retain,
+            forget_within=forget_within,
+            merging=merging.rule if merging else None,
+            replace=replace,
+            if_exists="open" if if_not_exists else "error",
+        )
+        write_done(where, {"name": name, "id": made.id}, lambda: f"collection {name} is there\n")
+
+
+def list_(
+    store: StorePath,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also what each costs: amplification, garbage, log.")
+    ] = False,
+    output: Output = None,
+    to: To = None,
+) -> None:
+    """List the collections of a store: how far back and up to when each can be read, and its size.
+
+    \b
+    Example:
+      timespine list ./data
+    """
+    where = destination(output, to)
+    columns = (*_LISTED, *_COSTS) if verbose else _LISTED
+    with opened(store, read_only=True) as open_store:
+        found = [_listed(open_store, name) for name in open_store.names()]
+    write_table(where, columns, [{column: each[column] for column in columns} for each in found])
+
+
+def _listed(store: Store, name: str) -> dict[str, Any]:
+    """One line. A collection that is damaged does not hide the others."""
+    try:
+        found = store.collection(name).inspect()
+    except (CorruptionError, VersionError) as error:
+        damaged = "damaged" if isinstance(error, CorruptionError) else "newer version"
+        return {**dict.fromkeys((*_LISTED, *_COSTS)), "name": name, "state": damaged}
+    costs = found.amplification
+    return {
+        "name": name,
+        "since": found.since,
+        "upper": found.upper,
+        "updates": found.rows,
+        "bytes": found.size,
+        "batches": len(found.batches),
+        "state": "closed" if found.upper is None else "open",
+        "write_amplification": round(costs.write, 2),
+        "read_amplification": costs.read,
+        "space_amplification": round(costs.space, 2),
+        "garbage_bytes": costs.garbage_bytes,
+        "log_bytes": costs.log_bytes,
+    }
+
+
+def describe(store: StorePath, name: Name, output: Output = None, to: To = None) -> None:
+    """Say what a collection is: its columns, its times, how long it keeps history, how large it is.
+
+    \b
+    Example:
+      timespine describe ./data orders
+    """
+    where = for_document(output, to)
+    with opened(store, read_only=True) as open_store:
+        found = _described(open_store.collection(name))
+    write_document(where, found, lambda: _description(found))
+
+
+def _described(collection: Collection) -> dict[str, Any]:
+    state = collection.inspect()
+    schema = collection.schema
+    entry = collection._access.entry
+    retention = collection.retention
+    key = schema.key_names if schema.key else ()
+    return {
+        "name": state.name,
+        "id": state.id,
+        "timeline": entry.timeline,
+        "retain_ms": retention.duration_ms,
+        "retain_by": retention.by,
+        "history": f"kept {retention}, unless expired",
+        "forget_within_ms": collection._access.forget_within_ms,
+        "merging": state.merging,
+        "created_ms": entry.created_ms,
+        "coordinates": schema.arity,
+        "since": state.since,
+        "upper": state.upper,
+        "updates": state.rows,
+        "bytes": state.size,
+        "amplification": asdict(state.amplification),
+        "cost": amplified(state.amplification),
+        "columns": [
+            {
+                "name": field.name,
+                "type": field.type,
+                "role": "key" if field.name in key else "value",
+                "cluster": field.name in schema.cluster_names,
+                "default": field.default,
+            }
+            for field in schema.fields
+        ],
+    }
+
+
+def _description(found: dict[str, Any]) -> str:
+    time = clock if found["timeline"] == "clock" else typed
+    head = fields(
+        [
+            ("name", found["name"]),
+            ("id", found["id"]),
+            ("created", clock(found["created_ms"])),
+            ("times", _times(found)),
+            ("readable from", time(found["since"])),
+            ("complete below", time(found["upper"])),
+            ("history", found["history"]),
+            ("forgotten", f"within {duration(found['forget_within_ms']).removeprefix('for ')} after it expired"),
+            ("merging", found["merging"]),
+            ("size", f"{found['updates']:,} updates, {size(found['bytes'])}"),
+            ("amplification", found["cost"]),
+        ]
+    )
+    names = ("column", "type", "role")
+    rows = [(each["name"], each["type"], f"{each['role']}{', cluster' * each['cluster']}") for each in found["columns"]]
+    columns = Columns(names, rows, cut=False)
+    return f"{head}\n{columns.head()}\n" + "".join(f"{columns.row(row)}\n" for row in rows)
+
+
+def _times(found: dict[str, Any]) -> str:
+    kind = "milliseconds of the wall clock" if found["timeline"] == "clock" else "a counter"
+    return kind if found["coordinates"] == 1 else f"{kind}, {found['coordinates']} coordinates"
+
+
+def history(store: StorePath, name: Name, output: Output = None, to: To = None) -> None:
+    """List what was committed when, oldest first, as far as it is remembered.
+
+    \b
+    Example:
+      timespine history ./data orders
+    """
+    where = destination(output, to)
+    with opened(store, read_only=True) as open_store:
+        entries = open_store.collection(name).history()
+    rows = [
+        {
+            "upper": plain(entry.upper),
+            "committed_ms": entry.committed_ms,
+            "operation": entry.operation,
+            "rows": entry.rows,
+            "bytes": entry.size,
+        }
+        for entry in entries
+    ]
+    write_table(where, _COMMITS, rows)
+
+
+def rename(store: StorePath, name: Name, new: NewName, output: Output = None) -> None:
+    """Give a collection another name.
+
+    \b
+    Example:
+      timespine rename ./data orders orders_2024
+    """
+    where = for_document(output)
+    with opened(store) as open_store:
+        open_store.rename(name, new)
+    write_done(where, {"name": new, "was": name}, lambda: f"{name} is now called {new}\n")
+
+
+def drop(
+    store: StorePath,
+    name: Name,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if there are critical holds on it, which go with it.")
+    ] = False,
+    output: Output = None,
+) -> None:
+    """Remove a collection with all its history. Its files go with the next `timespine maintain`.
+
+    Its name stays blocked: `create --replace` and `load --replace` take it. Dropping it again is fine.
+
+    \b
+    Example:
+      timespine drop ./data orders
+    """
+    where = for_document(output)
+    with opened(store) as open_store:
+        now = open_store.drop(name, force=force)
+    write_done(where, {"dropped": name, "before": not now}, lambda: f"{name} was dropped{'' if now else ' before'}\n")

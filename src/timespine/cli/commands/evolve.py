@@ -1,0 +1,92 @@
+"""The verb about columns: evolve."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from timespine.cli.input.values import from_text
+from timespine.cli.options import Name, Output, StorePath, opened, to_types
+from timespine.cli.output.destination import for_document
+from timespine.cli.output.row_writers import write_done
+from timespine.columnar.schema.types import parse_type
+from timespine.errors import UsageError, shown
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("evolve")(evolve)
+
+
+def _repeated(option: str, metavar: str, help: str) -> Any:
+    return typer.Option(option, metavar=metavar, help=f"{help} May be repeated.", show_default=False)
+
+
+def evolve(
+    store: StorePath,
+    name: Name,
+    add: Annotated[list[str] | None, _repeated("--add", "NAME:TYPE", "A new column, null in old rows.")] = None,
+    default: Annotated[
+        list[str] | None, _repeated("--default", "NAME=VALUE", "What a new column holds instead of null.")
+    ] = None,
+    drop: Annotated[list[str] | None, _repeated("--drop", "NAME", "A column to drop.")] = None,
+    rename: Annotated[list[str] | None, _repeated("--rename", "OLD=NEW", "Another name for a column.")] = None,
+    widen: Annotated[list[str] | None, _repeated("--widen", "NAME:TYPE", "A larger type for a column.")] = None,
+    expected: Annotated[
+        int | None,
+        typer.Option(
+            "--expected",
+            metavar="ID",
+            help="Only if this is the number of the newest schema: else exit code 3.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Change the columns of a collection. No row is rewritten: old rows are seen under the new columns.
+
+    \b
+    Example:
+      timespine evolve ./data orders --add currency:string --default currency=EUR --rename total=amount
+      timespine evolve ./data orders --widen count:int64 --drop note
+    """
+    where = for_document(output)
+    added = _added(to_types(add or (), "--add"), _pairs(default or [], "--default", "currency=EUR"))
+    if not any((add, drop, rename, widen)):
+        raise UsageError("say what changes: --add, --drop, --rename or --widen")
+    with opened(store) as open_store:
+        collection = open_store.collection(name)
+        id = collection.evolve(
+            add=added,
+            drop=drop or (),
+            rename=_pairs(rename or [], "--rename", "total=amount"),
+            widen=to_types(widen or (), "--widen"),
+            expected=expected,
+        )
+        columns = {field.name: field.type for field in collection.schema.fields}
+    result = {"schema": id, "columns": columns}
+    write_done(where, result, lambda: f"schema {id}: {', '.join(f'{each}:{type}' for each, type in columns.items())}\n")
+
+
+def _added(types: dict[str, str], defaults: dict[str, str]) -> dict[str, Any]:
+    """New columns with their types, and defaults where there are some."""
+    unknown = next((name for name in defaults if name not in types), None)
+    if unknown is not None:
+        raise UsageError(f"--default is for a column of --add, and {shown(unknown)} is none")
+    return {
+        name: (type, from_text(defaults[name], parse_type(type))) if name in defaults else type
+        for name, type in types.items()
+    }
+
+
+def _pairs(given: list[str], option: str, example: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for each in given:
+        name, sign, text = each.partition("=")
+        if not sign or not name:
+            raise UsageError(f"{option} {shown(each)} is not NAME=VALUE, such as {example}")
+        if name in pairs:
+            raise UsageError(f"{option} names {shown(name)} twice")
+        pairs[name] = text
+    return pairs

@@ -1,0 +1,227 @@
+"""Verbs that look after a store: compact, maintain, vacuum, doctor, metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from itertools import count
+from typing import Annotated
+
+import typer
+
+from timespine.cli.error_report import CORRUPT, UNAVAILABLE
+from timespine.cli.options import Name, Output, StorePath, To, check_path, opened
+from timespine.cli.output.destination import Destination, Format, destination, for_document
+from timespine.cli.output.progress import progress, waiting
+from timespine.cli.output.row_writers import done, write_document, write_done, write_table
+from timespine.cli.output.text import counted, fields, one_line, size
+from timespine.client.diagnostics.doctor import Report, examine
+from timespine.client.maintenance.report import Report as Upkept
+from timespine.client.open_store import accept_loss as accept_loss_of
+from timespine.client.store import Store
+
+AcceptLoss = Annotated[
+    bool, typer.Option("--accept-loss", help="Accept that the log lost commits, and go on with those that are left.")
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME]...", help="Collections; all, if none is named.", show_default=False),
+]
+
+_FOUND = ("collection", "kind", "what", "key", "message")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command("compact")(compact)
+    app.command("maintain")(maintain)
+    app.command("vacuum")(vacuum)
+    app.command("doctor")(doctor)
+    app.command("metrics")(metrics)
+
+
+def compact(store: StorePath, name: Name, output: Output = None) -> None:
+    """Merge a collection into one run, so that it is read fastest and takes the least space.
+
+    \b
+    Example:
+      timespine compact ./data orders
+    """
+    where = for_document(output)
+    with opened(store) as open_store:
+        collection = open_store.collection(name)
+        before = collection.inspect()
+        with waiting(f"merging {counted(before.rows, 'update')}"):
+            collection.compact(wait=True)
+        after = collection.inspect()
+    result = {
+        "runs": sum(batch.runs for batch in after.batches),
+        "updates": after.rows,
+        "bytes": after.size,
+        "updates_before": before.rows,
+        "bytes_before": before.size,
+    }
+    write_done(
+        where,
+        result,
+        lambda: (
+            f"{counted(result['runs'], 'run')}: {counted(after.rows, 'update')}, {size(after.size)}; "
+            f"before {counted(before.rows, 'update')}, {size(before.size)}\n"
+        ),
+    )
+
+
+def maintain(
+    store: StorePath,
+    names: Names = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Also look for files that crashed writers left behind.")
+    ] = False,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Merge millions of updates by jobs of Spark (needs timespine[spark]).")
+    ] = False,
+    every: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Go on until interrupted, and pause in between.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="With --every: the number of rounds.")] = None,
+    output: Output = None,
+) -> None:
+    """Do all upkeep that is due: merges, retention, expired leases, files that are no longer needed.
+
+    With --spark, where Spark runs is said by SPARK_REMOTE, SPARK_MASTER_URL or spark-defaults; else it is this
+    machine. A job that is stopped harms nothing. Exit code 5 if something could not be done, such as for want of space.
+
+    \b
+    Example:
+      timespine maintain ./data
+      timespine maintain ./data --spark --every 60
+    """
+    where = for_document(output)
+    failures = 0
+    with opened(store) as open_store, _on_spark(open_store) if spark else nullcontext():
+        for number in count(1):
+            with waiting("looking after the store"):
+                report = open_store.maintain(*names or (), sweep=sweep)
+            _tell(report, where)
+            failures += report.failures
+            if every is None or number == rounds:
+                break
+            time.sleep(every)
+    if failures:
+        raise typer.Exit(UNAVAILABLE)
+
+
+@contextmanager
+def _on_spark(store: Store) -> Iterator[None]:
+    """A session of Spark that does the large merges of a store."""
+    from timespine.spark import merging_on
+    from timespine.spark.setup.session import session
+
+    made = session("timespine maintain")
+    try:
+        with merging_on(store, made):
+            yield
+    finally:
+        made.stop()
+
+
+def _tell(report: Upkept, where: Destination) -> None:
+    """Say what a round of upkeep did."""
+    lines = [
+        f"{counted(report.merges, 'merge')}, {counted(report.rollups, 'rollup')}, "
+        f"{counted(report.collected + report.swept, 'file')} deleted, {counted(report.leases, 'lease')} expired",
+        *(f"not done: {one_line(each)}" for each in report.skipped),
+    ]
+    write_done(where, asdict(report), lambda: "".join(f"{line}\n" for line in lines))
+
+
+def vacuum(
+    store: StorePath,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete them; without, they are only listed.")] = False,
+    output: Output = None,
+    to: To = None,
+) -> None:
+    """List the files that no collection can ever reach, left behind by writers that crashed; delete them if told.
+
+    No history is forgotten: `expire` is the verb for that.
+
+    \b
+    Example:
+      timespine vacuum ./data
+      timespine vacuum ./data --delete
+    """
+    where = destination(output, to)
+    with opened(store, read_only=not delete) as open_store, waiting("looking for files that nothing refers to"):
+        found = open_store.vacuum(dry_run=not delete)
+    verb = "deleted" if found.deleted else "could be deleted: run it again with --delete"
+    summary = f"{counted(len(found.blobs), 'file')}, {size(found.bytes)}{f' {verb}' if found.blobs else ''}\n"
+    with done(lambda: summary) if found.deleted else nullcontext():
+        if where.format in (Format.csv, Format.parquet):
+            write_table(where, ("key",), [{"key": key} for key in found.blobs])
+        else:
+            write_document(where, asdict(found), lambda: "".join(f"{key}\n" for key in found.blobs) + summary)
+
+
+def metrics(store: StorePath, output: Output = None, to: To = None) -> None:
+    """Print figures of a store: blobs and bytes of all its collections, and what this process counted.
+
+    \b
+    Example:
+      timespine metrics ./data --output json
+    """
+    where = destination(output, to)
+    with opened(store, read_only=True) as open_store:
+        for name in open_store.names():
+            open_store.description(name)
+            open_store.collection(name)
+        found = open_store.metrics()
+    if where.format in (Format.csv, Format.parquet):
+        write_table(where, ("name", "value"), [{"name": name, "value": float(found[name])} for name in sorted(found)])
+    else:
+        ordered = {name: found[name] for name in sorted(found)}
+        write_document(where, ordered, lambda: fields([(name, f"{value:,g}") for name, value in ordered.items()]))
+
+
+def doctor(
+    store: StorePath, names: Names = None, accept_loss: AcceptLoss = False, output: Output = None, to: To = None
+) -> None:
+    """Check every byte of every file of a store against its checksum. Without --accept-loss, nothing is changed.
+
+    The exit code is 6 if a file is missing or damaged. If the log lost commits, every verb fails, this one too: restore
+    the store from a copy. If there is no copy, --accept-loss keeps what is left of the log, and the store opens again.
+
+    \b
+    Example:
+      timespine doctor ./data
+      timespine doctor ./data --accept-loss
+    """
+    where = destination(output, to)
+    if accept_loss:
+        check_path(store, "the folder of the store")
+        before, found = accept_loss_of(store)
+        counted_before = "an unknown number" if before is None else before
+        typer.echo(f"accepted: {found} entries are there, of {counted_before} that were committed", err=True)
+    with opened(store, read_only=True) as open_store, progress("verifying", unit="bytes") as told:
+        report = examine(open_store, *names or (), progress=told)
+    if where.format in (Format.csv, Format.parquet):
+        write_table(where, _FOUND, [asdict(each) for each in report.findings])
+    else:
+        write_document(where, {**asdict(report), "is_sound": report.is_sound}, lambda: _told(report))
+    if not report.is_sound:
+        raise typer.Exit(CORRUPT)
+
+
+def _told(report: Report) -> str:
+    lines = [
+        f"{each.kind.value}: {each.what}{f' of {each.collection}' if each.collection else ''}: {one_line(each.message)}"
+        for each in report.findings
+    ]
+    looked = (
+        f"{counted(report.collections, 'collection')}: {counted(report.parts, 'part')}, "
+        f"{counted(report.inline, 'inline part')}, {counted(report.runs, 'hollow run')}, "
+        f"{counted(report.rollups, 'rollup')}, {size(report.bytes)}"
+    )
+    verdict = "all as it was written" if report.is_sound else f"{counted(len(report.findings), 'finding')}"
+    return "".join(f"{line}\n" for line in (*lines, f"{looked}: {verdict}"))

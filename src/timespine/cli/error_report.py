@@ -1,0 +1,146 @@
+"""Errors as the command line tells them: one line that says what to do, and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+import traceback
+from typing import Any
+
+import msgspec
+
+from timespine.cli.output.text import one_line, typed
+from timespine.cli.wording import on_command_line
+from timespine.client.diagnostics.inspect import plain
+from timespine.errors import (
+    Conflict,
+    CorruptionError,
+    HandleExpired,
+    Indeterminate,
+    NotSealed,
+    SinceError,
+    TimespineError,
+    Unavailable,
+    UsageError,
+    VersionError,
+)
+from timespine.model.frontier import Frontier
+
+OUR_MISTAKE, USAGE, CONFLICT, HANDLE_EXPIRED, UNAVAILABLE, CORRUPT, NOT_TOLD = 1, 2, 3, 4, 5, 6, 7
+INTERRUPTED, NO_READER, TERMINATED = 130, 141, 143
+
+
+class NotTold(TimespineError):
+    """What was asked for was done, but nobody could be told."""
+
+
+class OutputClosed(TimespineError):
+    """There is nowhere to write to. Nothing was done."""
+
+
+_CODES: tuple[tuple[type[TimespineError], int], ...] = (
+    (UsageError, USAGE),
+    (Conflict, CONFLICT),
+    (HandleExpired, HANDLE_EXPIRED),
+    (Unavailable, UNAVAILABLE),
+    (CorruptionError, CORRUPT),
+    (VersionError, CORRUPT),
+    (NotTold, NOT_TOLD),
+    (OutputClosed, NO_READER),
+)
+
+_WRONG_PATH = frozenset(
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM),
+        *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOTEMPTY),
+    }
+)
+"""What the operating system says when the path is the mistake, and not the disk."""
+
+
+def exit_code(error: Exception) -> int:
+    """What a command that fails like this exits with."""
+    if is_typers(error):
+        return int(getattr(error, "exit_code", USAGE))
+    if isinstance(error, TimespineError):
+        return next((code for kind, code in _CODES if isinstance(error, kind)), OUR_MISTAKE)
+    if isinstance(error, OSError) and error.errno is not None:
+        return USAGE if error.errno in _WRONG_PATH else UNAVAILABLE
+    return OUR_MISTAKE
+
+
+def is_typers(error: Exception) -> bool:
+    """Whether it comes from the parsing of arguments. Seen by what it can do: its class moved between versions."""
+    return callable(getattr(error, "format_message", None))
+
+
+def hint(error: Exception, *, can_wait: bool = False) -> str:
+    """What to do about it, where the message does not say so itself; or nothing."""
+    if is_typers(error):
+        context = getattr(error, "ctx", None)
+        return f"see {context.command_path} --help" if context is not None else ""
+    if isinstance(error, SinceError):
+        return f"ask for a time at or after {typed(error.since)}"
+    if isinstance(error, NotSealed):
+        later = "wait for it with --wait SECONDS" if can_wait else "again later"
+        if error.expired:
+            return later
+        return f"ask for an earlier time or for none, or {later}"
+    if isinstance(error, NotTold):
+        return "do not run it again"
+    if isinstance(error, Indeterminate):
+        return "it may have happened: look before you run it again"
+    if isinstance(error, Unavailable):
+        return "nothing was changed: run it again"
+    if isinstance(error, HandleExpired):
+        return "run it again; if it is a hold, with the token it has now"
+    if isinstance(error, CorruptionError) and "restore" not in str(error):
+        return "stop writing, see `timespine doctor STORE`, and restore what is damaged from a copy"
+    if exit_code(error) == OUR_MISTAKE:
+        return "this is a mistake in Timespine: run it again with --debug and report what it says"
+    return ""
+
+
+def message(error: Exception) -> str:
+    """What happened, in one line."""
+    if is_typers(error):
+        return one_line(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
+    if isinstance(error, TimespineError):
+        return one_line(on_command_line(str(error)))
+    if isinstance(error, OSError) and error.strerror:
+        return one_line(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+    return one_line(f"{type(error).__name__}: {error}")
+
+
+def tell(error: Exception, *, as_json: bool, debug: bool, can_wait: bool = False) -> int:
+    """Say on standard error what went wrong; the exit code."""
+    code = exit_code(error)
+    if sys.stderr is None:  # closed: `print` would take standard output for it
+        return code
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    advice = hint(error, can_wait=can_wait)
+    line = f"error: {message(error)}{'; ' if advice else ''}{advice}"
+    if as_json:
+        line = msgspec.json.encode(_document(error, code, advice)).decode()
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+    return code
+
+
+def _document(error: Exception, code: int, advice: str) -> dict[str, Any]:
+    kind = "UsageError" if is_typers(error) else type(error).__name__
+    known = {name: _value(value) for name, value in vars(error).items() if name in _FIELDS}
+    return {"error": kind, "message": message(error), "hint": advice, "exit_code": code, **known}
+
+
+_FIELDS = frozenset({"expected", "actual", "asked", "since", "upper", "in_doubt"})
+
+
+def _value(value: object) -> Any:
+    if isinstance(value, Frontier):
+        return plain(value)
+    if isinstance(value, tuple) and len(value) == 1:
+        return value[0]
+    return value if isinstance(value, int | str | bool | tuple) else str(value)

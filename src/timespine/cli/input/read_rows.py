@@ -1,0 +1,76 @@
+"""Rows out of files: CSV, JSON lines, Parquet. Types are those of the collection; nothing is guessed."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from timespine.cli.input.csv_rows import read_csv
+from timespine.cli.input.json_rows import read_json
+from timespine.cli.input.row_errors import counted_from
+from timespine.cli.input.source import STDIN, Source
+from timespine.columnar.ingest.cast import cast_column
+from timespine.columnar.ingest.to_arrow import check_names
+from timespine.columnar.schema.schema import Schema
+from timespine.errors import UsageError, shown
+
+
+class FileFormat(enum.StrEnum):
+    """What a file of rows looks like."""
+
+    csv = "csv"
+    json = "json"
+    parquet = "parquet"
+
+
+_ENDINGS = {
+    ".csv": FileFormat.csv,
+    ".json": FileFormat.json,
+    ".jsonl": FileFormat.json,
+    ".ndjson": FileFormat.json,
+    ".parquet": FileFormat.parquet,
+    ".pq": FileFormat.parquet,
+}
+
+
+def read_rows(file: str, given: FileFormat | None, schema: Schema) -> pa.Table:
+    """All rows of a file, or of standard input. They must have the key columns, if the collection has any."""
+    kind = given or _ENDINGS.get(Path(file).suffix.lower())
+    if kind is None:
+        where = "standard input" if file == STDIN else file
+        raise UsageError(f"{where} does not say what it holds: add --format csv, json or parquet")
+    source = Source(file)
+    try:
+        return _read(source, kind, schema)
+    except UsageError as error:
+        raise UsageError(f"{source.name}: {error}") from None
+
+
+def _read(source: Source, kind: FileFormat, schema: Schema) -> pa.Table:
+    if kind is FileFormat.json:
+        return read_json(source, schema)
+    table = read_csv(source, schema) if kind is FileFormat.csv else _read_parquet(source, schema)
+    check_names(table.column_names, schema, schema.system_names)
+    missing = next((name for name in schema.key_names if name not in table.column_names), None)
+    if schema.key and missing is not None:
+        raise UsageError(f"there is no column {shown(missing)}, which is part of the key")
+    return table
+
+
+def _read_parquet(source: Source, schema: Schema) -> pa.Table:
+    try:
+        with pq.ParquetFile(source.arrow()) as file:
+            table = file.read()
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"the Parquet file cannot be read: {error}") from None
+    check_names(table.column_names, schema, schema.system_names)
+    try:
+        for place, name in enumerate(table.column_names):
+            if name in schema.types:
+                table = table.set_column(place, name, cast_column(name, table.column(name), schema.types[name]))
+    except UsageError as error:
+        raise UsageError(counted_from(1, error)) from None
+    return table

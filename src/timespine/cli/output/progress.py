@@ -1,0 +1,49 @@
+"""Progress of long work: on standard error, and only if a person can see it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import TimeElapsedColumn as Elapsed
+
+from timespine.cli.output.text import one_line
+
+Told = Callable[[int, int | None], None]
+"""Called with how much is done, and how much there is as far as is known."""
+
+
+@contextmanager
+def progress(what: str, *, unit: str = "rows", shown: bool = True) -> Iterator[Told]:
+    """A bar while the block runs; what it gives is told how far the work is."""
+    if not shown or not _is_seen():
+        yield lambda done, total: None
+        return
+    amount = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), amount, Elapsed())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(_plain(what), total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A sign of life while the block runs."""
+    if not _is_seen():
+        yield
+        return
+    with Console(stderr=True).status(_plain(what)):
+        yield
+
+
+def _is_seen() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _plain(text: str) -> str:
+    """Text that means nothing but itself: the name of a file may look like a colour."""
+    return escape(one_line(text))

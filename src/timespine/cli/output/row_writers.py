@@ -1,0 +1,254 @@
+"""What a verb gives: a stream of rows, a table, a document; as text, JSON, CSV or Parquet."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.text import Text
+
+from timespine.cli.error_report import NotTold, message
+from timespine.cli.input.values import to_flat, to_rows
+from timespine.cli.output.destination import Destination, Format, Sink
+from timespine.cli.output.text import SAMPLE_ROWS, Columns, one_line, typed
+
+# Rows.
+
+
+class Writer(Protocol):
+    """Takes rows, and writes them in one format."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Some rows."""
+
+    def close(self) -> None:
+        """That was all of them."""
+
+
+def write_rows(
+    where: Destination,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    limit: int | None = None,
+    told: Callable[[int], None] | None = None,
+) -> int:
+    """Write a stream of rows, in bounded memory; how many there were."""
+    rows = 0
+    with where.open() as stream:
+        writer = writer_for(where, stream, schema)
+        for batch in _limited(batches, limit):
+            writer.write(batch)
+            rows += batch.num_rows
+            if told is not None:
+                told(rows)
+        writer.close()
+    return rows
+
+
+def writer_for(where: Destination, stream: Sink, schema: pa.Schema) -> Writer:
+    """The writer of a format."""
+    plain = pa.schema([field.remove_metadata() for field in schema])
+    if where.format is Format.json:
+        return JsonRows(stream)
+    if where.format is Format.csv:
+        return CsvRows(stream, plain)
+    if where.format is Format.parquet:
+        return ParquetRows(stream, plain)
+    return TextRows(stream, plain, where)
+
+
+def _limited(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    left = limit
+    if left == 0:
+        return
+    for batch in batches:
+        if left is None:
+            yield batch
+            continue
+        yield batch.slice(0, left)
+        left -= min(left, batch.num_rows)
+        if left == 0:
+            return
+
+
+class JsonRows:
+    """One JSON object per line."""
+
+    def __init__(self, stream: Sink) -> None:
+        self._stream = stream
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._stream.write(_encoder.encode_lines(to_rows(batch)))
+
+    def close(self) -> None:
+        return None
+
+
+class CsvRows:
+    """Comma-separated values, with the names of the columns in the first line."""
+
+    def __init__(self, stream: Sink, schema: pa.Schema) -> None:
+        self._stream = stream
+        self._put(pa.RecordBatch.from_pylist([], schema=schema), header=True)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._put(batch, header=False)
+
+    def close(self) -> None:
+        return None
+
+    def _put(self, batch: pa.RecordBatch, *, header: bool) -> None:
+        # Into memory first: Arrow would close the stream, which is not its own.
+        buffer = io.BytesIO()
+        csv.write_csv(to_flat(batch), buffer, csv.WriteOptions(include_header=header, quoting_style="needed"))
+        self._stream.write(buffer.getvalue())
+
+
+class ParquetRows:
+    """A Parquet file."""
+
+    def __init__(self, stream: Sink, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._writer = pq.ParquetWriter(_Counting(stream), schema, compression="zstd")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class TextRows:
+    """Columns for people, lined up by the first rows that come."""
+
+    def __init__(self, stream: Sink, schema: pa.Schema, where: Destination) -> None:
+        self._stream = stream
+        self._names = schema.names
+        self._where = where
+        self._columns: Columns | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        rows = [list(row.values()) for row in to_rows(batch)]
+        if self._columns is None:
+            self._begin(rows[:SAMPLE_ROWS])
+        assert self._columns is not None
+        self.line("\n".join(map(self._columns.row, rows)))
+
+    def line(self, text: str) -> None:
+        """Something else than a row."""
+        if text:
+            self._stream.write(f"{text}\n".encode(self._where.encoding, "backslashreplace"))
+
+    def close(self) -> None:
+        if self._columns is None:
+            self._begin([])
+
+    def _begin(self, sample: Sequence[Sequence[Any]]) -> None:
+        self._columns = Columns(self._names, sample, cut=self._where.is_terminal)
+        self.line(_bold(self._columns.head()) if self._where.is_terminal else self._columns.head())
+
+
+class _Counting:
+    """A stream that knows how much went into it: a pipe does not, and Parquet asks."""
+
+    closed = False
+
+    def __init__(self, stream: Sink) -> None:
+        self._stream = stream
+        self._written = 0
+
+    def write(self, data: Any) -> int:
+        self._stream.write(data)
+        self._written += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._written
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        return None
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+
+# Tables and documents: small, and all there at once.
+
+
+def write_table(where: Destination, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Write a small table: as JSON it is one array."""
+    if where.format is Format.json:
+        write_document(where, rows, lambda: "")
+        return
+    table = pa.table({name: pa.array(_of_one_type([_cell(name, row.get(name)) for row in rows])) for name in names})
+    write_rows(where, table.schema, table.to_batches())
+
+
+def _of_one_type(cells: list[Any]) -> list[Any]:
+    """Make all cells of a column text if one of them is: frontiers of several times stand beside plain times."""
+    if any(isinstance(cell, str) for cell in cells):
+        return [cell if cell is None or isinstance(cell, str) else str(cell) for cell in cells]
+    return cells
+
+
+def write_document(where: Destination, value: Any, text: Callable[[], str]) -> None:
+    """Write one thing: as a JSON document, or as the text of it."""
+    if where.format is Format.json:
+        data = msgspec.json.format(_encoder.encode(value), indent=2) + b"\n"
+    else:
+        data = text().encode(where.encoding, "backslashreplace")
+    with where.open() as stream:
+        stream.write(data)
+
+
+def write_done(where: Destination, value: Any, text: Callable[[], str]) -> None:
+    """Write what a verb did. The text of it, such as the token of a hold, is not lost if that fails."""
+    with done(text):
+        write_document(where, value, text)
+
+
+@contextmanager
+def done(text: Callable[[], str]) -> Iterator[None]:
+    """Within this, something was changed already: if it cannot be told, the error says so, and what it was."""
+    try:
+        yield
+    except OSError as error:
+        raise NotTold(f"this was done: {one_line(text())}; but it could not be written to {message(error)}") from error
+
+
+def _cell(name: str, value: Any) -> Any:
+    if name in _FRONTIERS and isinstance(value, list):
+        return typed(value)
+    return msgspec.json.encode(value).decode() if isinstance(value, list | dict | tuple) else value
+
+
+_FRONTIERS = frozenset({"lower", "upper", "since"})
+"""Columns of tables that hold frontiers: those are written as they can be typed."""
+
+
+def _bold(text: str) -> str:
+    """Text as a terminal shows it in bold, if it can."""
+    console = Console(highlight=False, soft_wrap=True)
+    with console.capture() as captured:
+        console.print(Text(text, style="bold"), end="")
+    return captured.get()
+
+
+_encoder = msgspec.json.Encoder()

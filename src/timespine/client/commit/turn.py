@@ -1,0 +1,164 @@
+"""How a change of one process gets in beside appends of the others, and how those wait for it.
+
+A change that lost its place a few times claims a turn (`core.transitions.turns`):
+the committers of the other processes hold back what would invalidate it. It claims
+the turn while it holds the turn of its own process too, judges what came in between,
+and commits and gives the turn back by one compare-and-set. So it needs one judgement
+per turn, and a turn that is long enough is the last one.
+
+`Patience` is the other side: a transaction that is told `TurnTaken` is offered again,
+after short pauses, and regardless of turns once it has waited twice as long as the
+longest of them. The clock of another process cannot make it wait longer than that.
+
+A commit costs nothing more while no process claims a turn. One in a turn costs a second
+compare-and-set, which claims it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from timespine.client.commit.driver import Driver
+from timespine.client.commit.refusals import is_taken
+from timespine.client.commit.retry import RETRY
+from timespine.config import TURN_MS_MAX
+from timespine.core.effects import Protocol, Sleep
+from timespine.core.group import Answers, Refused, Transaction
+from timespine.core.state import UNBORN
+from timespine.core.transitions import ClaimTurn, ReleaseTurn, TurnTaken
+from timespine.core.transitions.turns import free_from
+from timespine.errors import Indeterminate, TimespineError
+
+if TYPE_CHECKING:
+    from timespine.client.commit.group_commit import Committer
+
+PAUSE_MS = 2
+"""The first pause of a transaction that waits for a turn; it doubles up to `PAUSE_MAX_MS`."""
+
+PAUSE_MAX_MS = 32
+"""The longest pause: a third of the time that others have between two turns, at least."""
+
+CLAIM_WAITS = 8
+"""How long a change waits for a turn, at most, in terms of a turn. Then it is placed without one."""
+
+Place = Callable[[], Transaction]
+"""Makes the transaction, right for what is known at that moment."""
+
+
+class Patience:
+    """Waits while other processes have their turns, for a bounded time by its own pauses."""
+
+    def __init__(self, driver: Driver, count: Callable[[str], None]) -> None:
+        self._driver = driver
+        self._count = count
+        self._slept_ms = 0
+        self._most_ms = 0
+        self._pause_ms = PAUSE_MS
+
+    def offer(self, transaction: Transaction, offer: Callable[[Transaction], Answers | Refused]) -> Answers | Refused:
+        """Offer a transaction until no turn of another process is in its way."""
+        while self.looks_again(reply := offer(self.apply(transaction))):
+            pass
+        return reply
+
+    def apply(self, transaction: Transaction) -> Transaction:
+        """Return the transaction as it is to be offered now: regardless of turns, if it has waited for long enough."""
+        if self._most_ms and self._slept_ms >= self._most_ms:
+            return msgspec.structs.replace(transaction, respects_turns=False)
+        return transaction
+
+    def looks_again(self, reply: Answers | Refused) -> bool:
+        """Wait a little if a transaction was refused because of a turn; whether it is to be offered again."""
+        if not is_taken(reply):
+            return False
+        assert isinstance(reply.reason, TurnTaken)
+        if not self._slept_ms:
+            self._count("waits for turns")
+        self._most_ms = max(self._most_ms, 2 * reply.reason.term_ms)
+        self.pause()
+        return True
+
+    def pause(self) -> int:
+        """Wait for one pause; how long all of them were."""
+        self._driver.run(_pause(self._pause_ms))
+        self._slept_ms += self._pause_ms
+        self._pause_ms = min(2 * self._pause_ms, PAUSE_MAX_MS)
+        return self._slept_ms
+
+
+class Turn:
+    """Places one change again after it lost: in a turn of its own after a few losses."""
+
+    def __init__(self, committer: Committer, collections: Sequence[str]) -> None:
+        self._committer = committer
+        self._collections = tuple(id for id in dict.fromkeys(collections) if committer.known(id).seqno != UNBORN)
+        self._term_ms = committer.config.turn_ms
+        self._writer = ""
+        """The writer under which it has a turn now; empty: it has none."""
+
+    def commit(self, losses: int, commit: Callable[[Place], Answers], place: Place) -> Answers:
+        """Commit what `place` makes with `commit`, which calls it when no other thread of the process commits."""
+        if losses < RETRY.quick_losses or not self._collections:
+            return commit(place)
+        try:
+            while self._is_free_in_time():
+                with contextlib.suppress(_Taken):
+                    return commit(lambda: self._placed(place))
+            return commit(place)
+        except Indeterminate:
+            raise  # it may be in; the turn ends by its deadline
+        except TimespineError:
+            self._release()
+            raise
+
+    def _is_free_in_time(self) -> bool:
+        """Wait until a turn can be claimed; False if that takes too long."""
+        patience = Patience(self._committer.driver, self._committer.session.count)
+        while any(free_from(self._committer.state(id), self._committer.driver.now_ms()) for id in self._collections):
+            if patience.pause() > CLAIM_WAITS * self._term_ms:
+                return False
+        return True
+
+    def _placed(self, place: Place) -> Transaction:
+        """Claim the turn of all collections at once, and then make the transaction, which gives it back."""
+        if not self._writer:
+            self._claim()
+        transaction = place()
+        if not self._writer:
+            return transaction
+        given_back = tuple((id, ReleaseTurn(self._writer)) for id in self._collections)
+        return msgspec.structs.replace(transaction, commands=(*transaction.commands, *given_back))
+
+    def _claim(self) -> None:
+        """Claim the turn. A claim that fails for another reason than a turn costs nothing but the turn."""
+        writer = self._committer.session.writer
+        claim = Transaction(tuple((id, ClaimTurn(writer, self._term_ms)) for id in self._collections))
+        try:
+            reply = self._committer.commit_alone(claim)
+        except TimespineError:
+            return
+        if is_taken(reply):
+            raise _Taken
+        if not isinstance(reply, Refused):
+            self._writer = writer
+            self._committer.session.count("turns taken")
+
+    def _release(self) -> None:
+        """Give the turn back that did not help. The next one may take twice as long."""
+        if self._writer:
+            writer, self._writer = self._writer, ""
+            self._term_ms = min(2 * self._term_ms, TURN_MS_MAX)
+            with contextlib.suppress(TimespineError):  # it ends by its deadline
+                self._committer.commit(*((id, ReleaseTurn(writer)) for id in self._collections))
+
+
+class _Taken(Exception):
+    """Another process claimed the turn first."""
+
+
+def _pause(ms: int) -> Protocol[None]:
+    yield Sleep(ms)

@@ -1,0 +1,153 @@
+"""How a collection is stored, for people and for `--output json`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgspec
+
+from timespine.client.context import Access
+from timespine.client.diagnostics.amplification import Amplification, amplification
+from timespine.columnar.scan.part_set import meta_of
+from timespine.core.batch import HollowBatch, Order, Part
+from timespine.core.state import State
+from timespine.core.upkeep import run_count
+from timespine.model.frontier import Frontier
+
+
+@dataclass(frozen=True, slots=True)
+class PartInfo:
+    """One part."""
+
+    key: str
+    rows: int
+    size: int
+    inline: bool
+    hollow: bool
+    truncated: bool
+    rewritten: bool
+    times: list[list[int]] | None
+    """The smallest and the largest value of each coordinate."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """One batch of the trace."""
+
+    lower: Any
+    upper: Any
+    since: Any
+    rows: int
+    size: int
+    runs: int
+    parts: int
+    sorted: bool
+    detail: list[PartInfo] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A collection as of one state."""
+
+    name: str
+    id: str
+    seqno: int
+    since: Any
+    upper: Any
+    rows: int
+    """Updates, at most: what was not merged yet may cancel out."""
+    size: int
+    """Bytes of parts that the state refers to."""
+    inline_bytes: int
+    batches: list[BatchInfo]
+    levels: list[tuple[int, int]]
+    """Per layer of the spine: batches and updates."""
+    merging: str
+    """The rule by which they are merged."""
+    merges_due: int
+    unsealed: int
+    readers: dict[str, Any]
+    holds: dict[str, Any]
+    held_by: list[tuple[str, Any]]
+    """Who holds since where it is."""
+    writers: int
+    schemas: int
+    rollups: list[int]
+    history: int
+    amplification: Amplification
+    """What it costs compared with what is in it, over all processes."""
+    spine: dict[str, int]
+    """Batches of the spine that are compact, that wait to be merged, and others."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+def inspect(access: Access, state: State, *, parts: bool = False) -> Inspection:
+    """Describe one state."""
+    batches = list(state.hollow_batches())
+    return Inspection(
+        name=access.name,
+        id=access.id,
+        seqno=state.seqno,
+        since=plain(state.since),
+        upper=plain(state.upper),
+        rows=state.trace.update_count + sum(each.rows for each in state.unsealed),
+        size=sum({part.key or id(part): part.total_bytes for part in state.parts()}.values()),
+        inline_bytes=state.inline_bytes,
+        batches=[_batch(batch, parts) for batch in batches],
+        levels=state.trace.describe(),
+        merging=state.trace.merging.value,
+        merges_due=len(state.trace.requests()),
+        unsealed=len(state.unsealed),
+        readers={name: plain(reader.since) for name, reader in state.readers.items()},
+        holds={name: plain(hold.since) for name, hold in state.holds.items()},
+        held_by=[(who, plain(since)) for who, since in state.holders() if since <= state.since],
+        writers=len(state.writers),
+        schemas=len(state.schemas),
+        rollups=sorted(state.rollups),
+        history=len(state.history),
+        amplification=amplification(access, state, run_count(state)),
+        spine=msgspec.structs.asdict(state.trace.metrics()),
+    )
+
+
+def plain(frontier: Frontier) -> Any:
+    """A frontier as people write it: a number, a list of tuples, or None when closed."""
+    if frontier.is_closed:
+        return None
+    if len(frontier.elements) == 1 and len(frontier.elements[0]) == 1:
+        return frontier.time
+    return [list(element) for element in frontier.elements]
+
+
+def _batch(batch: HollowBatch, parts: bool) -> BatchInfo:
+    listed = list(batch.parts)
+    return BatchInfo(
+        lower=plain(batch.desc.lower),
+        upper=plain(batch.desc.upper),
+        since=plain(batch.desc.since),
+        rows=batch.len,
+        size=sum(part.total_bytes for part in listed),
+        runs=len(batch.runs),
+        parts=len(listed),
+        sorted=all(run.order is Order.SORTED for run in batch.runs),
+        detail=[_part(part) for part in listed] if parts else [],
+    )
+
+
+def _part(part: Part) -> PartInfo:
+    meta = meta_of(part)
+    times = [list(pair) for pair in zip(meta.min_time, meta.max_time, strict=True)] if meta is not None else None
+    return PartInfo(
+        key=part.key,
+        rows=part.rows,
+        size=part.total_bytes,
+        inline=part.inline is not None,
+        hollow=part.hollow,
+        truncated=part.is_truncated,
+        rewritten=part.rewrite is not None,
+        times=times,
+    )

@@ -1,0 +1,266 @@
+"""Figures of an open store, as a dictionary or for Prometheus.
+
+Amplification, per collection:
+
+    write   bytes written (appends, merges, rollups) per byte appended
+    read    runs that a snapshot of now has to merge
+    space   bytes stored (parts, garbage, rollups, log) per byte that is live
+
+They come from the state and the log of the collection, so they are the same in every process and in `inspect`,
+`describe` and `list -v` (`amplification.py`).
+
+Where data lies, per collection: in the trace, or still unsealed, written ahead of the seal. What is drained and
+not evicted yet is in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from timespine.client.context import Access, Shared
+from timespine.client.diagnostics.amplification import Amplification, amplification
+from timespine.columnar.parts.part_reader import MissingBlob
+from timespine.columnar.scan.row_count import seen_through_bounds
+from timespine.core.state import State
+from timespine.core.upkeep import run_rows
+from timespine.errors import LeaseExpired, TimespineError, Unavailable
+
+if TYPE_CHECKING:
+    from timespine.client.store import Store
+
+GAUGES = {
+    "seqno": "Commits so far.",
+    "batches": "Hollow batches in the trace.",
+    "runs": "Runs that a snapshot has to merge: read amplification.",
+    "parts": "Parts that the state lists.",
+    "updates": "Updates in the trace, as far as they are visible.",
+    "rows": "Rows that count now, as often as they count.",
+    "bytes": "Bytes of all parts of the trace, each once.",
+    "inline_bytes": "Bytes of parts in the state itself.",
+    "unsealed": "Batches written ahead of the seal.",
+    "trace_blobs": "Blobs of the trace; a long run is the one that lists its parts.",
+    "trace_blob_bytes": "Bytes of these, and of all parts that they list.",
+    "unsealed_blobs": "Blobs of batches written ahead of the seal.",
+    "unsealed_blob_bytes": "Bytes of these, and of all parts that they list.",
+    "merges_due": "Merges that somebody should do.",
+    "readers": "Leased readers.",
+    "holds": "Critical holds.",
+    "writers": "Registered writers.",
+    "rollup_lag": "Commits since the last rollup.",
+    "write_amplification": "Bytes written by all processes per byte appended: appends, merges and rollups.",
+    "read_amplification": "Runs that a snapshot has to merge, parts of unordered runs each for itself.",
+    "space_amplification": "Bytes stored per byte that is live: parts, garbage, rollups and log.",
+    "update_amplification": "Updates stored per row that counts.",
+    "appended_rows": "Updates appended since the collection was created, by all processes.",
+    "merged_rows": "Updates that maintenance wrote since then, in all processes.",
+    "live_bytes": "Bytes of the parts that the state refers to.",
+    "garbage_bytes": "Bytes of the parts that only older states refer to, and that are still stored.",
+    "rollup_bytes": "Bytes of the rollups that the state lists.",
+    "log_bytes": "Bytes of the entries of the log.",
+    "compaction_seconds": "Seconds that merges took since the collection was created, in all processes.",
+    "spine_compact": "Batches of the spine that are a single sorted run.",
+    "spine_compacting": "Batches of the spine that wait to be merged.",
+    "spine_noncompact": "Batches of the spine with several runs, or none in order, that nothing asks to merge.",
+}
+
+REPLANS = 16
+"""How often figures are taken from a newer state because a part that had to be read was merged away."""
+
+BUCKETS = ("trace_blobs", "trace_blob_bytes", "unsealed_blobs", "unsealed_blob_bytes")
+
+
+def of_collection(access: Access) -> dict[str, float]:
+    """Give the figures of one collection, from its state and its log.
+
+    This scans the log behind the known state and then the whole log. It also reads the times and diffs of each part
+    that bounds cut, the first time that it sees the cut (`seen_through_bounds`): no statistics say how many updates
+    lie within bounds. The memory cache keeps the two numbers.
+    """
+    for _ in range(REPLANS):
+        try:
+            return _of_state(access, access.state())
+        except MissingBlob:
+            continue  # a part that was cut is merged away: the newest state does not refer to it
+    raise LeaseExpired(f"the parts of {access.name} were replaced while they were counted: ask again")
+
+
+def _of_state(access: Access, state: State) -> dict[str, float]:
+    batches = list(state.hollow_batches())
+    parts = [part for batch in batches for part in batch.parts]
+    updates, rows = _visible(access, state)
+    spine = state.trace.metrics()
+    return {
+        "seqno": state.seqno,
+        "batches": len(batches),
+        "runs": sum(len(batch.runs) for batch in batches) + len(state.unsealed),
+        "parts": len(parts),
+        "updates": updates,
+        "rows": rows,
+        "bytes": sum({part.key or id(part): part.total_bytes for part in parts}.values()),
+        "inline_bytes": state.inline_bytes,
+        "unsealed": len(state.unsealed),
+        **buckets(access.shared, state),
+        "merges_due": len(state.trace.requests()),
+        "readers": len(state.readers),
+        "holds": len(state.holds),
+        "writers": len(state.writers),
+        "rollup_lag": _rollup_lag(state),
+        "update_amplification": updates / rows if rows > 0 else 0.0,
+        **_costs(_cost(access, state)),
+        "spine_compact": spine.compact,
+        "spine_compacting": spine.compacting,
+        "spine_noncompact": spine.noncompact,
+    }
+
+
+def _cost(access: Access, state: State) -> Amplification:
+    """Say what a collection costs, without walking over its batches again."""
+    return amplification(access, state, int(buckets(access.shared, state)["runs"]))
+
+
+def _costs(found: Amplification) -> dict[str, float]:
+    """What a collection costs, by the names of the gauges."""
+    return {
+        "write_amplification": found.write,
+        "read_amplification": found.read,
+        "space_amplification": found.space,
+        "appended_rows": found.appended_rows,
+        "merged_rows": found.merged_rows,
+        "live_bytes": found.live_bytes,
+        "garbage_bytes": found.garbage_bytes,
+        "rollup_bytes": found.rollup_bytes,
+        "log_bytes": found.log_bytes,
+        "compaction_seconds": found.merge_seconds,
+    }
+
+
+def _visible(access: Access, state: State) -> tuple[int, int]:
+    """The updates of a trace as they are seen through the bounds of its parts, and the sum of their diffs."""
+    parts = access.parts(state)
+    updates = rows = 0
+    for run in (run for batch in state.hollow_batches() for run in batch.runs):
+        for part in run.parts:
+            seen = seen_through_bounds(parts, run, part)
+            updates += seen[0]
+            rows += seen[1]
+    return updates, rows
+
+
+def buckets(shared: Shared, state: State) -> dict[str, float]:
+    """Blobs of a collection and their bytes, by where they lie. Added up once per state, and only if asked for."""
+    known = shared.buckets.get(state.collection)
+    if known is not None and known[0] == state.seqno:
+        return known[1]
+    batches = list(state.hollow_batches())
+    unsealed = [part for batch in state.unsealed for part in batch.parts]
+    trace = [part for batch in batches for part in batch.parts]
+    figures: dict[str, float] = {"runs": sum(len(run_rows(batch)) for batch in batches) + len(unsealed)}
+    for bucket, parts in (("trace", trace), ("unsealed", unsealed)):
+        # A part that was cut in two is listed twice.
+        sizes = {part.key: part.total_bytes for part in parts if part.key}
+        figures[f"{bucket}_blobs"] = len(sizes)
+        figures[f"{bucket}_blob_bytes"] = sum(sizes.values())
+    shared.buckets[state.collection] = (state.seqno, figures)
+    return figures
+
+
+def of_store(store: Store) -> dict[str, float]:
+    """Count what this process did, and what the collections that it has open consist of and cost.
+
+    Counters and blobs come from memory. Amplification asks storage: for each open collection, one scan of the log
+    behind the known state, and one of the whole log, whose bytes it counts. No blob is read. If storage does not
+    answer, or the store is closed, the figures that need it are left out.
+    """
+    figures = of_process(store)
+    states = store._committer.session.states
+    accesses = store.handles.all()
+    found = [buckets(store._shared, state) for access in accesses if (state := states.get(access.id))]
+    for name in BUCKETS:
+        figures[name.replace("_", " ")] = sum(each[name] for each in found)
+    for access, costs in _costs_of(accesses):
+        for name, value in (("write", costs.write), ("read", costs.read), ("space", costs.space)):
+            figures[f"{name} amplification of {access.name}"] = value
+        figures["compaction seconds"] = figures.get("compaction seconds", 0.0) + costs.merge_seconds
+    figures["stream count"] = len(accesses)
+    return figures
+
+
+def _costs_of(accesses: Iterable[Access]) -> Iterator[tuple[Access, Amplification]]:
+    """Say what each collection costs, as long as storage answers."""
+    for access in accesses:
+        try:
+            yield access, _cost(access, access.state())
+        except Unavailable:
+            return  # each further collection would wait for storage as long as this one did
+        except TimespineError:
+            continue  # dropped, damaged, or the store is closed
+
+
+def of_process(store: Store) -> dict[str, float]:
+    """What this process counted, over all collections."""
+    shared = store._shared
+    # Copies: others count while we look.
+    figures: dict[str, float] = {"commands failed": 0, **shared.committer.counters}
+    figures.update({f"upkeep {name}": value for name, value in dict(store._upkeep.counters).items()})
+    for counters in (shared.counters, *dict(shared.by_collection).values()):
+        for name, value in dict(counters).items():
+            figures[name] = figures.get(name, 0) + value
+    cache = shared.cache
+    figures.update({"cache hits": cache.hits, "cache misses": cache.misses, "cache evictions": cache.evictions})
+    figures["cache bytes"] = cache.bytes
+    for name, value in store.maintenance.report.counts().items():
+        figures[f"maintenance {name.replace('_', ' ')}"] = value
+    return figures
+
+
+class StoreCollector(Collector):
+    """Gives the figures of a store to Prometheus whenever it asks."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        """All figures, labelled by collection."""
+        families = {
+            name: GaugeMetricFamily(f"timespine_{name}", text, labels=["collection"]) for name, text in GAUGES.items()
+        }
+        for label, access in self._current():
+            try:
+                figures = of_collection(access)
+            except TimespineError:
+                continue  # dropped, or storage is away: say nothing rather than something old
+            for name, value in figures.items():
+                families[name].add_metric([label], value)
+        yield from families.values()
+        counted = CounterMetricFamily("timespine_events", "What this process did.", labels=["event"])
+        for name, value in of_process(self._store).items():
+            counted.add_metric([name], value)
+        yield counted
+
+    def _current(self) -> list[tuple[str, Access]]:
+        """The open collections by the names that they have now; not those that were dropped."""
+        try:
+            names = {entry.id: name for name, entry in self._store._catalog.read().entries.items()}
+        except TimespineError:
+            return []
+        return [(names[access.id], access) for access in self._store.handles.all() if access.id in names]
+
+    def describe(self) -> list[Metric]:
+        """Nothing: what there is depends on the collections."""
+        return []
+
+
+def register(store: Store, registry: CollectorRegistry = REGISTRY) -> StoreCollector:
+    """Let Prometheus see a store; unregister the collector before the store is closed."""
+    collector = StoreCollector(store)
+    registry.register(collector)
+    return collector
+
+
+def _rollup_lag(state: State) -> int:
+    return state.seqno - max(state.rollups, default=0)

@@ -1,0 +1,129 @@
+"""Files to load: a Parquet file, a folder of them, or a Delta table, as a schema and a stream of rows."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from timespine.client.load.bounded_batches import BATCH_ROWS, file_batches
+from timespine.columnar.schema.schema import TIME
+from timespine.errors import UsageError, shown
+
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""What Hive and Spark call a folder for null."""
+
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+
+
+def as_path(given: str | os.PathLike[str]) -> Path:
+    """A path, or a UsageError if it is none."""
+    try:
+        text = os.fsdecode(given)
+    except TypeError:
+        raise UsageError(f"{shown(given)} is not a path: give a text") from None
+    if "\0" in text:
+        raise UsageError(f"{shown(given)} is not a path: no file or folder has a NUL in its name")
+    return Path(text)
+
+
+def source_of(path: str | os.PathLike[str]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The schema and the rows of a Parquet file, a folder of them, or a Delta table."""
+    root = as_path(path)
+    schema, batches = _delta(root) if (root / "_delta_log").is_dir() else _parquet(root)
+    if TIME in schema.names:
+        raise UsageError(f"{root} has a column {TIME}, and a load puts all rows at one time: append them, or rename it")
+    return schema, batches
+
+
+def _parquet(root: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    files = [root] if root.is_file() else _files(root)
+    if not files:
+        raise UsageError(f"there is no Parquet file at {root}")
+    partitions = _partitions(root, files)
+    try:
+        schema = pq.read_schema(files[0]).remove_metadata()
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"{files[0].name} is not a Parquet file that can be read") from error
+    for name, values in partitions.items():
+        if name not in schema.names:
+            schema = schema.append(pa.field(name, values.type))
+    return schema, _batches(files, partitions)
+
+
+def _files(root: Path) -> list[Path]:
+    """The Parquet files below a folder, but for those that others write on their way: below `_temporary` and such."""
+    found = sorted(root.rglob("*.parquet"))
+    return [
+        file
+        for file in found
+        if file.is_file() and not any(part.startswith(("_", ".")) for part in file.relative_to(root).parts)
+    ]
+
+
+def _partitions(root: Path, files: list[Path]) -> dict[str, pa.Array]:
+    """Columns that are in the names of folders, `day=2024-01-01/...`, as Hive and Spark write them: one value per file.
+
+    Whole numbers are int64, anything else is text.
+    """
+    named = [[part.partition("=") for part in file.relative_to(root).parts[:-1] if "=" in part] for file in files]
+    names = [[name for name, _, _ in parts] for parts in named]
+    if any(each != names[0] for each in names):
+        raise UsageError(f"the folders below {root} do not name the same columns everywhere")
+    columns: dict[str, pa.Array] = {}
+    for place, name in enumerate(names[0]):
+        texts = [None if parts[place][2] == NO_VALUE else unquote(parts[place][2]) for parts in named]
+        whole = all(text is None or _WHOLE.fullmatch(text) for text in texts)
+        numbers = [None if text is None else int(text) for text in texts] if whole else None
+        columns[unquote(name)] = pa.array(texts, pa.string()) if numbers is None else pa.array(numbers, pa.int64())
+    return columns
+
+
+def _batches(files: list[Path], partitions: dict[str, pa.Array]) -> Iterator[pa.RecordBatch]:
+    for place, file in enumerate(files):
+        try:
+            for batch in file_batches(file):
+                for name, values in partitions.items():
+                    if name not in batch.schema.names:
+                        batch = batch.append_column(name, pa.repeat(values[place], batch.num_rows))
+                yield batch
+        except (pa.ArrowException, OSError) as error:
+            raise UsageError(f"{file.name} cannot be read as Parquet: {type(error).__name__}") from error
+
+
+def _delta(root: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    try:
+        import pyarrow.dataset as dataset
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+    except ImportError as error:
+        raise UsageError("to load a Delta table, install deltalake: pip install deltalake") from error
+    failures = (DeltaError, pa.ArrowException, OSError, ValueError)
+    try:
+        # A few batches ahead and no more: memory stays within its bound.
+        scanner = (
+            DeltaTable(str(root))
+            .to_pyarrow_dataset()
+            .scanner(
+                batch_size=BATCH_ROWS,
+                batch_readahead=2,
+                fragment_readahead=1,
+                fragment_scan_options=dataset.ParquetFragmentScanOptions(pre_buffer=False),
+            )
+        )
+        reader = scanner.to_reader()
+    except failures as error:
+        raise UsageError(f"{root} cannot be read as a Delta table: {type(error).__name__}") from error
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from reader
+        except failures as error:
+            raise UsageError(f"{root} cannot be read as a Delta table: {type(error).__name__}") from error
+
+    return reader.schema, batches()

@@ -1,0 +1,93 @@
+"""Net changes between two times, as counts or as pairs of images by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from timespine.client.read.rows import BATCH_ROWS, REPEATED_MAX, Rows
+from timespine.columnar.schema.schema import DIFF
+from timespine.errors import UsageError
+
+CHANGE_TYPE = "_change_type"
+"""The column that says what happened to a row."""
+
+INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
+"""What it says."""
+
+
+class Changes(Rows):
+    """What changed, exactly: a row that came and went is not there at all."""
+
+    def __init__(self, *arguments: Any, images: bool = False, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.has_images = images
+        """Whether changes are given as images, paired by key."""
+        if images and not self.request.schema.key:
+            raise UsageError("images pair rows by key: this collection has no key columns")
+
+    def to_arrow(self) -> pa.Table:
+        """All changes: rows with `_diff`; with images, rows with `_change_type`."""
+        table = super().to_arrow()
+        return with_images(table, list(self.request.schema.key_names)) if self.has_images else table
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of what is given."""
+        empty = self._empty()
+        return with_images(empty, list(self.request.schema.key_names)).schema if self.has_images else empty.schema
+
+    def batches(self, memory_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+        """The changes piece by piece. Images are paired by key over all of them, so they are read whole first."""
+        return iter(self.to_arrow().to_batches(BATCH_ROWS)) if self.has_images else super().batches(memory_bytes)
+
+    def _check_pieces(self) -> None:
+        super()._check_pieces()
+        if self.has_images and self.request.schema.cluster_names:
+            raise UsageError(
+                "the images of a row may lie far apart in a clustered collection: read them whole, or without images"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are given, without `_diff`."""
+        if not self.has_images:
+            return self.request.columns
+        keys = tuple(name for name in self.request.schema.key_names if name not in self.request.columns)
+        return (*keys, *self.request.columns)
+
+    def count(self) -> int:
+        """How many changed rows there are: each distinct row that came or went."""
+        return int(self.to_arrow().num_rows)
+
+    def __repr__(self) -> str:
+        return f"<changes of {self.access.name}, state {self.seqno}>"
+
+
+def with_images(table: pa.Table, keys: list[str]) -> pa.Table:
+    """Changes as insert, delete, update_preimage and update_postimage, by key.
+
+    A key of which something went and something came was updated; each row as often as it changed.
+    """
+    frame = pl.DataFrame(pl.from_arrow(table))
+    if frame[DIFF].cast(pl.Float64).abs().sum() > REPEATED_MAX:
+        raise UsageError(f"these changes have more than {REPEATED_MAX} images: ask for them without, as counts")
+    came, went = (pl.col(DIFF) > 0).any().over(keys), (pl.col(DIFF) < 0).any().over(keys)
+    kind = (
+        pl.when(came & went & (pl.col(DIFF) < 0))
+        .then(pl.lit(PREIMAGE))
+        .when(came & went)
+        .then(pl.lit(POSTIMAGE))
+        .when(pl.col(DIFF) < 0)
+        .then(pl.lit(DELETE))
+        .otherwise(pl.lit(INSERT))
+    )
+    marked = frame.with_columns(kind.alias(CHANGE_TYPE))
+    marked = marked.with_columns(pl.col(DIFF).abs().alias(DIFF))
+    if len(marked) and marked[DIFF].max() != 1:
+        marked = marked.select(pl.all().repeat_by(DIFF)).explode(marked.columns)
+    schema = pa.schema([*(field for field in table.schema if field.name != DIFF), pa.field(CHANGE_TYPE, pa.string())])
+    return marked.drop(DIFF).to_arrow().cast(schema)

@@ -1,0 +1,125 @@
+"""Several collections as of one time: a consistent cut."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+
+from timespine.client.collection import Collection, access_of
+from timespine.client.context import Access
+from timespine.client.process_guard import OneProcess
+from timespine.client.read.acquire import WAIT_S, last_complete, seconds_of
+from timespine.client.read.reads import Asked, read_snapshot
+from timespine.client.read.rows import Snapshot
+from timespine.client.time_args import Moment, to_user
+from timespine.core.state import State
+from timespine.errors import NotSealed, SinceError, UsageError
+from timespine.model.time import INT64_MAX, Time
+
+ATTEMPTS = 16
+"""How often the newest common time is looked for again because somebody let it go meanwhile."""
+
+
+class MultiSnapshot(OneProcess, Mapping[str, Snapshot]):
+    """Snapshots by name, all as of the same time. It holds history until it is closed or garbage collected."""
+
+    def __init__(self, as_of: int | Time, snapshots: dict[str, Snapshot]) -> None:
+        self.as_of = as_of
+        """The time."""
+        self._snapshots = snapshots
+
+    def __getitem__(self, name: str) -> Snapshot:
+        return self._snapshots[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._snapshots)
+
+    def __len__(self) -> int:
+        return len(self._snapshots)
+
+    def close(self) -> None:
+        """Let history go."""
+        for snapshot in self._snapshots.values():
+            snapshot.close()
+
+    def __enter__(self) -> MultiSnapshot:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(self._snapshots)} as of {self.as_of}>"
+
+
+def snapshot_many(
+    collections: Sequence[Collection],
+    as_of: Moment | None,
+    timeout: float | None = WAIT_S,
+    multiplicity: str = "rows",
+) -> MultiSnapshot:
+    """Read several collections as of one time: the largest that is complete in all of them, if none is named."""
+    if not collections:
+        raise UsageError("name at least one collection")
+    handles = [access_of(each) for each in collections]
+    lines = {(each.entry.timeline, each.known().arity) for each in handles}
+    if len(lines) > 1:
+        raise UsageError("the times of these collections are of different kinds, so they have none in common")
+    if as_of is not None:
+        return _read_all(handles, as_of, timeout, multiplicity)
+    monotonic = handles[0].shared.monotonic
+    deadline = monotonic() + seconds_of(timeout)
+    for _ in range(ATTEMPTS):
+        try:
+            return _read_newest(handles, timeout, multiplicity)
+        except SinceError:
+            # That time was let go meanwhile, or one collection expired times that another has not completed yet.
+            _wait_for_since(handles, deadline, monotonic)
+    return _read_newest(handles, timeout, multiplicity)
+
+
+def _read_newest(handles: Sequence[Access], timeout: float | None, multiplicity: str) -> MultiSnapshot:
+    """Read all as of the largest time that is complete in all of them. Each log is looked at once."""
+    states = [each.state() for each in handles]
+    newest: list[Time] = []
+    for access, state in zip(handles, states, strict=True):
+        time = last_complete(state)
+        if time is None:
+            raise UsageError(f"{access.name} has no complete time yet: append to it, seal it, or store.advance()")
+        newest.append(time)
+    return _read_all(handles, min(newest), timeout, multiplicity, states)
+
+
+def _read_all(
+    handles: Sequence[Access],
+    as_of: Moment,
+    timeout: float | None,
+    multiplicity: str,
+    states: Sequence[State | None] = (),
+) -> MultiSnapshot:
+    """Read all as of one time, on states that were just read, if they were."""
+    with contextlib.ExitStack() as stack:
+        snapshots: dict[str, Snapshot] = {}
+        for access, state in zip(handles, states or [None] * len(handles), strict=True):
+            try:
+                snapshot = read_snapshot(access, as_of, Asked(timeout=timeout, state=state), multiplicity)
+            except (NotSealed, SinceError) as error:
+                error.args = (f"{access.name}: {error}",)
+                raise
+            snapshots[access.name] = snapshot
+            stack.callback(snapshot.close)
+        stack.pop_all()
+    return MultiSnapshot(to_user(handles[0].time_of(as_of)), snapshots)
+
+
+def _wait_for_since(handles: Sequence[Access], deadline: float, monotonic: Callable[[], float]) -> None:
+    """Wait until every collection is complete at the latest since of all; NotSealed names one that is not."""
+    sinces = [each.state().since for each in handles]
+    first = max(since.elements[0] if since.elements else (INT64_MAX,) for since in sinces)
+    for each in handles:
+        left = deadline - monotonic()
+        if each.wait(lambda state: not state.upper.less_equal(first), left) is None:
+            error = NotSealed(to_user(first), each.known().upper, expired=True)
+            error.args = (f"{each.name}: {error}",)
+            raise error

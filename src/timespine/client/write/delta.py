@@ -1,0 +1,231 @@
+"""Changes that depend on the rows that are there: upsert, delete, update, replace.
+
+Each function here says which rows a change looks at, and which rows it retracts and
+inserts. `DeltaStep` reads those rows once, and appends the delta exactly at the upper
+that it is right for. If other writers commit first, it judges what they committed
+(`client.write.read_current`), and is placed again. Rows that stay as they are cancel out and
+are not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from timespine.client.context import Access
+from timespine.client.results import Committed
+from timespine.client.write.prepare import materialize_once, names_of, refuse_missing, require_key_columns
+from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
+from timespine.client.write.step_commit import commit_steps
+from timespine.client.write.transaction_steps import DeltaStep
+from timespine.columnar.ingest.cast import cast_column
+from timespine.columnar.ingest.to_arrow import check_names, to_arrow
+from timespine.columnar.ingest.update_table import conform
+from timespine.columnar.predicate.column import as_predicate
+from timespine.columnar.predicate.keyset import KeySet
+from timespine.columnar.predicate.predicate import is_row_by_row
+from timespine.columnar.schema.schema import DIFF, Schema
+from timespine.columnar.schema.types import is_nested
+from timespine.errors import UsageError
+from timespine.model.time import INT64_MAX, INT64_MIN
+
+COPIES_MAX = 1 << 24
+"""Copies of rows that count more than once, which a change makes one by one: a bound on its memory."""
+
+
+def change(access: Access, compute: Compute, operation: str) -> Committed:
+    """Compute a delta to the newest rows and append it, as a transaction of one step."""
+    (committed,) = commit_steps(DeltaStep(access, compute, operation))
+    assert isinstance(committed, Committed)
+    return committed
+
+
+@lru_cache(maxsize=256)
+def restricted(schema: Schema, names: tuple[str, ...]) -> Schema:
+    """A schema with some of the columns, for rows that have no others."""
+    fields = tuple(schema.field(name) for name in names)
+    return Schema(fields, (), (), schema.arity, schema.next_id)
+
+
+def keys_of(rows: Any, schema: Schema, names: tuple[str, ...] | None = None) -> pa.Table:
+    """The key columns of what a user gave as keys: rows, or one dictionary. Values that come along are passed over.
+
+    Without key columns, rows are known by all of their columns. With `names`, only those of the key columns.
+    """
+    nested = next((field.name for field in schema.fields if not schema.key and is_nested(field.arrow_type)), None)
+    if nested is not None:
+        raise UsageError(
+            f"this collection has no key columns, and rows cannot be found by {nested}, which is nested: "
+            "name the rows with where=, or append retractions"
+        )
+    if isinstance(rows, Mapping) and not any(_is_column(value) for value in rows.values()):
+        rows = [dict(rows)]
+    wanted = restricted(schema, names if names is not None else schema.key_names)
+    check_names(sorted(names_of(rows)), schema, ())
+    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+        # Rows that miss a column would be filled with its default: of a key that is never what was meant.
+        refuse_missing(wanted.names, set(wanted.names).intersection(*rows))
+        rows = [{name: row[name] for name in wanted.names} for row in rows]
+        return conform(to_arrow(rows, wanted), wanted)
+    table = to_arrow(rows, wanted if isinstance(rows, Mapping) else None)
+    refuse_missing(wanted.names, set(table.column_names))
+    return conform(table.select(list(wanted.names)), wanted)
+
+
+def _is_column(value: object) -> bool:
+    """Whether a value is many values: no column of a key is nested."""
+    return hasattr(value, "__len__") and not isinstance(value, str | bytes | bytearray | memoryview | Mapping)
+
+
+def upsert_delta(rows: Any) -> Compute:
+    """Replace rows with the same key, or add them. Without key columns: add those that are not there."""
+    rows = materialize_once(rows)
+
+    def compute(schema: Schema) -> Look:
+        new = conform(require_key_columns(rows, schema), schema)
+        if not schema.key:
+            return _once_each(new, schema)
+        return Look(lambda old: RowDelta(old, new), keys=_distinct_keys(new, schema), grain=Grain.NEWS)
+
+    return compute
+
+
+def delete_keys_delta(keys: Any) -> Compute:
+    """Delete all rows with one of these keys."""
+    keys = materialize_once(keys)
+
+    def compute(schema: Schema) -> Look:
+        return Look(_gone(schema), keys=KeySet(keys_of(keys, schema)), grain=Grain.NEWS)
+
+    return compute
+
+
+def delete_where_delta(where: Any) -> Compute:
+    """Delete all rows for which a condition holds."""
+    predicate = as_predicate(where)
+    return lambda schema: Look(_gone(schema), where=predicate, grain=Grain.NEWS)
+
+
+def _gone(schema: Schema) -> Callable[[pa.Table], RowDelta]:
+    return lambda old: RowDelta(old, schema.arrow.empty_table())
+
+
+def delete_delta(keys: Any, where: Any) -> Compute:
+    """Delete rows with these keys, or for which a condition holds."""
+    if (keys is None) == (where is None):
+        raise UsageError("delete either keys, or where a condition holds: delete({'id': 1}) or delete(where='id = 1')")
+    return delete_keys_delta(keys) if where is None else delete_where_delta(where)
+
+
+def update_delta(where: Any, set: Mapping[str, Any]) -> Compute:
+    """Set some columns of the rows for which a condition holds."""
+    predicate = as_predicate(where) if where is not None else None
+    if not isinstance(set, Mapping):
+        raise UsageError("say what to set by column: update(set={'total': 0})")
+    values = dict(set)
+    by_row = all(is_row_by_row(value) for value in values.values() if isinstance(value, pl.Expr))
+
+    def compute(schema: Schema) -> Look:
+        if schema.key and any(name in schema.key_names for name in values):
+            raise UsageError("key columns cannot be updated: delete the rows and insert others")
+
+        def difference(old: pa.Table) -> RowDelta:
+            return RowDelta(old, assigned(repeated(old), values, schema))
+
+        return Look(difference, where=predicate, grain=by_key(schema) if by_row else Grain.ALL)
+
+    return compute
+
+
+def by_key(schema: Schema) -> Grain:
+    """The grain of what goes row by row: by keys, unless rows are known by all columns and some are nested."""
+    nested = not schema.key and any(is_nested(each.arrow_type) for each in schema.fields)
+    return Grain.ALL if nested else Grain.KEYS
+
+
+def replace_delta(where: Any, rows: Any) -> Compute:
+    """Replace all rows for which a condition holds by others, for which it must hold too."""
+    rows = materialize_once(rows)
+    predicate = as_predicate(where) if where is not None else None
+
+    def compute(schema: Schema) -> Look:
+        new = conform(require_key_columns(rows, schema), schema)
+        if predicate is not None:
+            predicate.check(schema)
+            if new.num_rows and not new.filter(predicate.mask(new)).num_rows == new.num_rows:
+                raise UsageError("some of the new rows do not satisfy the condition that they replace rows under")
+        return Look(lambda old: RowDelta(old, new), where=predicate, grain=Grain.NEWS)
+
+    return compute
+
+
+def assigned(table: pa.Table, set: Mapping[str, Any], schema: Schema) -> pa.Table:
+    """Rows with some columns set: to a value, or to a Polars expression, such as `pl.sql_expr("total * 2")`."""
+    unknown = [name for name in set if name not in schema.names]
+    if unknown:
+        raise UsageError(f"there is no column {unknown[0]}; there are: {', '.join(schema.names)}")
+    frame = pl.DataFrame(pl.from_arrow(table))
+    values = [as_expression(name, value, schema).alias(name) for name, value in set.items()]
+    try:
+        changed = frame.with_columns(values)
+    except POLARS_ERRORS as error:
+        raise UsageError(f"the rows cannot be set like that: {type(error).__name__}") from error
+    return conform(to_arrow(changed), schema)
+
+
+POLARS_ERRORS = (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError)
+"""What Polars raises about an expression that does not fit the rows."""
+
+
+def as_expression(name: str, value: Any, schema: Schema) -> pl.Expr:
+    """What a column is set to: an expression as it is, a value as one of the column's type."""
+    if isinstance(value, pl.Expr):
+        return value
+    if value is None or isinstance(value, bool | float | str) or _is_int64(value):
+        return pl.lit(value)
+    (field,) = restricted(schema, (name,)).fields
+    column = to_arrow([{name: value}], restricted(schema, (name,))).column(0)
+    return pl.lit(pl.Series(name, pl.from_arrow(cast_column(field.name, column, field.arrow_type)))).first()
+
+
+def _is_int64(value: object) -> bool:
+    return isinstance(value, int) and INT64_MIN <= value <= INT64_MAX
+
+
+def repeated(old: pa.Table) -> pa.Table:
+    """Rows as often as they count; what counts less than zero cannot be changed."""
+    counts = old.column(DIFF).to_numpy()
+    if len(counts) and counts.min() < 0:
+        raise UsageError("some of these rows count less than zero: retract them with append")
+    rows = old.drop_columns([DIFF])
+    if len(counts) == 0 or counts.max() == 1:
+        return rows
+    if int(counts.astype(object).sum()) - len(counts) > COPIES_MAX:
+        raise UsageError("some of these rows count too often to be changed one by one: retract them with append")
+    return rows.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
+
+
+def _once_each(rows: pa.Table, schema: Schema) -> Look:
+    """What makes each of some rows be there: those that are stay as they are, as often as they count."""
+    keys = KeySet(keys_of(rows, schema))
+    distinct = conform(to_arrow(pl.DataFrame(pl.from_arrow(rows)).unique()), schema)
+
+    def difference(old: pa.Table) -> RowDelta:
+        there = KeySet(old.filter(pc.greater(old.column(DIFF), 0)).select(keys.names))
+        return RowDelta(old.filter(pc.less(old.column(DIFF), 0)), distinct.filter(pc.invert(there.mask(distinct))))
+
+    return Look(difference, keys=keys, grain=Grain.KEYS)
+
+
+def _distinct_keys(table: pa.Table, schema: Schema) -> KeySet:
+    """The keys of rows, each of which may come only once."""
+    keys = KeySet(table.select(list(schema.key_names)))
+    if len(keys) != table.num_rows:
+        raise UsageError(f"{table.num_rows - len(keys)} rows repeat the key of another one: give each key once")
+    return keys

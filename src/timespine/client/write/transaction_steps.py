@@ -1,0 +1,400 @@
+"""The steps of a transaction: each knows its rows, its commands, and where it leaves the upper.
+
+`client.write.step_commit` prepares a step with the time of the transaction and the upper that the steps before it
+leave, stages its rows, and asks it for commands. It may place a step again at a later time without preparing it again:
+runs are rewritten then, which is metadata only. A step that depends on rows it has read follows what other processes
+committed since (`client.write.read_current`); if that is impossible, the whole transaction is prepared again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from timespine.client.context import Access
+from timespine.client.results import NOTHING, Committed, Sealed, Written
+from timespine.client.time_args import Moment, Progress
+from timespine.client.write.prepare import (
+    PreparedRows,
+    check_below,
+    check_not_before,
+    late_append_error,
+    next_free_time,
+    prepare_rows,
+    rows_beyond_error,
+    upper_after,
+    upper_of_append,
+)
+from timespine.client.write.read_current import Compute, LocalDelta, PendingDelta, moved, read_current
+from timespine.client.write.stage import Runs, unplaced_description
+from timespine.client.write.unsealed_write import (
+    REFUSE,
+    apply_late_policy_to,
+    count_late,
+    late_rows_error,
+    prepare_unsealed,
+    write_command,
+    write_result,
+)
+from timespine.columnar.kernels.consolidate import consolidate
+from timespine.columnar.parts.hollow_run import rows_in
+from timespine.core.batch import HollowBatch
+from timespine.core.transitions import AppendNext, Command, CompareAndAppend, Expired
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier
+from timespine.model.time import Time
+
+
+@dataclass(slots=True)
+class Step:
+    """What a transaction does to one collection."""
+
+    access: Access
+
+    @property
+    def is_free(self) -> bool:
+        """Whether its rows stand at the time of the transaction."""
+        return False
+
+    @property
+    def depends_on_read(self) -> bool:
+        """Whether its rows were computed from rows that it has read."""
+        return False
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether the caller expects an upper: UpperMismatch is then the answer, and nothing is tried again."""
+        return False
+
+    @property
+    def earliest(self) -> int:
+        """The earliest time of the transaction at which it can stand."""
+        return self.access.next_time()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether LateRows follows only from commits since it was prepared: prepared again, it may succeed."""
+        return False
+
+    def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
+        """Prepare its rows, to be staged; None if there are none. The steps before it leave the upper here."""
+        return None
+
+    def next_upper(self, upper: Frontier, at: int | None) -> Frontier:
+        """Give the upper after this step, from the upper before it."""
+        return upper
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        """Make its commands, once its rows are staged and the steps before it leave the upper here."""
+        raise NotImplementedError
+
+    def follow(self, at: int | None, *, exactly: bool = False, quickly: bool = False) -> None:
+        """Make its rows right for the newest known state, if they depend on it: see `PendingDelta.follow`."""
+
+    def flush(self) -> None:
+        """Put inline parts that were built before the transaction as blobs: the state has no room for them."""
+
+    def unstage(self) -> None:
+        """Delete what it has put by itself: its commit was refused, and may be offered again or never."""
+
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> Any:
+        """Make the answer to the caller; the state with this number has the step."""
+        return replies[-1] if replies else None
+
+
+@dataclass(slots=True)
+class AtTransactionTime(Step):
+    """A step whose rows stand at the time of the transaction."""
+
+    @property
+    def is_free(self) -> bool:
+        return True
+
+    def next_upper(self, upper: Frontier, at: int | None) -> Frontier:
+        return upper_after(at) if at is not None else upper
+
+
+@dataclass(slots=True)
+class DependsOnRead(AtTransactionTime):
+    """A step whose rows were computed from rows that it has read; it follows what others commit to them."""
+
+    @property
+    def depends_on_read(self) -> bool:
+        return True
+
+    @property
+    def pending(self) -> PendingDelta:
+        """The delta, once it was prepared."""
+        raise NotImplementedError
+
+    def follow(self, at: int | None, *, exactly: bool = False, quickly: bool = False) -> None:
+        self.pending.follow(at, exactly=exactly, quickly=quickly)
+
+    def unstage(self) -> None:
+        self.pending.unstage()
+
+
+# Appends.
+
+
+@dataclass(slots=True)
+class AppendStep(AtTransactionTime):
+    """Rows without times: all of them at the time of the transaction.
+
+    A step that `floats` leaves its time to the commit (AppendNext), which takes the next free one when it judges the
+    command: it never loses to another writer. It must be the only step that moves the upper of its collection, and no
+    other step may need its time.
+    """
+
+    given: list[Any] = field(default_factory=list)
+    operation: str = "append"
+    upper: Frontier | None = None
+    """How far the step completes the collection; None: just past its time."""
+    floats: bool = False
+    written: int = 0
+    """The time that its rows were written with."""
+    rows: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        return not self.floats
+
+    def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
+        access = self.access
+        if at is None:
+            at = next_free_time(access, upper)
+        several = len(self.given) > 1
+        all_prepared = [prepare_rows(access, rows, (at,), sort_all=several) for rows in self.given]
+        prepared = all_prepared[-1]
+        if several:
+            if any(each.id != prepared.id for each in all_prepared):
+                return self.prepare(upper, at, stack)  # the schema changed in between
+            schema = prepared.schema
+            whole = pa.concat_tables(each.table for each in all_prepared)
+            table = consolidate(whole, (*schema.order_names, *schema.time_names))
+            prepared = msgspec.structs.replace(prepared, table=table)
+        self.written, self.rows = at, prepared.table.num_rows
+        if self.upper is not None:
+            self._check_below(at, self.upper)
+        return prepared
+
+    def next_upper(self, upper: Frontier, at: int | None) -> Frontier:
+        if at is None:
+            return upper
+        return upper_after(at) if self.upper is None else self.upper
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        access = self.access
+        self.rows = rows_in(runs)
+        if at is None:
+            batch = HollowBatch(unplaced_description(1), self.rows, runs)
+            return [AppendNext(batch, self.written, None, self.operation, access.config.inline_total_bytes)]
+        if self.upper is not None:
+            self._check_below(at, self.upper)
+        placed = moved(runs, self.written, at)
+        return [append_command(access, placed, self.rows, upper, self.next_upper(upper, at), self.operation)]
+
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
+        reply = replies[-1]
+        if at is None:
+            return Committed(reply.time, reply.upper, self.rows, seqno)
+        return Committed(at, reply, self.rows, seqno)
+
+    def _check_below(self, at: int, upper: Frontier) -> None:
+        if self.rows and upper.less_equal((at,)):
+            raise rows_beyond_error(upper)
+
+
+@dataclass(slots=True)
+class AppendAtStep(Step):
+    """Rows at fixed times: their own, or one that the caller gave."""
+
+    rows: Any
+    at: Time | None
+    upper: Progress | None
+    expected: Frontier | None = None
+    """The upper that the caller expects; None: whatever it is."""
+    operation: str = "append"
+    prepared: PreparedRows | None = None
+    stored: int = 0
+    """Updates that were staged: equal ones count once."""
+
+    @property
+    def is_conditional(self) -> bool:
+        return self.expected is not None
+
+    def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
+        self.prepared = prepared = prepare_rows(self.access, self.rows, self.at, sort_all=False)
+        check_below(prepared.table, prepared.schema, self._new_upper(prepared))
+        check_not_before(self.expected, prepared.lower)
+        return prepared
+
+    def next_upper(self, upper: Frontier, at: int | None) -> Frontier:
+        return upper if self.prepared is None else upper.join(self._new_upper(self.prepared))
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        prepared = self.prepared
+        assert prepared is not None
+        if self.expected is not None:
+            upper = self.expected
+        self.stored = rows_in(runs)
+        new_upper = self._new_upper(prepared)
+        return [append_at(self.access, runs, self.stored, prepared.lower, upper, new_upper, self.operation)]
+
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
+        assert self.prepared is not None
+        return Committed(self.prepared.time, replies[-1], self.stored, seqno)
+
+    def _new_upper(self, prepared: PreparedRows) -> Frontier:
+        return upper_of_append(self.access, self.upper, prepared.latest, prepared.schema)
+
+
+def append_at(
+    access: Access, runs: Runs, rows: int, lower: Frontier, upper: Frontier, new_upper: Frontier, operation: str
+) -> CompareAndAppend:
+    """Make the command that appends rows at times not before `lower`; LateRows if those are complete."""
+    if upper.is_closed:
+        raise access.closed()
+    if not upper <= lower:
+        raise late_append_error(access, lower, upper)
+    return append_command(access, runs, rows, upper, new_upper, operation)
+
+
+def append_command(
+    access: Access, runs: Runs, rows: int, upper: Frontier, new_upper: Frontier, operation: str
+) -> CompareAndAppend:
+    """Make the command that appends runs for [upper, new_upper)."""
+    desc = Description(upper, new_upper, Frontier.minimum(access.known().arity))
+    batches = (HollowBatch(desc, rows, runs),) if runs else ()
+    return CompareAndAppend(batches, upper, new_upper, operation, access.config.inline_total_bytes)
+
+
+# Changes.
+
+
+@dataclass(slots=True)
+class DeltaStep(DependsOnRead):
+    """A delta to the rows that are there: upsert, delete, update, replace, merge."""
+
+    compute: Compute
+    operation: str
+    must_hold: bool = False
+    """Whether a delta of no rows is committed too, because other rows rely on it."""
+    delta: LocalDelta | None = None
+
+    @property
+    def pending(self) -> LocalDelta:
+        assert self.delta is not None  # it was prepared
+        return self.delta
+
+    def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
+        now = stack.enter_context(read_current(self.access, at))
+        self.delta = delta = LocalDelta.of(now, self.compute, self.operation)
+        if delta.rows == 0:
+            return None
+        time = (delta.written,)
+        return PreparedRows(self.access, now.id, now.schema, delta.table, Frontier((time,)), time)
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        # SUBTLE: with other rows in the transaction also a delta of no rows is committed. That there is none was
+        # read, and must still be so when the other rows are committed (test_transaction.py).
+        return [self.pending.command(runs)] if self.must_hold or self.pending.stored else []
+
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
+        pending = self.pending
+        if not replies:
+            return Committed(None, pending.now.upper, 0, pending.now.state.seqno)
+        pending.done()
+        rows = pending.net
+        return Committed(at if rows else None, replies[-1], rows, seqno)
+
+
+# Writes ahead of the seal, and seals.
+
+
+def sealed_for(access: Access, placed: Frontier | None) -> Frontier:
+    """Find how far a collection is sealed for a step: as stored, and as the steps before it leave it."""
+    stored = access.state().upper
+    return stored if placed is None else stored.join(placed)
+
+
+@dataclass(slots=True)
+class UnsealedWriteStep(Step):
+    """Rows ahead of the seal."""
+
+    rows: Any
+    at: Moment | None
+    times: str | None
+    late: str
+    prepared: PreparedRows | None = None
+    too_late: int = 0
+    placed: Frontier | None = None
+    """Where the steps before it leave the upper, at the times where they are placed."""
+    _given: tuple[PreparedRows, pa.ChunkedArray] | None = None
+    """The rows before the late policy, and the times that they came with: prepared once."""
+
+    @property
+    def is_stale(self) -> bool:
+        # More rows may be late since it was prepared.
+        if self.late == REFUSE or self.prepared is None:
+            return False
+        return not sealed_for(self.access, self.placed) <= self.prepared.lower
+
+    def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
+        access = self.access
+        if self._given is None or self._given[0].id != access.schema(access.known())[0]:
+            self._given = prepare_unsealed(access, self.rows, self.at, self.times, self.late)
+        given, came = self._given
+        self.prepared, self.too_late = apply_late_policy_to(access, given, came, self.late, upper)
+        self.placed = None
+        return self.prepared if self.prepared.table.num_rows else None
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        assert self.prepared is not None
+        if not runs:
+            return []
+        self.placed = upper
+        if not upper <= self.prepared.lower:
+            raise late_rows_error(self.access, self.prepared.lower, upper)
+        return [write_command(self.access, self.prepared, runs)]
+
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> Written:
+        assert self.prepared is not None
+        count_late(self.access, self.late, self.too_late)
+        if not replies:
+            return msgspec.structs.replace(NOTHING, late=self.too_late)
+        return write_result(self.prepared, replies[-1], self.too_late, seqno)
+
+
+@dataclass(slots=True)
+class CommandStep(Step):
+    """Commands without rows, and how far they seal the collection."""
+
+    make: Callable[[], Iterable[Command]]
+    sealed: Frontier | None = None
+    expired: Frontier | None = None
+    """The frontier that the caller asked to expire, if this is an expiry."""
+
+    @staticmethod
+    def of(access: Access, *commands: Command) -> CommandStep:
+        """Make a step of commands that are known already."""
+        return CommandStep(access, lambda: commands)
+
+    def next_upper(self, upper: Frontier, at: int | None) -> Frontier:
+        return upper if self.sealed is None else upper.join(self.sealed)
+
+    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
+        return list(self.make())
+
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> Any:
+        if not replies:
+            return None
+        reply = replies[-1]
+        if self.sealed is not None:
+            return Sealed(Frontier(reply.elements), seqno)
+        return Expired(self.expired, reply.since, reply.held_by) if self.expired is not None else reply

@@ -1,0 +1,150 @@
+"""Python values as Arrow columns, without surprises.
+
+Arrow reads Python values generously: as an integer it takes 1.5 for 1, as a
+date it drops the hours of a datetime, as a timestamp it ignores the zone or
+makes one up, and it leaves out what a struct does not name. So the Python types
+of the values are looked at first. There are few types however many values, and
+finding them, also inside of lists and dicts, is one pass without a loop of ours.
+
+The column that comes out may still be wider than the wanted type (float64 for
+integers that came as floats); `cast_column` does the rest.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain, compress, repeat
+from operator import attrgetter, is_, is_not
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from timespine.columnar.schema.types import parse_type, type_name
+from timespine.errors import InvalidRows, UsageError, shown
+
+_NONE = type(None)
+_FAILURES = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_FLOATS = (float, np.floating)
+_INTEGERS = (int, np.integer)
+_given = partial(is_not, None)
+
+
+def column_of(name: str, values: Sequence[Any], wanted: pa.DataType | None) -> pa.ChunkedArray:
+    """Python values as a column that can be cast to the wanted type; to the type they seem to have, if None."""
+    try:
+        if wanted is None:
+            wanted = pa.infer_type(values)
+            if pa.types.is_null(wanted):
+                return pa.chunked_array([pa.nulls(len(values))])
+            wanted = parse_type(_in_named_zones(wanted))
+        built = _build_type(values, wanted)
+    except UsageError as error:
+        raise InvalidRows(f"column {shown(name)}: {error}") from None
+    except _FAILURES:
+        raise InvalidRows(f"column {shown(name)} holds values of different or unknown types: convert them") from None
+    try:
+        array = pa.array(values, built, from_pandas=False)
+    except _FAILURES:
+        row = _first_failing(values, built)
+        raise InvalidRows(f"column {shown(name)}: row {row} does not fit {type_name(wanted)}", row) from None
+    return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+
+
+def _in_named_zones(seeming: pa.DataType) -> pa.DataType:
+    """The same type with UTC for fixed offsets such as +02:00: the same instants in a zone that can be stored."""
+    if pa.types.is_timestamp(seeming) and (seeming.tz or "").startswith(("+", "-")):
+        return pa.timestamp(seeming.unit, "UTC")
+    if pa.types.is_list(seeming):
+        return pa.list_(_in_named_zones(seeming.value_type))
+    if pa.types.is_struct(seeming):
+        return pa.struct([(field.name, _in_named_zones(field.type)) for field in seeming])
+    return seeming
+
+
+def _build_type(values: Sequence[Any], wanted: pa.DataType) -> pa.DataType:
+    """The type to build with, so that nothing is lost; a UsageError if the values are not of the wanted type."""
+    kinds = set(map(type, values))
+    kinds.discard(_NONE)
+    if not kinds:
+        return wanted
+    types = pa.types
+    if types.is_list(wanted):
+        _check(kinds, wanted, (list, tuple, np.ndarray))
+        inside = list(chain.from_iterable(filter(_given, values)))
+        return pa.list_(_build_type(inside, wanted.value_type))
+    if types.is_struct(wanted):
+        _check(kinds, wanted, (dict,))
+        return _struct_type(list(filter(_given, values)), wanted)
+    if types.is_timestamp(wanted):
+        return _timestamp_type(kinds, values, wanted)
+    if types.is_integer(wanted) or types.is_floating(wanted):
+        _check(kinds, wanted, (*_INTEGERS, *_FLOATS), but=bool)
+        return pa.float64() if any(issubclass(kind, _FLOATS) for kind in kinds) else wanted
+    if types.is_decimal(wanted):
+        _check(kinds, wanted, (decimal.Decimal, *_INTEGERS), but=bool)
+    elif types.is_boolean(wanted):
+        _check(kinds, wanted, (bool, np.bool_))
+    elif types.is_string(wanted):
+        _check(kinds, wanted, (str,))
+    elif types.is_binary(wanted):
+        _check(kinds, wanted, (bytes, bytearray, memoryview))
+    else:
+        _check(kinds, wanted, (datetime.date,), but=datetime.datetime)
+    return wanted
+
+
+def _struct_type(values: list[dict[str, Any]], wanted: pa.DataType) -> pa.DataType:
+    names = {field.name for field in wanted}
+    unknown = set(chain.from_iterable(values)) - names
+    if unknown:
+        raise InvalidRows(f"a dict has a key {shown(next(iter(unknown)))} that {type_name(wanted)} does not have")
+    return pa.struct([(field.name, _build_type(values_of(values, field.name), field.type)) for field in wanted])
+
+
+def values_of(rows: Iterable[dict[str, Any]], name: str, default: object = None) -> list[Any]:
+    """One value of each row; the default where a row has none."""
+    return list(map(dict.get, rows, repeat(name), repeat(default)))
+
+
+def _timestamp_type(kinds: set[type], values: Sequence[Any], wanted: pa.DataType) -> pa.DataType:
+    if kinds == {np.datetime64}:
+        return pa.infer_type(values)  # it has a unit of its own, and never a zone: the cast decides
+    _check(kinds, wanted, (datetime.datetime,))
+    zones = set(map(attrgetter("tzinfo"), filter(_given, values)))
+    if wanted.tz is None and zones != {None}:
+        raise InvalidRows("a datetime has a zone where wall-clock times are needed: convert it first")
+    if wanted.tz is not None and None in zones:
+        raise InvalidRows(f"a datetime has no zone where {type_name(wanted)} is needed: give it its zone first")
+    for kind in kinds:
+        # pandas' timestamps have nanoseconds, which Arrow leaves out when it reads them one by one.
+        if hasattr(kind, "nanosecond"):
+            some = compress(values, map(partial(is_, kind), map(type, values)))
+            if any(map(attrgetter("nanosecond"), some)):
+                raise InvalidRows("a timestamp is finer than microseconds: round it first")
+    return wanted
+
+
+def _check(kinds: set[type], wanted: pa.DataType, allowed: tuple[type, ...], but: type | None = None) -> None:
+    """Refuse values of a Python type that does not stand for the wanted one."""
+    for kind in kinds:
+        is_missing = kind.__name__ in ("NaTType", "NAType")
+        if is_missing or not issubclass(kind, allowed) or (but is not None and issubclass(kind, but)):
+            instead = "; use None for what is missing" if is_missing else ""
+            raise InvalidRows(f"it holds a {kind.__name__} where {type_name(wanted)} is needed{instead}")
+
+
+def _first_failing(values: Sequence[Any], built: pa.DataType) -> int:
+    """The first row that cannot be read, by halves."""
+    low, high = 0, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            pa.array(values[low:middle], built, from_pandas=False)
+            low = middle
+        except _FAILURES:
+            high = middle
+    return low

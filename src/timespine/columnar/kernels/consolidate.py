@@ -1,0 +1,268 @@
+"""Consolidation: each row once, in order, with the sum of its diffs.
+
+    for every row:   sum(diff of the row in the result) == sum(diff of the row in the input)
+
+The result is ascending, has no row twice and no diff of zero. Rows become
+numbers (`order`); these are sorted with the place of the row in their low bits;
+rows of equal numbers are told apart (`ties`); diffs are summed; and the rows that
+remain are picked from the input, once (`gather`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from timespine.columnar.kernels.row_words import WORD_BITS, Index, Packed, pack, single
+from timespine.columnar.kernels.take import narrow, read_back, take
+from timespine.columnar.kernels.text_words import Words, blocks
+from timespine.columnar.kernels.tie_break import Flags, group_blocks, settle
+from timespine.columnar.schema.schema import DIFF, TIME, Schema, time_names
+from timespine.errors import CorruptionError, DiffOverflow, UsageError
+from timespine.model.frontier import Frontier, check_arity_of
+from timespine.model.time import INT64_MAX
+
+_HALF_BITS = 32
+
+_FEW = 4
+"""If less than one of so many rows is equal to the one before, they are added one by one."""
+
+
+def consolidate(table: pa.Table, order: Sequence[str]) -> pa.Table:
+    """The table sorted by `order`, equal rows summed, zeros dropped; the table itself if there is nothing to do.
+
+    `order` names all columns but `_diff`. A sum that does not fit an int64 is a DiffOverflow.
+    """
+    return consolidate_runs(table, order, (), 0)
+
+
+def consolidate_inputs(inputs: Sequence[Sequence[pa.Table]], order: Sequence[str], cut: int) -> pa.Table:
+    """The same for sorted runs, each of several tables."""
+    tables = [table for each in inputs for table in each]
+    rows = [sum(table.num_rows for table in each) for each in inputs]
+    starts = [0, *accumulate(rows[:-1])]
+    return consolidate_runs(tables[0] if len(tables) == 1 else pa.concat_tables(tables), order, starts, cut)
+
+
+def consolidate_runs(table: pa.Table, order: Sequence[str], starts: Sequence[int], cut: int) -> pa.Table:
+    """The same for a table of sorted runs, one after the other, that begin at `starts`.
+
+    If one is seen not to be ascending in the first `cut` columns of the order, that is a CorruptionError.
+    """
+    if table.num_columns != len(order) + 1:
+        raise UsageError(f"{len(order)} columns and a diff are not the {table.num_columns} columns of the table")
+    rows = table.num_rows
+    if rows == 0 or (rows == 1 and table.column(DIFF)[0].as_py()):
+        return table
+    columns = [single(table.column(name)) for name in order]
+    packed = pack(columns, rows, until_apart=True)
+    if starts:
+        _check_ascending(packed, starts, cut)
+    arranged = _arrange(columns, packed)
+    diffs = single(table.column(DIFF)).to_numpy()
+    if arranged.keys is None and arranged.index is None and arranged.first is None and diffs.all():
+        return table
+    slots = [slot for slot in packed.slots if packed.used - slot.end >= arranged.dropped]
+    index, words, sums = _net(arranged, diffs, bool(slots))
+    chosen: dict[str, pa.Array | pa.ChunkedArray] = {DIFF: pa.array(sums)}
+    for slot in slots:
+        column = columns[slot.column]
+        shift = packed.used - slot.end - arranged.dropped
+        chosen[order[slot.column]] = read_back(words, slot, shift, column.type, column.null_count > 0)
+    left = {}
+    for name, column in zip(order, columns, strict=True):
+        kind = table.schema.field(name).type
+        if column.type != kind:
+            chosen[name] = narrow(column, index, kind)
+        elif name not in chosen:
+            left[name] = column
+    chosen.update(zip(left, take(list(left.values()), index), strict=True))
+    return pa.Table.from_arrays([chosen[name] for name in table.column_names], schema=table.schema)
+
+
+@dataclass(slots=True)
+class _Arranged:
+    """The order of the rows of a table."""
+
+    words: Words
+    """The words of the rows as they are."""
+    is_owned: bool
+    """Whether the words may be overwritten."""
+    keys: Words | None = None
+    """Sorted: the upper bits of a word, then the number of its row. None if the words ascend as they are."""
+    row_bits: int = 0
+    """Bits of the number of a row."""
+    dropped: int = 0
+    """Low bits of the words for which the keys have no room."""
+    index: Index | None = None
+    """The rows in order, if keys alone do not tell."""
+    first: Flags | None = None
+    """Of the rows in order, which begin a group of equal ones; None if all do."""
+
+    def index_of(self, block: slice) -> Index:
+        """The rows at some places of the order."""
+        if self.index is not None:
+            return self.index[block]
+        if self.keys is None:
+            return np.arange(block.start, block.stop)
+        return (self.keys[block] & np.uint64((1 << self.row_bits) - 1)).view(np.int64)
+
+    def words_of(self, block: slice) -> Words:
+        """Their words, without the bits that were dropped. Rows that were told apart later have the same ones."""
+        return self.words[block] if self.keys is None else self.keys[block] >> np.uint64(self.row_bits)
+
+
+def _arrange(columns: Sequence[pa.Array], packed: Packed) -> _Arranged:
+    """Sort the rows, and find those that are equal."""
+    words, rows = packed.words, len(packed.words)
+    arranged = _Arranged(words, packed.is_owned)
+    if (words[1:] > words[:-1]).all():
+        return arranged
+    exact = packed.rest is None
+    if not (words[1:] >= words[:-1]).all():
+        arranged.row_bits = bits = (rows - 1).bit_length()
+        arranged.dropped = dropped = max(packed.used + bits - WORD_BITS, 0)
+        exact &= not dropped
+        arranged.keys = keys = np.empty(rows, np.uint64)
+        for block in blocks(rows):
+            part = keys[block]
+            np.right_shift(words[block], np.uint64(dropped), out=part)
+            part <<= np.uint64(bits)
+            part |= np.arange(block.start, block.stop, dtype=np.uint64)
+        keys.sort()
+    first = np.empty(rows, np.bool_)
+    first[0] = True
+    ordered = words if arranged.keys is None else arranged.keys
+    for block in blocks(rows - 1):
+        after = slice(block.start + 1, block.stop + 1)
+        np.not_equal((ordered[after] ^ ordered[block]) >> np.uint64(arranged.row_bits), 0, out=first[after])
+    if first.all():
+        return arranged
+    if not exact:
+        index = np.concatenate([arranged.index_of(block) for block in blocks(rows)])
+        settle(columns, packed, arranged.dropped, index, first)
+        arranged.index = None if arranged.keys is None and (index[1:] > index[:-1]).all() else index
+    arranged.first = None if first.all() else first
+    return arranged
+
+
+def _check_ascending(packed: Packed, starts: Sequence[int], cut: int) -> None:
+    """What is seen of the first `cut` columns must not fall, except where a run begins."""
+    seen = packed.used if cut > len(packed.ends) else packed.ends[cut - 1] if cut else 0
+    if seen == 0:
+        return
+    words = packed.words if seen == packed.used else packed.words >> np.uint64(packed.used - seen)
+    falls = words[1:] < words[:-1]
+    falls[[start - 1 for start in starts if 0 < start < len(words)]] = False
+    if falls.any():
+        raise CorruptionError("a run is not in order: it cannot be merged")
+
+
+def _net(arranged: _Arranged, diffs: NDArray[np.int64], is_read_back: bool) -> tuple[Index, Words, NDArray[np.int64]]:
+    """The rows that remain, in order, one of each group; their words, if asked for; and the sums of the diffs."""
+    rows, count = len(diffs), 0
+    largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
+    is_safe = largest <= INT64_MAX // rows
+    # Small ones are picked from a smaller array: more of it is in the cache.
+    source: NDArray[Any] = diffs.astype(np.int8) if largest < 128 else diffs
+    sums = np.empty(rows, np.int64)
+    # SUBTLE: large arrays are dear, so what remains is written over the keys and words that it is made of. That is
+    # never ahead of what is still to be read, and whatever a block needs of them is copied before it is overwritten.
+    index = np.empty(rows, np.int64) if arranged.keys is None else arranged.keys.view(np.int64)
+    words = arranged.words if arranged.is_owned and arranged.keys is not None else np.empty(rows, np.uint64)
+    for block in group_blocks(rows, arranged.first):
+        picked = arranged.index_of(block)
+        summed = source.take(picked).astype(np.int64, copy=False)
+        places: Index | None = None
+        if arranged.first is not None:
+            places = np.flatnonzero(arranged.first[block])
+            if not is_safe:
+                _check_sums(summed, places)
+            summed = _sums(summed, places, arranged.first[block])
+        kept = summed != 0
+        if not kept.all():
+            remain = np.flatnonzero(kept)
+            summed = summed[remain]
+            places = remain if places is None else places[remain]
+        into = slice(count, count + len(summed))
+        if is_read_back:
+            seen = arranged.words_of(block)
+            words[into] = seen if places is None else seen[places]
+        index[into] = picked if places is None else picked[places]
+        sums[into] = summed
+        count = into.stop
+    return index[:count], words[:count], sums[:count]
+
+
+def _sums(diffs: NDArray[np.int64], starts: Index, first: Flags) -> NDArray[np.int64]:
+    """The sum of each group, modulo 2^64."""
+    others = len(diffs) - len(starts)
+    if others * _FEW > len(diffs):
+        return np.add.reduceat(diffs, starts)
+    # Of nearly all groups the first row is the only one. The others are added to theirs.
+    sums = diffs[starts]
+    places = np.flatnonzero(~first)
+    np.add.at(sums, places - np.arange(1, others + 1), diffs[places])
+    return sums
+
+
+def _check_sums(diffs: NDArray[np.int64], starts: Index) -> None:
+    """A DiffOverflow unless every sum fits: upper and lower halves of the diffs are summed by themselves."""
+    half = np.int64(_HALF_BITS)
+    lower = np.add.reduceat(diffs & np.int64((1 << _HALF_BITS) - 1), starts)
+    upper = np.add.reduceat(diffs >> half, starts) + (lower >> half)
+    limit = 1 << (_HALF_BITS - 1)
+    if ((upper < -limit) | (upper >= limit)).any():
+        raise DiffOverflow("the diffs of a row add up to more than 64 bits can count")
+
+
+def check_weights(table: pa.Table, schema: Schema) -> None:
+    """A DiffOverflow if the diffs of one row add up to more than 64 bits can count, whatever their signs and times.
+
+    Then no sum of some of them, as of any time, can overflow.
+    """
+    diffs = table.column(DIFF).to_numpy()
+    if len(diffs) == 0 or max(-int(diffs.min()), int(diffs.max())) <= INT64_MAX // len(diffs):
+        return
+    weights = pa.array(np.where(diffs == np.iinfo(np.int64).min, INT64_MAX, np.abs(diffs)))
+    rows = table.select(list(schema.order_names)).append_column(DIFF, weights)
+    try:
+        consolidate(rows, schema.order_names)
+    except DiffOverflow:
+        raise DiffOverflow(
+            "the diffs of a row of this batch add up to more than 64 bits can count, whatever their signs: nothing was "
+            "written; append fewer at once"
+        ) from None
+
+
+def advance(table: pa.Table, since: Frontier) -> pa.Table:
+    """The same collection for whoever reads at or after `since`: times are advanced to it.
+
+    Coordinate by coordinate: meet over s in since of join(t, s) is the larger of t and of the least
+    s. Rows stay where they are: with several coordinates their order may have to be restored.
+    """
+    names = set(table.column_names)
+    arity = 1 if TIME in names else next(count for count in range(len(names) + 1) if f"{TIME}_{count}" not in names)
+    if arity == 0:
+        raise UsageError("there are no times in the table to advance")
+    if check_arity_of(since, arity, "since").is_closed:
+        raise UsageError("nobody reads from a closed since on, so times cannot be advanced to it")
+    for name, *least in zip(time_names(arity), *since, strict=True):
+        before = table.column(name).chunks
+        chunks = [_at_least(chunk, min(least)) for chunk in before]
+        if any(new is not old for new, old in zip(chunks, before, strict=True)):
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, table.schema.field(place), pa.chunked_array(chunks, pa.int64()))
+    return table
+
+
+def _at_least(times: pa.Array, least: int) -> pa.Array:
+    """The times, the earlier ones replaced by `least`; the array itself if there are none."""
+    values = times.to_numpy()
+    return times if len(values) == 0 or values.min() >= least else pa.array(np.maximum(values, least))

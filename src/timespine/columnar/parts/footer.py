@@ -1,0 +1,224 @@
+"""The footer of a part: what the writer and the reader of it agree on.
+
+A Parquet footer has a place for the metadata of whoever writes the file. Ours is
+JSON there, under one key. It says which part of which collection the file is, so
+that no other one is taken for it, and what every piece of the file hashes to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from timespine.columnar.parts.stats import BOUND_BYTES_MAX, PartMeta
+from timespine.columnar.schema.schema import Schema
+from timespine.config import Config
+from timespine.core.batch import Count, Part
+from timespine.errors import CorruptionError, VersionError
+
+FORMAT_VERSION = 1
+"""What a part is written with. A reader refuses a higher one."""
+
+FOOTER_KEY = "timespine"
+"""Under this key our part of the footer stands in the key-value metadata of the file."""
+
+HASH_BYTES = 16
+"""Of every SHA-256 so many bytes are kept: no accident among 2^64 files is likely to hit twice."""
+
+SIZE_BYTES = 4
+"""Bytes of the length of a piece: a file has at most 2^31."""
+
+MAGIC = b"PAR1"
+"""How a Parquet file begins and ends."""
+
+_FIELD_ID = b"PARQUET:field_id"
+
+
+class Footer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What we write into the footer, as JSON."""
+
+    version: int
+    """The version of the format."""
+    collection: str
+    """The collection that the part belongs to."""
+    part: str
+    """The name of its blob, the last segment of the key."""
+    schema: Count
+    """The number of the schema that its rows were written with."""
+    rows: Count
+    """How many there are."""
+    sorted: bool
+    """Whether rows are in the order of the schema."""
+    decoded: tuple[Count, ...]
+    """The bytes that each row group takes in memory, once decoded."""
+    pieces: bytes
+    """For every column chunk in the order of the file, then, if there are any, for the Bloom filters of each row
+    group, then for the page indexes: first all lengths, 4 bytes each, least significant first; then all hashes."""
+    blooms: bool = False
+    """Whether there are Bloom filters."""
+    nans: tuple[int, ...] = ()
+    """The field ids of columns with a NaN somewhere: their largest value is not what the statistics say."""
+    lowers: tuple[Annotated[bytes, msgspec.Meta(max_length=BOUND_BYTES_MAX)], ...] = ()
+    """If sorted: at or before the first row of each row group, encoded by the order of columns and cut."""
+
+
+class MissingBlob(Exception):
+    """A blob that a state refers to is not there: whoever reads plans again from a newer state, or gives up."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"blob {key} is not there")
+        self.key = key
+        """The key of the blob."""
+
+
+def hash_of(data: bytes | memoryview) -> bytes:
+    """The hash of some bytes, as it stands in states and footers."""
+    return hashlib.sha256(data).digest()[:HASH_BYTES]
+
+
+# What a file is made of.
+
+
+def piece_count(groups: int, leaves: int, *, blooms: bool) -> int:
+    """How many pieces of a file have a length and a hash in the footer."""
+    return groups * (leaves + blooms) + 1
+
+
+def leaf_columns(type: pa.DataType, path: str) -> Iterator[tuple[str, pa.DataType]]:
+    """The columns that Parquet makes of a column: their paths and types. One, unless it is nested."""
+    if pa.types.is_list(type):
+        yield from leaf_columns(type.value_type, f"{path}.list.element")
+    elif pa.types.is_struct(type):
+        for index in range(type.num_fields):
+            field = type.field(index)
+            yield from leaf_columns(field.type, f"{path}.{field.name}")
+    else:
+        yield path, type
+
+
+def leaf_counts(schema: pa.Schema) -> tuple[int, ...]:
+    """How many column chunks each column is written as."""
+    return tuple(sum(1 for _ in leaf_columns(field.type, field.name)) for field in schema)
+
+
+def stored_as(type: pa.DataType) -> pa.DataType:
+    """The type that a column has when it is read back: Parquet keeps instants, and forgets the name of their zone."""
+    if pa.types.is_timestamp(type) and type.tz is not None:
+        return pa.timestamp("us", "UTC")
+    if pa.types.is_list(type):
+        return pa.list_(stored_as(type.value_type))
+    if pa.types.is_struct(type):
+        fields = [type.field(index) for index in range(type.num_fields)]
+        return pa.struct([(field.name, stored_as(field.type)) for field in fields])
+    return type
+
+
+# What is checked before anything is decoded.
+
+
+def check_claims(part: Part, meta: PartMeta, config: Config) -> None:
+    """What the state claims, before anything is read by it."""
+    if part.size > config.object_bytes_max:
+        raise CorruptionError(f"part {part.key} has {part.size} bytes, more than {config.object_bytes_max}")
+    if part.rows > config.part_rows_max:
+        raise CorruptionError(f"part {part.key} has {part.rows} rows, more than {config.part_rows_max}")
+    if not 12 <= meta.tail <= min(config.footer_bytes_max, part.size - len(MAGIC)):
+        raise CorruptionError(f"part {part.key} of {part.size} bytes cannot have a footer of {meta.tail}")
+
+
+def parse_tail(tail: bytes, what: str) -> tuple[pq.FileMetaData, pa.Schema, Footer]:
+    """What a tail says whose hash was compared."""
+    if tail[-4:] != MAGIC or int.from_bytes(tail[-8:-4], "little") != len(tail) - 8:
+        raise CorruptionError(f"{what} does not end with its footer")
+    try:
+        file = pq.ParquetFile(
+            pa.BufferReader(tail),
+            pre_buffer=False,
+            thrift_string_size_limit=len(tail),  # nothing in it can be larger than it
+            thrift_container_size_limit=len(tail),
+            arrow_extensions_enabled=False,
+        )
+        metadata, parsed = file.metadata, file.schema_arrow
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptionError(f"the footer of {what} cannot be parsed") from error
+    return metadata, parsed, _footer(metadata, what)
+
+
+def _footer(metadata: pq.FileMetaData, what: str) -> Footer:
+    """Our part of the footer."""
+    text = (metadata.metadata or {}).get(FOOTER_KEY.encode(), b"")
+    try:
+        version = _VERSION.decode(text).version
+        if version > FORMAT_VERSION:
+            raise VersionError(f"{what} is of format {version}, and this version knows {FORMAT_VERSION}: upgrade")
+        if version < 1:
+            raise CorruptionError(f"{what} is of format {version}")
+        return _FOOTER.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptionError(f"the footer of {what} does not say what it is") from error
+
+
+def check_schema(parsed: pa.Schema, schema: Schema, what: str) -> None:
+    """The columns of the file must be those of the schema, one by one: names, types, ids, and whether null."""
+    wanted = schema.update_arrow
+    same = len(parsed) == len(wanted) and all(
+        (here.name, here.nullable, (here.metadata or {}).get(_FIELD_ID))
+        == (there.name, there.nullable, there.metadata[_FIELD_ID])
+        and here.type == stored_as(there.type)
+        for here, there in zip(parsed, wanted, strict=True)
+    )
+    if not same:
+        raise CorruptionError(f"the columns of {what} are not those of its schema")
+
+
+def check_groups(
+    metadata: pq.FileMetaData, footer: Footer, schema: Schema, config: Config, what: str
+) -> tuple[int, ...]:
+    """The rows of every row group, if what the footer claims of them adds up and is within limits."""
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    rows = tuple(int(group.num_rows) for group in groups)
+    sizes = [group.total_byte_size for group in groups]
+    if min(rows, default=1) < 1 or sum(rows) != footer.rows or min(sizes, default=0) < 0:
+        raise CorruptionError(f"the row groups of {what} do not have its {footer.rows} rows")
+    row_bits = sum(_row_bits(field.type) for field in schema.update_arrow)
+    claimed = max(sum(sizes), sum(footer.decoded), footer.rows * row_bits // 8)
+    if claimed > config.part_decoded_bytes_max:
+        raise CorruptionError(f"{what} claims to be {claimed} bytes, over {config.part_decoded_bytes_max}")
+    if len(footer.decoded) != len(groups) or len(footer.lowers) != (len(groups) if footer.sorted else 0):
+        raise CorruptionError(f"the footer of {what} does not speak of its {len(groups)} row groups")
+    if any(after < before for before, after in zip(footer.lowers, footer.lowers[1:], strict=False)):
+        raise CorruptionError(f"the row groups of {what} are not in order")
+    return rows
+
+
+def _row_bits(type: pa.DataType) -> int:
+    """What a value takes in memory, at least. A run of equal ones takes nearly nothing in the file."""
+    if pa.types.is_struct(type):
+        return sum(_row_bits(type.field(index).type) for index in range(type.num_fields))
+    return int(type.bit_width) if pa.types.is_primitive(type) or pa.types.is_decimal(type) else 32
+
+
+def piece_starts(footer: Footer, groups: int, leaves: int, end: int, what: str) -> tuple[list[int], bytes]:
+    """Where every piece of the file starts, with the end of the last one, and their hashes."""
+    count = piece_count(groups, leaves, blooms=footer.blooms)
+    if len(footer.pieces) != count * (SIZE_BYTES + HASH_BYTES):
+        raise CorruptionError(f"the footer of {what} does not speak of its {count} pieces")
+    sizes = np.frombuffer(footer.pieces, dtype="<u4", count=count)
+    starts = np.cumsum(np.concatenate(([len(MAGIC)], sizes.astype(np.int64))))
+    if int(starts[-1]) != end:
+        raise CorruptionError(f"the pieces of {what} end at {starts[-1]}, and its footer starts at {end}")
+    return starts.tolist(), footer.pieces[SIZE_BYTES * count :]
+
+
+class _OnlyVersion(msgspec.Struct):
+    version: int
+
+
+_VERSION = msgspec.json.Decoder(_OnlyVersion)
+_FOOTER = msgspec.json.Decoder(Footer)

@@ -1,0 +1,335 @@
+"""Reading parts: the boundary between bytes from storage and rows that are believed.
+
+The state says how long the tail of a part is and what it hashes to; the footer in
+the tail says the same of every other piece of the file (see `columnar.parts.part_writer`). Here
+nothing is given to a decoder before its hash was compared, and nothing is decoded
+before the sizes that the footer claims were held against limits. What does not fit
+is a CorruptionError.
+
+A reader holds the parsed footer and no rows. It never changes once it is open
+(what it works out later is the same whoever does it), so that threads share it
+and callers keep it in a cache.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from timespine.columnar.kernels.key_encoding import NULL
+from timespine.columnar.parts import bloom
+from timespine.columnar.parts.footer import (
+    HASH_BYTES,
+    MAGIC,
+    Footer,
+    MissingBlob,
+    check_claims,
+    check_groups,
+    check_schema,
+    hash_of,
+    leaf_counts,
+    parse_tail,
+    piece_starts,
+)
+from timespine.columnar.parts.inline import check_updates
+from timespine.columnar.parts.row_group_index import GroupRanges, KeyIndex
+from timespine.columnar.parts.stats import BOUND_BYTES_MAX, PartMeta, Range
+from timespine.columnar.schema.schema import Schema
+from timespine.config import Config
+from timespine.core.batch import Part
+from timespine.errors import CorruptionError, UsageError
+from timespine.ids import parse_blob_key
+
+__all__ = ["Fetch", "MissingBlob", "PartReader", "open_part"]
+
+Fetch = Callable[[int, int], bytes | None]
+"""Gives the bytes [start, stop) of the blob, or None if there is no blob."""
+
+ROUNDING_BYTES = 1 << 20
+"""Bytes that decoded rows may take beyond twice what the writer counted: bitmaps and offsets are rounded up."""
+
+GAP_BYTES = 64 * 1024
+"""Bytes between two pieces that are read along with them rather than by a second request."""
+
+
+def open_part(part: Part, collection: str, schema: Schema, schema_id: int, fetch: Fetch, config: Config) -> PartReader:
+    """A reader for a part that a state refers to, after one read of its tail and every check that needs no rows.
+
+    `schema` is the one that it was written with. A blob that is not there is MissingBlob.
+    """
+    if part.hollow or part.inline is not None:
+        raise UsageError("a hollow run and inline data are not read as a part")
+    meta = PartMeta.decode(part.meta)
+    check_claims(part, meta, config)
+    end = part.size - meta.tail
+    tail = _fetched(fetch, end, part.size, part.key)
+    what = f"part {part.key}"
+    if hash_of(tail) != meta.tail_hash:
+        raise CorruptionError(f"the last {meta.tail} bytes of {what} are not those that the state knows")
+    metadata, parsed, footer = parse_tail(tail, what)
+    identity = (footer.collection, footer.part, footer.schema, footer.rows)
+    wanted = (collection, parse_blob_key(part.key).name, schema_id, part.rows)
+    if identity != wanted:
+        raise CorruptionError(f"{what} says that it is {identity}, and not {wanted}")
+    check_schema(parsed, schema, what)
+    return PartReader(part.key, schema, fetch, config, metadata, footer, end)
+
+
+class PartReader:
+    """An open part: what its footer says, and how to read any of its row groups and columns."""
+
+    def __init__(
+        self,
+        key: str,
+        schema: Schema,
+        fetch: Fetch,
+        config: Config,
+        metadata: pq.FileMetaData,
+        footer: Footer,
+        end: int,
+    ) -> None:
+        self.key = key
+        """The key of the blob."""
+        self.schema = schema
+        """The schema that it was written with."""
+        self.groups: int = metadata.num_row_groups
+        """How many row groups there are."""
+        self.rows = footer.rows
+        """How many rows there are."""
+        self.footer = footer
+        """What we wrote into the footer."""
+        self.key_index = KeyIndex(footer.lowers) if footer.sorted else None
+        """Where to look for keys; None if rows are not in order."""
+        self._what = f"part {key}"
+        self._fetch = fetch
+        self._config = config
+        self._metadata = metadata
+        self._width: int = metadata.num_columns
+        self._group_rows = check_groups(metadata, footer, schema, config, self._what)
+        self._starts, self._hashes = piece_starts(footer, self.groups, self._width, end, self._what)
+        self._types = {field.name: field.type for field in schema.update_arrow}
+        stops = np.cumsum((0, *leaf_counts(schema.update_arrow))).tolist()
+        self._leaves = {name: range(*ends) for name, ends in zip(self._types, pairwise(stops), strict=True)}
+        self._nans = frozenset(field.name for field in schema.fields if field.id in footer.nans)
+        self._ranges: dict[int, GroupRanges] = {}
+        self._blooms: dict[int, bytes] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory the reader takes, with the Bloom filters that it may come to hold."""
+        bloom_bytes = self._starts[-2] - self._starts[self.groups * self._width]
+        return 4096 + 4 * int(self._metadata.serialized_size) + bloom_bytes
+
+    def group_rows(self, group: int) -> int:
+        """How many rows a row group has."""
+        return self._group_rows[group]
+
+    def group_bytes(self, group: int) -> int:
+        """About how much memory its rows take."""
+        return self.footer.decoded[group]
+
+    def group_ranges(self, group: int) -> Mapping[str, Range]:
+        """What is known of the columns of a row group, by name; worked out when a column is asked for."""
+        ranges = self._ranges.get(group)
+        if ranges is None:
+            chunks = self._metadata.row_group(group)
+            bound_bytes = min(self._config.bound_bytes, BOUND_BYTES_MAX)
+            ranges = GroupRanges(chunks, self._types, self._leaves, self._nans, bound_bytes)
+            self._ranges[group] = ranges
+        return ranges
+
+    @cached_property
+    def group_lowers(self) -> tuple[bytes | None, ...]:
+        """At or before every value of the first ordered column, per row group, null included; None: unknown."""
+        first = self.schema.order_names[0]
+        ranges = [self.group_ranges(group).get(first) for group in range(self.groups)]
+        return tuple(None if each is None else NULL if each.nulls else each.lower for each in ranges)
+
+    def may_contain(self, group: int, column: str, value: object) -> bool:
+        """Whether a row group may have a row with that value; asks the Bloom filter, if there is one."""
+        stored = bloom.stored_bytes(value, self._types[column]) if self.footer.blooms else None
+        if stored is None:
+            return True
+        chunk = self._metadata.row_group(group).column(self._leaves[column].start)
+        if chunk.bloom_filter_offset is None or chunk.bloom_filter_length is None:
+            return True
+        piece = self.groups * self._width + group
+        filters = self._blooms.get(group)
+        if filters is None:
+            filters = self._blooms[group] = self._verified(piece, piece + 1)
+        place = chunk.bloom_filter_offset - self._starts[piece]
+        return place < 0 or bloom.may_hold(filters[place : place + chunk.bloom_filter_length], stored)
+
+    def read(self, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of some row groups, ascending, with some columns in the order given; by default all of both.
+
+        All of the work is done by the calling thread, nearly all of it without Python's
+        lock: who wants more cores reads row groups from several threads.
+        """
+        chosen = self._chosen(range(self.groups) if groups is None else groups)
+        target = self._target(columns)
+        if not chosen:
+            return target.empty_table()
+        leaves = self._leaves_of(target)
+        return self._rows(self._spans(chosen, leaves), chosen, leaves, target)
+
+    def read_each(self, groups: Sequence[int], columns: Sequence[str]) -> list[pa.Table]:
+        """The rows of some row groups, ascending, each in a table of its own that shares no memory with the others.
+
+        They are fetched together, in as few requests as pays.
+        """
+        chosen = self._chosen(groups)
+        target = self._target(columns)
+        if not chosen:
+            return []
+        leaves = self._leaves_of(target)
+        spans = self._spans(chosen, leaves)
+        return [self._rows(spans, [group], leaves, target) for group in chosen]
+
+    def _chosen(self, groups: Iterable[int]) -> list[int]:
+        chosen = list(groups)
+        if any(not 0 <= group < self.groups for group in chosen) or any(b <= a for a, b in pairwise(chosen)):
+            raise UsageError(f"row groups to read must be ascending, and from 0 to {self.groups - 1}")
+        return chosen
+
+    def _leaves_of(self, target: pa.Schema) -> list[int]:
+        return sorted(leaf for name in target.names for leaf in self._leaves[name])
+
+    def _rows(
+        self, spans: list[tuple[int, pa.Buffer]], chosen: list[int], leaves: list[int], target: pa.Schema
+    ) -> pa.Table:
+        """Row groups decoded and checked."""
+        table = self._decoded(spans, chosen, leaves)
+        rows = sum(self._group_rows[group] for group in chosen)
+        if table.num_rows != rows:
+            raise CorruptionError(f"{self._what} has {table.num_rows} rows where its footer says {rows}")
+        # A zone is not stored in the file: the values are the same, and so this copies nothing.
+        arrays = [table.column(field.name) for field in target]
+        arrays = [
+            array if array.type == field.type else array.cast(field.type)
+            for array, field in zip(arrays, target, strict=True)
+        ]
+        table = pa.Table.from_arrays(arrays, schema=target)
+        claimed = sum(self.group_bytes(group) for group in chosen)
+        if table.nbytes > 2 * claimed + ROUNDING_BYTES:
+            raise CorruptionError(f"{self._what} takes {table.nbytes} bytes where its footer says {claimed}")
+        check_updates(table, self.schema, self._what)
+        return table
+
+    def verify(self) -> None:
+        """Compare every byte of the file with its hash, also what no reader here ever decodes."""
+        if _fetched(self._fetch, 0, len(MAGIC), self.key) != MAGIC:
+            raise CorruptionError(f"{self._what} does not begin as a Parquet file")
+        pieces = len(self._starts) - 1
+        for first in range(0, pieces, self._width):
+            self._verified(first, min(first + self._width, pieces))
+
+    def _target(self, columns: Sequence[str] | None) -> pa.Schema:
+        """The columns of the result."""
+        whole = self.schema.update_arrow
+        if columns is None:
+            return whole
+        if not columns or len(set(columns)) < len(columns) or not self._types.keys() >= set(columns):
+            raise UsageError(f"columns to read of {self._what} must be some of its own, each once")
+        return pa.schema([whole.field(name) for name in columns])
+
+    def _spans(self, groups: Sequence[int], leaves: Sequence[int]) -> list[tuple[int, pa.Buffer]]:
+        """The wanted column chunks, read in as few requests as pays, each compared with its hash."""
+        wanted = [group * self._width + leaf for group in groups for leaf in leaves]
+        runs = [[wanted[0], wanted[0] + 1]]
+        for piece in wanted[1:]:
+            if self._starts[piece] - self._starts[runs[-1][1]] <= GAP_BYTES:
+                runs[-1][1] = piece + 1
+            else:
+                runs.append([piece, piece + 1])
+        return [(self._starts[first], pa.py_buffer(self._verified(first, stop))) for first, stop in runs]
+
+    def _verified(self, first: int, stop: int) -> bytes:
+        """The bytes of adjacent pieces, after a look at all their hashes."""
+        start = self._starts[first]
+        data = _fetched(self._fetch, start, self._starts[stop], self.key)
+        view = memoryview(data)
+        for piece in range(first, stop):
+            inside = view[self._starts[piece] - start : self._starts[piece + 1] - start]
+            if hash_of(inside) != self._hashes[HASH_BYTES * piece : HASH_BYTES * (piece + 1)]:
+                raise CorruptionError(f"piece {piece} of {self._what} is not what was written")
+        return data
+
+    def _decoded(self, spans: list[tuple[int, pa.Buffer]], groups: list[int], leaves: list[int]) -> pa.Table:
+        """What Parquet makes of verified bytes.
+
+        SUBTLE: never `pq.read_table` with filters, which can hang. Never with threads of Arrow: one may
+        still hold a Python object when the interpreter ends, and then aborts the process
+        (test_only_the_calling_thread_touches_what_is_read).
+        """
+        try:
+            file = pq.ParquetFile(
+                pa.PythonFile(_Spans(spans), mode="r"),
+                metadata=self._metadata,
+                pre_buffer=False,
+                arrow_extensions_enabled=False,
+            )
+            # By number: a name with dots in it can look like the path into another column.
+            return file.reader.read_row_groups(groups, column_indices=leaves, use_threads=False)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise CorruptionError(f"row groups of {self._what} cannot be decoded, from {groups[0]} on") from error
+
+
+class _Spans:
+    """Some stretches of a file as a file: whoever reads outside of them is told that there is nothing."""
+
+    closed = False
+
+    def __init__(self, spans: list[tuple[int, pa.Buffer]]) -> None:
+        self._starts = [start for start, _ in spans]
+        self._buffers = [buffer for _, buffer in spans]
+        self._place = 0
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        from_where = (0, self._place, self._starts[-1] + self._buffers[-1].size)[whence]
+        self._place = from_where + place
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self.read_buffer(size).to_pybytes()
+        return data
+
+    def read_buffer(self, size: int = -1) -> pa.Buffer:
+        """Arrow asks for this one if it is there: no bytes are copied."""
+        span = bisect_right(self._starts, self._place) - 1
+        inside = self._place - self._starts[span]
+        if span < 0 or size < 0 or inside + size > self._buffers[span].size:
+            raise ValueError(f"bytes {self._place} to {self._place + size} were not verified")
+        self._place += size
+        return self._buffers[span].slice(inside, size)
+
+    def close(self) -> None:
+        return None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+
+def _fetched(fetch: Fetch, start: int, stop: int, key: str) -> bytes:
+    """Exactly these bytes of a blob."""
+    data = fetch(start, stop)
+    if data is None:
+        raise MissingBlob(key)
+    if len(data) != stop - start:
+        raise CorruptionError(f"bytes {start} to {stop} of {key} are {len(data)} bytes")
+    return data

@@ -1,0 +1,195 @@
+"""Which parts and row groups need not be read.
+
+A part or row group is skipped only if its statistics prove that no row of it is
+asked for. Statistics are those of the schema it was written with; a column that
+has another type by now is carried over or counts as unknown.
+"""
+
+from __future__ import annotations
+
+from timespine.columnar.kernels.key_encoding import leading, recode
+from timespine.columnar.parts.part_reader import PartReader
+from timespine.columnar.parts.stats import PartMeta, Range, known_meta
+from timespine.columnar.predicate.keyset import FEW
+from timespine.columnar.scan.request import Wanted
+from timespine.columnar.schema.schema import DIFF, Field, Schema, time_names
+from timespine.columnar.schema.types import parse_type
+from timespine.core.batch import Part
+
+Ranges = dict[str, Range]
+"""What is known of columns, by their names in the wanted schema."""
+
+
+class Pruner:
+    """Decides for parts that were written with one schema, and are wanted under another."""
+
+    def __init__(self, wanted: Wanted, written: Schema) -> None:
+        self._wanted = wanted
+        self._written = written
+        self._by_id = {field.id: field for field in written.fields}
+        self._filtered = _filtered_fields(wanted)
+        self._key_names = _key_names(wanted)
+        key = tuple(wanted.schema.field(name).id for name in self._key_names)
+        self._by_key = key == wanted.schema.order_ids[: len(key)] and self._has_same(key)
+        """Whether rows are ordered by the key first, and bounds compare with those of the wanted schema."""
+        self._lower, self._upper, self._is_exact = self._range()
+
+    def _range(self) -> tuple[bytes | None, bytes | None, bool]:
+        """The wanted range by those columns of the cut that compare, and whether these are all of them.
+
+        SUBTLE: where columns were added, dropped or changed, only those before them compare. By these alone a row
+        before the upper end may be equal to it (test_prune.py).
+        """
+        wanted = self._wanted
+        ids = wanted.schema.cut_ids
+        if wanted.lower is None and wanted.upper is None:
+            return None, None, True
+        same = next((count for count in range(len(ids), 0, -1) if self._has_same(ids[:count])), 0)
+        if same == len(ids):
+            return wanted.lower, wanted.upper, True
+        types = [wanted.schema.by_id(id).arrow_type for id in ids[:same]]
+        lower, upper = (None if each is None else leading(each, types) for each in (wanted.lower, wanted.upper))
+        return (lower, upper, False) if same else (None, None, False)
+
+    def _has_same(self, ids: tuple[int, ...]) -> bool:
+        """Whether the order of the written schema begins with these columns, with the types they are wanted with."""
+        schema = self._wanted.schema
+        return self._written.order_ids[: len(ids)] == ids and all(
+            self._by_id[id].type == schema.by_id(id).type for id in ids
+        )
+
+    @property
+    def written_columns(self) -> tuple[str, ...]:
+        """The names in the file of the columns to read, times and diffs included."""
+        schema = self._wanted.schema
+        ids = [schema.field(name).id for name in self._wanted.read]
+        names = [self._by_id[id].name for id in ids if id in self._by_id]
+        return (*names, *time_names(self._written.arity), DIFF)
+
+    def part_may_match(self, part: Part) -> bool:
+        """Whether some row of a part may be asked for."""
+        if not part.meta:
+            return True
+        meta = known_meta(part.meta)
+        if not self._times_may_match(part, meta):
+            return False
+        if not self._within(meta.lower, meta.upper):
+            return False
+        keys = self._wanted.keys
+        if keys is not None and self._by_key and len(keys) <= FEW and not self._has_key(meta.lower, meta.upper):
+            return False
+        known = {field.name: self._known(field, meta.columns.get(field.id)) for field in self._filtered}
+        return self._rows_may_match(known, part.rows)
+
+    def groups(self, reader: PartReader) -> list[int]:
+        """The row groups of a part that may have a row that is asked for, in order."""
+        inside = range(reader.groups)
+        if reader.key_index is not None:
+            inside = reader.key_index.find(self._lower, self._upper)
+        if not self._filtered:
+            return list(inside)
+        keys = self._wanted.keys
+        if keys is None or len(keys) > FEW or reader.key_index is None or not self._by_key:
+            return [group for group in inside if self.group_may_match(reader, group)]
+        found: set[int] = set()
+        for key in keys.encoded(self._key_names):
+            found.update(reader.key_index.find(key, key))
+        found = {group for group in found if group in inside}
+        if self._wanted.where is not None:
+            found = {group for group in found if self.group_may_match(reader, group)}
+        # One key is worth a look at the Bloom filter: it is small, and kept.
+        return [group for group in sorted(found) if len(keys) > 1 or self._bloom_may_match(reader, group)]
+
+    def _bloom_may_match(self, reader: PartReader, group: int) -> bool:
+        keys = self._wanted.keys
+        assert keys is not None
+        for name, value in keys.first().items():
+            written = self._by_id[self._wanted.schema.field(name).id]
+            if value is not None and not reader.may_contain(group, written.name, value):
+                return False
+        return True
+
+    def group_may_match(self, reader: PartReader, group: int) -> bool:
+        """Whether some row of a row group may be asked for."""
+        if not self._filtered:
+            return True
+        ranges = reader.group_ranges(group)
+        known: dict[str, Range | None] = {}
+        for field in self._filtered:
+            written = self._by_id.get(field.id)
+            known[field.name] = self._known(field, ranges.get(written.name) if written is not None else None)
+        return self._rows_may_match(known, reader.group_rows(group))
+
+    def _rows_may_match(self, known: dict[str, Range | None], rows: int) -> bool:
+        wanted = self._wanted
+        ranges: Ranges = {name: range for name, range in known.items() if range is not None}
+        if wanted.keys is not None and not wanted.keys.may_match(ranges):
+            return False
+        if wanted.where is None:
+            return True
+        types = {field.name: parse_type(field.type) for field in self._filtered}
+        return wanted.where.may_match(ranges, types, rows)
+
+    def _known(self, field: Field, range: Range | None) -> Range | None:
+        """The range of a column under its type in the wanted schema; None if nothing is known."""
+        written = self._by_id.get(field.id)
+        if range is None or written is None:
+            return None
+        if written.type == field.type:
+            return range
+        old, new = parse_type(written.type), parse_type(field.type)
+        lower = None if range.lower is None else recode(range.lower, old, new)
+        upper = None if range.upper is None else recode(range.upper, old, new)
+        return Range(lower, upper, range.nulls)
+
+    def _times_may_match(self, part: Part, meta: PartMeta) -> bool:
+        """Whether some time may lie in the window. Only the earliest and latest one are known."""
+        window = self._wanted.window
+        arity = self._written.arity
+        if arity != 1 or not meta.min_time:
+            return True
+        earliest, latest = meta.min_time[0], meta.max_time[0]
+        if part.lower is not None and part.lower.elements and latest < part.lower.time:
+            return False
+        if part.upper is not None and part.upper.elements and earliest >= part.upper.time:
+            return False
+        if part.rewrite is not None and part.rewrite.elements:
+            earliest, latest = max(earliest, part.rewrite.time), max(latest, part.rewrite.time)
+        if window.until is not None and earliest > window.until[0]:
+            return False
+        return window.after is None or latest > window.after[0]
+
+    def _has_key(self, lower: bytes | None, upper: bytes | None) -> bool:
+        """Whether a row between these bounds may have one of the keys. A row begins with the bytes of its key."""
+        keys = self._wanted.keys
+        assert keys is not None
+        return any(
+            (lower is None or lower[: len(key)] <= key) and (upper is None or key <= upper)
+            for key in keys.encoded(self._key_names)
+        )
+
+    def _within(self, lower: bytes | None, upper: bytes | None) -> bool:
+        """Whether a row between these bounds may be in the wanted range.
+
+        A row begins with the bytes of its columns of the cut, so if these are at or after the lower end the
+        row is, too. The upper end is exclusive, unless only some of the columns compare.
+        """
+        if self._lower is not None and upper is not None and upper < self._lower:
+            return False
+        if self._upper is None or lower is None:
+            return True
+        return lower < self._upper or (not self._is_exact and lower.startswith(self._upper))
+
+
+def _key_names(wanted: Wanted) -> tuple[str, ...]:
+    """The key columns that keys are given by: all, or the first ones."""
+    given = wanted.keys.names if wanted.keys is not None else wanted.schema.key_names
+    return tuple(name for name in wanted.schema.key_names if name in given)
+
+
+def _filtered_fields(wanted: Wanted) -> list[Field]:
+    """The fields that rows are filtered by."""
+    names = set(wanted.where.columns) if wanted.where is not None else set()
+    if wanted.keys is not None:
+        names |= set(wanted.keys.names)
+    return [field for field in wanted.schema.fields if field.name in names]

@@ -1,0 +1,166 @@
+"""A piece of a read, for another process: what to read, of which parts, and nothing that has to be asked for.
+
+A read is planned where the state is known, cut into key ranges (`splits`), and each
+range is read by whoever has the blobs at hand: an executor of Spark, for one. A slice
+names the parts that may have rows in its range and the schemas they were written
+with, so its reader opens blobs and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import msgspec
+import pyarrow as pa
+
+from timespine.columnar.parts.cache import Hint, PartCache
+from timespine.columnar.predicate.column import as_predicate
+from timespine.columnar.predicate.keyset import KeySet
+from timespine.columnar.predicate.predicate import Native
+from timespine.columnar.scan.part_set import Parts
+from timespine.columnar.scan.request import Wanted
+from timespine.columnar.scan.scan import scan
+from timespine.columnar.scan.splits import split_keys
+from timespine.columnar.scan.visibility import Window
+from timespine.columnar.schema.schema import Schema
+from timespine.config import Config
+from timespine.core.batch import Run
+from timespine.errors import CorruptionError, UsageError
+from timespine.location.blob import Blob
+from timespine.model.frontier import Frontier
+from timespine.model.time import Time
+
+CACHE_BYTES = 64 << 20
+"""Footers and lists of parts that a reader of slices keeps: neighbours read some of the same."""
+
+
+class Slice(msgspec.Struct, frozen=True, array_like=True):
+    """One piece of a read."""
+
+    collection: str
+    """The collection that it is of."""
+    schemas: dict[int, bytes]
+    """The schemas that its runs were written with, and the one that it is read under."""
+    schema: int
+    """The one that it is read under."""
+    runs: tuple[Run, ...]
+    """The parts that may have rows of it."""
+    columns: tuple[str, ...]
+    """The user's columns to give."""
+    after: Time | None
+    """Updates at or before this do not count."""
+    until: Time | None
+    """Updates not at or before this do not count."""
+    since: Frontier | None
+    """Times are advanced to this."""
+    timed: bool
+    """Whether updates keep their times."""
+    repeats: bool
+    """Whether a row may come several times with a part of its count each."""
+    where: str | None
+    """Only rows for which this holds, as text."""
+    lower: bytes | None
+    """Only rows whose columns of the cut (`Wanted.cut_names`), encoded, are at or after this."""
+    upper: bytes | None
+    """Only rows whose columns of the cut, encoded, are before this."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of its parts: an upper bound of its own."""
+        return sum(part.rows for run in self.runs for part in run.parts)
+
+    @property
+    def seen(self) -> Schema:
+        """The schema that it is read under."""
+        return Schema.decode(self.schemas[self.schema])
+
+    def encode(self) -> bytes:
+        """The slice as bytes."""
+        return _encoder.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> Slice:
+        """The slice in these bytes."""
+        try:
+            return _decoder.decode(data)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            raise CorruptionError(f"a piece of a read does not make sense: {error}") from error
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Slice] = msgspec.msgpack.Decoder(Slice)
+
+
+def cut(parts: Parts, schemas: Sequence[bytes], runs: Sequence[Run], wanted: Wanted, n: int) -> list[Slice]:
+    """A read as at most n slices of about equal size, in the order of their keys; one at least."""
+    cuts = split_keys(parts, runs, wanted, n) if n > 1 else []
+    ends = pairwise([wanted.lower, *cuts, wanted.upper])
+    return [_slice(parts, schemas, runs, replace(wanted, lower=lower, upper=upper)) for lower, upper in ends]
+
+
+def _slice(parts: Parts, schemas: Sequence[bytes], runs: Sequence[Run], wanted: Wanted) -> Slice:
+    if isinstance(wanted.where, Native):
+        raise UsageError(
+            "a polars expression cannot be sent to other processes: "
+            "give the condition as text, or as a predicate of ts.col(...)"
+        )
+    if wanted.keys is not None:
+        raise UsageError("a lookup is not cut into pieces")
+    inside = [Run(tuple(parts.matching(run.parts, run, wanted)), run.order, run.schema) for run in runs]
+    inside = [run for run in inside if run.parts]
+    schema = next(id for id in reversed(range(len(schemas))) if Schema.decode(schemas[id]) == wanted.schema)
+    ids = {schema, *(run.schema for run in inside if run.schema is not None)}
+    window = wanted.window
+    return Slice(
+        parts.collection,
+        {id: schemas[id] for id in sorted(ids)},
+        schema,
+        tuple(inside),
+        wanted.columns,
+        window.after,
+        window.until,
+        window.since,
+        wanted.timed,
+        wanted.repeats,
+        None if wanted.where is None else str(wanted.where),
+        wanted.lower,
+        wanted.upper,
+    )
+
+
+def wanted_of(slice: Slice, keys: KeySet | None = None) -> Wanted:
+    """What a slice asks for; of some keys only, if they are given."""
+    return Wanted(
+        slice.seen,
+        slice.columns,
+        Window(slice.after, slice.until, slice.since),
+        timed=slice.timed,
+        where=None if slice.where is None else as_predicate(slice.where),
+        lower=slice.lower,
+        upper=slice.upper,
+        keys=keys,
+        repeats=slice.repeats,
+        loose=True,
+        hint=Hint.NEVER_ADD,
+    )
+
+
+def parts_of(slice: Slice, blob: Blob, config: Config, cache: PartCache) -> Parts:
+    """The parts of a slice, read from these blobs."""
+
+    def schema_of(id: int) -> Schema:
+        data = slice.schemas.get(id)
+        if data is None:
+            raise CorruptionError(f"a run of {slice.collection} was written with schema {id}, which is not known")
+        return Schema.decode(data)
+
+    return Parts(blob, slice.collection, schema_of, config, cache)
+
+
+def read(
+    slice: Slice, blob: Blob, config: Config, cache: PartCache, memory_bytes: int, keys: KeySet | None = None
+) -> Iterator[pa.Table]:
+    """The rows of a slice, in any order, each once, with `_diff`."""
+    return scan(parts_of(slice, blob, config, cache), slice.runs, wanted_of(slice, keys), memory_bytes)

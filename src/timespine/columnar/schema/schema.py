@@ -1,0 +1,355 @@
+"""Schemas: which columns the rows of a collection have, and how they may change.
+
+A column is its *id*, for ever; name, type and place are only how it looks now.
+So a column that was dropped and added again under the same name is another
+column, a renamed one is the same, and rows that were written under an old
+schema are seen under a new one by ids alone (`rows.project`). Ids are never
+used twice. The state of a collection keeps every schema it ever had.
+
+An update table has the columns of the user, then one column per coordinate of
+the time, then the diff; their names are reserved, in any spelling.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Annotated, Any
+
+import msgspec
+import pyarrow as pa
+
+from timespine.columnar.schema import defaults
+from timespine.columnar.schema.column_names import check_name
+from timespine.columnar.schema.defaults import Default
+from timespine.columnar.schema.types import TypeLike, can_widen, is_nested, parse_type, stored_type, type_name
+from timespine.core.transitions.lifecycle import SCHEMA_BYTES_MAX
+from timespine.errors import CorruptionError, UsageError, shown
+from timespine.model.time import check_arity
+
+TIME = "_time"
+"""The column of the time; with more than one coordinate `_time_0`, `_time_1`, ..."""
+
+DIFF = "_diff"
+"""The column of the diff."""
+
+COLUMNS_MAX = 4096
+"""Columns of one schema: a bound on every loop over them."""
+
+SYSTEM_IDS = 1 << 30
+"""Ids from here on are not the user's: the diff has this one, the coordinates of the time the next ones."""
+
+_RESERVED = {TIME, DIFF, "_change_type", "_commit_version", "_commit_timestamp"}
+_RESERVED_TIME = re.compile(r"_time_[0-9]+")
+
+FieldId = Annotated[int, msgspec.Meta(ge=1, le=SYSTEM_IDS)]
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a name belongs to Timespine: a column of updates or of change feeds, in any spelling."""
+    lowered = name.lower()
+    return lowered in _RESERVED or _RESERVED_TIME.fullmatch(lowered) is not None
+
+
+@lru_cache(maxsize=16)
+def time_names(arity: int) -> tuple[str, ...]:
+    """The columns of the time, one per coordinate."""
+    return (TIME,) if check_arity(arity) == 1 else tuple(f"{TIME}_{i}" for i in range(arity))
+
+
+class Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One column. Always valid: whatever makes one checks it."""
+
+    id: FieldId
+    """What makes it this column and no other."""
+    name: str
+    """How it is called now."""
+    type: str
+    """The canonical text of its type."""
+    default: Default = None
+    """What rows that do not have the column hold: a stored value (see `defaults`); None is null."""
+
+    def __post_init__(self) -> None:
+        if type(self.id) is not int or not 1 <= self.id < SYSTEM_IDS:
+            raise UsageError(f"{shown(self.id)} is not an id of a column: an integer from 1 to 2^30 - 1")
+        check_name(self.name, "column")
+        if is_reserved(self.name):
+            raise UsageError(f"the name {shown(self.name)} is reserved: use another one for the column")
+        if type(self.type) is not str or type_name(stored_type(self.type)) != self.type:
+            raise UsageError(f"{shown(self.type)} is not the canonical text of a type")
+        defaults.check_stored(self.default, self.arrow_type)
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type of its values."""
+        return stored_type(self.type)
+
+    def default_scalar(self) -> pa.Scalar:
+        """What rows that do not have the column hold, as Arrow has it."""
+        return defaults.to_scalar(self.default, self.arrow_type)
+
+
+class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """The columns of a collection. Always valid: whatever makes one checks it.
+
+    What follows from the fields is computed once per object; `decode` gives the same object for the same bytes.
+    """
+
+    fields: tuple[Field, ...]
+    """The columns, in the order in which they are shown."""
+    key: tuple[int, ...]
+    """Ids of the key columns; empty: the key is all columns."""
+    cluster: tuple[int, ...]
+    """Ids of the columns that rows are sorted by first."""
+    arity: int
+    """Coordinates per time."""
+    next_id: FieldId
+    """The id of the next column: above all that were ever given."""
+
+    def __post_init__(self) -> None:
+        check_arity(self.arity)
+        if type(self.fields) is not tuple or not all(type(field) is Field for field in self.fields):
+            raise UsageError("the columns of a schema must be a tuple of fields")
+        if not 1 <= len(self.fields) <= COLUMNS_MAX:
+            raise UsageError(f"a schema of {len(self.fields)} columns: it must have 1 to {COLUMNS_MAX}")
+        spellings: dict[str, str] = {}
+        for field in self.fields:
+            other = spellings.get(field.name.lower())
+            if other is not None:
+                raise UsageError(f"columns {shown(other)} and {shown(field.name)} have one name: rename one of them")
+            spellings[field.name.lower()] = field.name
+        ids = {field.id: field for field in self.fields}
+        if len(ids) < len(self.fields):
+            raise UsageError("two columns of a schema have the same id")
+        if type(self.next_id) is not int or not max(ids) < self.next_id <= SYSTEM_IDS:
+            raise UsageError(f"{shown(self.next_id)} is not the next id after {max(ids)}")
+        for what, chosen in (("key", self.key), ("cluster", self.cluster)):
+            if type(chosen) is not tuple or not all(type(each) is int and each in ids for each in chosen):
+                raise UsageError(f"the {what} {shown(chosen)} names columns that are not there")
+            if len(set(chosen)) < len(chosen):
+                raise UsageError(f"the {what} {shown(chosen)} names a column twice")
+            for each in chosen:
+                if is_nested(ids[each].arrow_type):
+                    raise UsageError(f"column {shown(ids[each].name)} is nested and cannot be in the {what}")
+
+    @cached_property
+    def _names(self) -> dict[str, Field]:
+        return {field.name: field for field in self.fields}
+
+    @cached_property
+    def _ids(self) -> dict[int, Field]:
+        return {field.id: field for field in self.fields}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The user's columns."""
+        return tuple(self._names)
+
+    @cached_property
+    def key_ids(self) -> tuple[int, ...]:
+        """The columns that identify a row: all of them if no key was given."""
+        return self.key or tuple(self._ids)
+
+    @cached_property
+    def key_names(self) -> tuple[str, ...]:
+        """The columns that identify a row: all of them if no key was given."""
+        return tuple(self._ids[each].name for each in self.key_ids)
+
+    @cached_property
+    def value_names(self) -> tuple[str, ...]:
+        """The columns that are not in the key."""
+        key = set(self.key_ids)
+        return tuple(field.name for field in self.fields if field.id not in key)
+
+    @cached_property
+    def cluster_names(self) -> tuple[str, ...]:
+        """The columns that rows are sorted by first."""
+        return tuple(self._ids[each].name for each in self.cluster)
+
+    @cached_property
+    def order_ids(self) -> tuple[int, ...]:
+        """The columns in the order in which rows are sorted by them: cluster, key, then the others."""
+        return tuple(dict.fromkeys((*self.cluster, *self.key_ids, *self._ids)))
+
+    @cached_property
+    def cut_ids(self) -> tuple[int, ...]:
+        """The leading columns of the order by which ranges of rows are cut: cluster and key.
+
+        Rows of one key are never cut apart. Without a key these are all columns.
+        """
+        return self.order_ids[: len({*self.cluster, *self.key_ids})]
+
+    @cached_property
+    def order_names(self) -> tuple[str, ...]:
+        """The columns in the order in which rows are sorted by them: cluster, key, then the others."""
+        return tuple(self._ids[each].name for each in self.order_ids)
+
+    @cached_property
+    def time_names(self) -> tuple[str, ...]:
+        """The columns of the time, one per coordinate."""
+        return time_names(self.arity)
+
+    @cached_property
+    def system_names(self) -> tuple[str, ...]:
+        """The columns that an update table has after the user's: times, then diff."""
+        return (*self.time_names, DIFF)
+
+    @cached_property
+    def types(self) -> dict[str, pa.DataType]:
+        """The types of the user's columns by their names. Not to be changed."""
+        return {field.name: field.arrow_type for field in self.fields}
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        """The user's columns as Arrow has them: all may be null."""
+        return pa.schema([pa.field(field.name, field.arrow_type) for field in self.fields])
+
+    @cached_property
+    def update_arrow(self) -> pa.Schema:
+        """The columns of an update table, each with its id as Parquet wants it.
+
+        The ids of the times come after that of the diff, so that no id depends on the arity.
+        """
+        columns = [_numbered(pa.field(field.name, field.arrow_type), field.id) for field in self.fields]
+        for i, name in enumerate(self.time_names):
+            columns.append(_numbered(pa.field(name, pa.int64(), nullable=False), SYSTEM_IDS + 1 + i))
+        columns.append(_numbered(pa.field(DIFF, pa.int64(), nullable=False), SYSTEM_IDS))
+        return pa.schema(columns)
+
+    def field(self, name: str) -> Field:
+        """The column of that name, or a UsageError."""
+        found = self._names.get(name)
+        if found is None:
+            raise UsageError(f"there is no column {shown(name)}; there are {shown_names(self.names)}")
+        return found
+
+    def by_id(self, id: int) -> Field:
+        """The column of that id, or a UsageError."""
+        found = self._ids.get(id)
+        if found is None:
+            raise UsageError(f"there is no column of id {shown(id)}")
+        return found
+
+    def has_id(self, id: int) -> bool:
+        """Whether there is a column of that id."""
+        return id in self._ids
+
+    def add(self, name: str, type: TypeLike, default: object = None) -> Schema:
+        """With one more column at the end. Rows that were written without it hold the default."""
+        if self.next_id >= SYSTEM_IDS:
+            raise UsageError("this collection has used up the ids of columns: create a new one")
+        parsed = parse_type(type)
+        added = Field(self.next_id, name, type_name(parsed), defaults.from_python(default, parsed))
+        return msgspec.structs.replace(self, fields=(*self.fields, added), next_id=self.next_id + 1)
+
+    def drop(self, name: str) -> Schema:
+        """Without a column. Its values stay where they were written, but nobody sees them any more."""
+        dropped = self.field(name)
+        if dropped.id in self.key or dropped.id in self.cluster:
+            what = "key" if dropped.id in self.key else "cluster"
+            raise UsageError(f"column {shown(name)} is in the {what} and cannot be dropped: create a new collection")
+        if len(self.fields) == 1:
+            raise UsageError(f"column {shown(name)} is the only one and cannot be dropped: add another one first")
+        return msgspec.structs.replace(self, fields=tuple(field for field in self.fields if field is not dropped))
+
+    def rename(self, old: str, new: str) -> Schema:
+        """With another name for a column."""
+        return self._with(msgspec.structs.replace(self.field(old), name=new))
+
+    def widen(self, name: str, type: TypeLike) -> Schema:
+        """With a wider type for a column: every value it could have stays the same and keeps its place."""
+        field, parsed = self.field(name), parse_type(type)
+        if not can_widen(field.arrow_type, parsed):
+            raise UsageError(
+                f"column {shown(name)} cannot go from {field.type} to {type_name(parsed)}: only to a type that holds "
+                "all its values; add a new column instead"
+            )
+        default = defaults.widened(field.default, parsed)
+        return self._with(Field(field.id, field.name, type_name(parsed), default))
+
+    def encode(self) -> bytes:
+        """The schema as the state stores it."""
+        data = _encoder.encode(self)
+        if len(data) > SCHEMA_BYTES_MAX:
+            raise UsageError(f"a schema of {len(data)} bytes is over the limit of {SCHEMA_BYTES_MAX}")
+        return data
+
+    @staticmethod
+    def decode(data: bytes) -> Schema:
+        """The schema in stored bytes, with every check; a CorruptionError if they are not one."""
+        if type(data) is not bytes:
+            raise UsageError(f"{type(data).__name__} is not bytes to decode")
+        return _decoded(data)
+
+    def _with(self, changed: Field) -> Schema:
+        fields = tuple(changed if field.id == changed.id else field for field in self.fields)
+        return msgspec.structs.replace(self, fields=fields)
+
+
+Types = Mapping[str, TypeLike]
+
+
+def define(key: Types | None, value: Types | None, cluster: Sequence[str] = (), arity: int = 1) -> Schema:
+    """A new schema: key columns, then value columns. Without a key, all columns together are the key."""
+    for what, columns in (("key", key), ("value", value)):
+        if columns is not None and not isinstance(columns, Mapping):
+            raise UsageError(f"{what} must map names to types, such as {{'id': 'int64'}}, not {shown(columns)}")
+    pairs = [*(key or {}).items(), *(value or {}).items()]
+    return _schema(pairs, tuple(key or ()), cluster, arity)
+
+
+def infer(table: pa.Schema, key: Sequence[str] = (), *, cluster: Sequence[str] = (), arity: int = 1) -> Schema:
+    """The schema that fits Arrow data. Columns of times and diffs are those of the updates and left out."""
+    if not isinstance(table, pa.Schema):
+        raise UsageError(f"{type(table).__name__} is not an Arrow schema: give `table.schema`")
+    system = (*time_names(arity), DIFF)
+    return _schema([(field.name, field.type) for field in table if field.name not in system], key, cluster, arity)
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """Names for a message, not too many of them."""
+    some = ", ".join(shown(name) for name in names[:8])
+    return some if len(names) <= 8 else f"{some} and {len(names) - 8} more"
+
+
+def _schema(pairs: Sequence[tuple[str, TypeLike]], key: Sequence[str], cluster: Sequence[str], arity: int) -> Schema:
+    fields = []
+    for number, (name, given) in enumerate(pairs, 1):
+        try:
+            fields.append(Field(number, name, type_name(parse_type(given))))
+        except UsageError as error:
+            raise UsageError(f"column {shown(name)}: {error}") from None
+    ids = {field.name: field.id for field in fields}
+    return Schema(
+        tuple(fields), _chosen("key", key, ids), _chosen("cluster", cluster, ids), arity, next_id=len(fields) + 1
+    )
+
+
+def _chosen(what: str, names: Sequence[str], ids: dict[str, int]) -> tuple[int, ...]:
+    """The ids of the columns that a caller named."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise UsageError(f"{what} must be a list of names of columns, not {shown(names)}")
+    for name in names:
+        if not isinstance(name, str) or name not in ids:
+            raise UsageError(f"the {what} names {shown(name)}; there are {shown_names(tuple(ids))}")
+    return tuple(ids[name] for name in names)
+
+
+def _numbered(field: pa.Field, number: int) -> pa.Field:
+    return field.with_metadata({b"PARQUET:field_id": str(number).encode()})
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Schema)
+
+
+@lru_cache(maxsize=256)
+def _decoded(data: bytes) -> Schema:
+    if len(data) > SCHEMA_BYTES_MAX:
+        raise CorruptionError(f"a stored schema has {len(data)} bytes, more than {SCHEMA_BYTES_MAX}")
+    try:
+        decoded: Schema = _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptionError(f"a stored schema does not make sense: {error}") from error
+    return decoded

@@ -1,0 +1,212 @@
+"""The types that a column may have: a closed list, each with one text and one Arrow type.
+
+    bool  int8 int16 int32 int64  uint8 uint16 uint32 uint64
+    float32 (float)  float64 (double)  decimal(p,s)
+    string  binary  date  timestamp  timestamp[Europe/Berlin]
+    list<T>  struct<a:T,"any name":T>
+
+The list is closed because every row must have one order, one equality and one
+Parquet form in every engine. Arrow has several types for the same values
+(string, large_string, string_view, dictionary); here they are one. The text is
+what the state stores, so it must mean the same on every machine: reading it
+back asks no time zone database and no Unicode table.
+
+Timestamps are microseconds; without a zone they are wall-clock times, with one
+they are instants. Every value, also inside of nested ones, may be null.
+Callers may write types by other names too: `type_text` has them all.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from timespine.columnar.schema.type_names import (
+    PLAIN,
+    PYTHON_TYPES,
+    WORD,
+    WORKS,
+    check_depth,
+    decimal_of,
+    parse_columns,
+    parse_text,
+    struct_of,
+    unknown_type,
+    zone_of,
+)
+from timespine.errors import UsageError, shown
+
+_PLAIN_NAMES = {given: name for name, given in PLAIN.items()}
+
+TypeLike: TypeAlias = str | type | pa.DataType
+"""How a caller says a type: its name, a Python type, or an Arrow type."""
+
+
+def parse_type(given: TypeLike) -> pa.DataType:
+    """The one Arrow type that stands for what a caller gave, or a UsageError that says what to use instead."""
+    if isinstance(given, str):
+        parsed = stored_type(given)
+    elif isinstance(given, pa.DataType):
+        parsed = _normal(given, 1)
+    elif isinstance(given, type) and given in PYTHON_TYPES:
+        parsed = PYTHON_TYPES[given]
+    else:
+        python = ", ".join(each.__name__ for each in PYTHON_TYPES if isinstance(each, type))
+        raise UsageError(
+            f"{shown(given)} is not a type: give a name, one of {WORKS}; or a Python type, one of {python}; "
+            "or an Arrow type"
+        )
+    _check_zones(parsed)
+    return parsed
+
+
+def parse_schema(text: str) -> pa.Schema:
+    """The columns of a schema as Spark SQL writes it: "id bigint, name string"."""
+    columns = parse_columns(text)
+    for _, parsed in columns:
+        _check_zones(parsed)
+    return pa.schema(columns)
+
+
+@functools.lru_cache(maxsize=4096)
+def stored_type(text: str) -> pa.DataType:
+    """The type that a text means, whatever zones this machine knows.
+
+    SUBTLE: what was stored on one machine must decode on every other one, so
+    only `parse_type`, which takes the caller's types, looks zones up. Caught by
+    test_a_stored_zone_is_not_looked_up.
+    """
+    return parse_text(text)
+
+
+def type_name(given: pa.DataType) -> str:
+    """The text of a type: `parse_type(type_name(t)) == t` for every type that `parse_type` gives."""
+    return _text(_normal(given, 1))
+
+
+def is_nested(given: pa.DataType) -> bool:
+    """Whether values of the type have values inside of them."""
+    return bool(pa.types.is_list(given) or pa.types.is_struct(given))
+
+
+@functools.lru_cache(maxsize=4096)
+def holds_floats(given: pa.DataType) -> bool:
+    """Whether there are floats in a type of the closed list, on the outside or inside."""
+    if pa.types.is_floating(given):
+        return True
+    return is_nested(given) and any(holds_floats(given.field(i).type) for i in range(given.num_fields))
+
+
+def can_widen(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether every value of `old` is one of `new`, and their order stays the same.
+
+    The second half matters as much: runs that were sorted as `old` are read as `new` without sorting again.
+    """
+    if old == new:
+        return True
+    types = pa.types
+    if types.is_integer(old):
+        if types.is_float64(new):
+            return bool(old.bit_width <= 32)
+        if not types.is_integer(new) or (types.is_signed_integer(old) and types.is_unsigned_integer(new)):
+            return False
+        return bool(old.bit_width < new.bit_width)
+    if types.is_decimal128(old) and types.is_decimal128(new):
+        return bool(old.scale == new.scale and old.precision <= new.precision)
+    return bool(types.is_float32(old) and types.is_float64(new))
+
+
+def is_list_like(given: pa.DataType) -> bool:
+    """Whether it is one of the Arrow types whose values are lists."""
+    return bool(
+        pa.types.is_list(given)
+        or pa.types.is_large_list(given)
+        or pa.types.is_fixed_size_list(given)
+        or pa.types.is_list_view(given)
+        or pa.types.is_large_list_view(given)
+    )
+
+
+def is_string_like(given: pa.DataType) -> bool:
+    """Whether it is one of the Arrow types whose values are texts."""
+    return bool(pa.types.is_string(given) or pa.types.is_large_string(given) or pa.types.is_string_view(given))
+
+
+def is_binary_like(given: pa.DataType) -> bool:
+    """Whether it is one of the Arrow types whose values are bytes."""
+    return bool(
+        pa.types.is_binary(given)
+        or pa.types.is_large_binary(given)
+        or pa.types.is_binary_view(given)
+        or pa.types.is_fixed_size_binary(given)
+    )
+
+
+def _normal(given: pa.DataType, depth: int) -> pa.DataType:
+    """The type of the closed list that has the same values."""
+    check_depth(depth)
+    types = pa.types
+    if given in _PLAIN_NAMES:
+        return given
+    if types.is_dictionary(given):
+        return _normal(given.value_type, depth)
+    if is_string_like(given):
+        return pa.string()
+    if is_binary_like(given):
+        return pa.binary()
+    if types.is_date(given):
+        return pa.date32()
+    if types.is_timestamp(given):
+        return pa.timestamp("us", given.tz and zone_of(given.tz))
+    if types.is_decimal(given):
+        return decimal_of(given.precision, given.scale)
+    if is_list_like(given):
+        return pa.list_(_normal(given.value_type, depth + 1))
+    if types.is_struct(given):
+        return struct_of([(field.name, _normal(field.type, depth + 1)) for field in given])
+    if types.is_null(given):
+        raise UsageError("a column of type null says nothing about its values: give it a type")
+    if isinstance(given, pa.BaseExtensionType):
+        raise UsageError(f"{shown(str(given))} is an extension type: cast it to its storage type first")
+    raise unknown_type(str(given))
+
+
+def _text(given: pa.DataType) -> str:
+    plain = _PLAIN_NAMES.get(given)
+    if plain is not None:
+        return plain
+    if pa.types.is_timestamp(given):
+        return f"timestamp[{given.tz}]"
+    if pa.types.is_decimal(given):
+        return f"decimal({given.precision},{given.scale})"
+    if pa.types.is_list(given):
+        return f"list<{_text(given.value_type)}>"
+    return f"struct<{','.join(f'{_quoted(field.name)}:{_text(field.type)}' for field in given)}>"
+
+
+def _quoted(name: str) -> str:
+    # ASCII on purpose: which other letters are letters changes with the Unicode table of the interpreter.
+    return name if WORD.fullmatch(name) else '"' + name.replace('"', '""') + '"'
+
+
+def _check_zones(given: pa.DataType) -> None:
+    """Refuse a zone that nobody could read back, while the caller can still correct it."""
+    if pa.types.is_timestamp(given):
+        if given.tz is not None and not _is_known_zone(given.tz):
+            raise UsageError(f"{shown(given.tz)} is not a known time zone: use one such as UTC or Europe/Berlin")
+    elif is_nested(given):
+        for i in range(given.num_fields):
+            _check_zones(given.field(i).type)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_known_zone(zone: str) -> bool:
+    # Polars brings its own table of zones, and sorts our rows: what it does not know is of no use.
+    try:
+        pl.Series([], dtype=pl.Int64).cast(pl.Datetime("us", zone))
+    except pl.exceptions.ComputeError:
+        return False
+    return True

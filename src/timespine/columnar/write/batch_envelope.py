@@ -1,0 +1,118 @@
+"""A batch between the builder and the commit: sent elsewhere, moved in time, cut to fit. No row is touched.
+
+Executors build batches and a driver commits them, so a batch has to travel: not
+its rows, which are in storage already, but what points at them. A transmitted
+batch is an envelope (core/envelope.py) around MessagePack, and what comes back is
+not trusted. The sender of a batch must see to it that it is committed or deleted,
+or its blobs are garbage until its writer expires.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from timespine.core.batch import HollowBatch, Part
+from timespine.core.encoding.validate import check_hollow
+from timespine.core.envelope import Kind, seal, unseal
+from timespine.errors import CorruptionError, UsageError
+from timespine.ids import check_segment, parse_blob_key
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier, check_arity_of
+from timespine.model.time import ARITY_MAX, check_arity
+
+
+class _Letter(msgspec.Struct, frozen=True, array_like=True):
+    """The payload."""
+
+    collection: str
+    """The collection that the batch was made for."""
+    arity: Annotated[int, msgspec.Meta(ge=1, le=ARITY_MAX)]
+    """Coordinates per time of that collection."""
+    batch: HollowBatch
+    """The batch. Its runs name their schemas."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Letter)
+
+
+def encode_batch(batch: HollowBatch, collection: str, arity: int) -> bytes:
+    """A batch that is not committed yet, as bytes for another process."""
+    check_segment(collection, "collection id")
+    check_hollow((batch,), check_arity(arity))
+    _check_parts(batch, collection)
+    return seal(Kind.BATCH, _encoder.encode(_Letter(collection, arity, batch)))
+
+
+def decode_batch(data: bytes, collection: str) -> HollowBatch:
+    """The batch in these bytes, if it is whole and was made for this collection."""
+    check_segment(collection, "collection id")
+    payload = unseal(Kind.BATCH, data)
+    try:
+        letter = _decoder.decode(payload)
+        check_segment(letter.collection, "collection id")
+        check_hollow((letter.batch,), letter.arity)
+        _check_parts(letter.batch, letter.collection)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, UsageError) as error:
+        raise CorruptionError(f"a transmitted batch does not make sense: {error}") from error
+    if letter.collection != collection:
+        raise UsageError(f"the batch was made for collection {letter.collection}, not for {collection}")
+    return letter.batch
+
+
+def _check_parts(batch: HollowBatch, collection: str) -> None:
+    """A UsageError if a batch of this collection cannot have these parts."""
+    if not all(run.parts for run in batch.runs):
+        raise UsageError("a run of the batch has no parts")
+    for part in batch.parts:
+        if part.key == "":
+            if part.inline is None or part.hollow or part.size != len(part.inline):
+                raise UsageError("a part of the batch is neither a blob nor inline data")
+        elif part.inline is not None:
+            raise UsageError(f"part {part.key} is a blob and inline data at once")
+        elif parse_blob_key(part.key).collection != collection:
+            raise UsageError(f"blob {part.key} belongs to another collection than {collection}")
+    if sum(part.rows for part in batch.parts) < batch.len:
+        raise UsageError(f"a batch of {batch.len} updates whose parts have fewer")
+
+
+def rewrite(batch: HollowBatch, frontier: Frontier, new_upper: Frontier) -> HollowBatch:
+    """The batch with every time advanced to `frontier` when it is read, and up to `new_upper`.
+
+    For a batch that is not committed yet. It may be done again, with a later
+    frontier, which takes the place of the earlier one; neither frontier nor upper
+    may go back. Only for times of one coordinate:
+
+        t < upper <= new_upper  and  frontier < new_upper   imply   max(t, frontier) < new_upper
+
+    is what proves, without reading a row, that no update reaches the new upper.
+
+    The rows of a sorted run stay ascending, but updates of one row whose times
+    become equal are two updates still: whoever reads them adds them up. What the
+    state knows of times (`PartMeta.min_time`) is as they were written.
+    """
+    desc = batch.desc
+    for each in (frontier, new_upper, desc.lower, desc.upper):
+        check_arity_of(each, 1, "only totally ordered times can be rewritten:")
+    if not frontier < new_upper:
+        raise UsageError(f"the rewrite frontier {frontier} is not before the rewrite upper {new_upper}")
+    if new_upper < desc.upper:
+        raise UsageError(f"the rewrite upper {new_upper} is before the batch's upper {desc.upper}")
+    if frontier < desc.lower:
+        raise UsageError(f"the rewrite frontier {frontier} is before the batch's lower {desc.lower}")
+    if desc.since != Frontier.minimum(1):
+        raise UsageError(f"a batch exact from {desc.since} on is compacted: its times cannot be rewritten")
+    for part in batch.parts:
+        if part.rewrite is not None and frontier < part.rewrite:
+            raise UsageError(f"the rewrite frontier {frontier} is before the batch's rewrite {part.rewrite}")
+    runs = tuple(
+        msgspec.structs.replace(run, parts=tuple(_rewritten(part, frontier) for part in run.parts))
+        for run in batch.runs
+    )
+    return HollowBatch(Description(desc.lower, new_upper, desc.since), batch.len, runs)
+
+
+def _rewritten(part: Part, frontier: Frontier) -> Part:
+    return msgspec.structs.replace(part, rewrite=frontier)

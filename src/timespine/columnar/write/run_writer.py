@@ -1,0 +1,233 @@
+"""The one way of rows into storage: gathered, cut into parts, encoded and uploaded, and listed as sorted runs.
+
+Appends, loads, batches that are built by hand, Spark tasks and merges all write through `RunWriter`. How rows come
+decides how many runs there are.
+
+- In order: ascending in (row, time) across all tables, no update twice, no diff 0. All parts are one run. Of a long
+  run most parts are listed in hollow runs, which are put while further rows come.
+- In any order: each part is consolidated and sorted by itself, in the thread that encodes it. So it is a sorted run
+  of one part, which can be merged as a stream and searched by its bounds. A part left as it came would have to be
+  sorted by every reader, whole, in memory. At the end, parts that do not overlap are chained into one run: if rows
+  came by ranges, or in order, there are few runs, or one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+
+import pyarrow as pa
+
+from timespine.columnar.kernels.consolidate import consolidate
+from timespine.columnar.parts.hollow_run import Counters, Levels, count, delete_keys
+from timespine.columnar.parts.inline import InlineRule
+from timespine.columnar.write.buffer import Buffer
+from timespine.columnar.write.chain import chain_non_overlapping
+from timespine.columnar.write.upload import StoredPart, Target, Upload, Uploads
+from timespine.core.batch import Order, Part, Run
+from timespine.errors import UsageError
+
+NO_LISTS = sys.maxsize
+"""For `run_parts`: a run is not spilled, however many parts it has."""
+
+
+class RunWriter:
+    """Writes the rows of one batch as few sorted runs. Not for several threads at once.
+
+    Memory, at most about
+
+        table + part_bytes * (1 + 1/OVER) + outstanding_parts * part_bytes * 3
+
+    is in use: the table that is being added, the rows that are gathered, and of each part under way its rows, their
+    sorted copy, and their encoding. Nothing of it grows with the number of rows, but a reference per part.
+
+    Parts are encoded and uploaded in `pool`; without one, in the thread that adds rows. Once an upload failed for
+    good, or a call was interrupted, every call raises and only `abort` is left. As a context manager it aborts when
+    an exception leaves the block.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        fresh: Callable[[str], str],
+        counters: Counters,
+        pool: Executor | None = None,
+        *,
+        is_sorted: bool = True,
+        run_parts: int | None = None,
+    ) -> None:
+        config = target.config
+        self._target = target
+        self._fresh = fresh
+        self._counters = counters
+        self._is_sorted = is_sorted
+        self._uploads = Uploads(config.outstanding_parts, pool, counters, target.clock)
+        self._buffer = Buffer(config.part_bytes)
+        self._levels: Levels[Upload | StoredPart] = Levels(run_parts or config.run_parts, self._put_list)
+        self._pieces: list[Upload | list[StoredPart]] = []
+        self._part_keys: list[str] = []
+        self._list_keys: list[str] = []
+        self._has_parts = False
+        self._has_hidden = False
+
+    @property
+    def rows(self) -> int:
+        """Updates that are gathered and not on their way yet."""
+        return self._buffer.rows
+
+    @property
+    def keys(self) -> list[str]:
+        """What may be in storage because of this writer: to be deleted if it comes to nothing, in this order.
+
+        Also what failed: it may have happened. Lists come after what they list, outer ones last.
+        """
+        return [*self._part_keys, *self._list_keys]
+
+    def check(self) -> None:
+        """Raise the failure of an upload or a call, if there was one."""
+        self._uploads.check()
+
+    def add(self, table: pa.Table) -> bool:
+        """Add rows, and send parts that are full; whether there was one. Waits while too many parts are under way."""
+        if table.num_rows == 0:
+            return False
+        with self._all_or_failed():
+            full = self._buffer.push(table)
+            for part in full:
+                self._send(part)
+        return bool(full)
+
+    def refer(self, parts: Sequence[Part], *, is_hidden: bool = False) -> None:
+        """Take over stored parts that are sorted across all of them, after the rows that were added.
+
+        SUBTLE: hidden is what a merge passes through out of a hollow run. Its writer may be gone, so no state may
+        begin to list it; a new hollow run may, since the result says which run it comes from (`MergeOutput.passed`).
+        """
+        with self._all_or_failed():
+            self._flush()
+            self._has_parts = True
+            self._has_hidden |= is_hidden
+            stored = [StoredPart.of(part) for part in parts]
+            if self._is_sorted:
+                for each in stored:
+                    self._levels.push(each)
+            elif stored:
+                self._pieces.append(stored)
+
+    def finish(self, inline: InlineRule | None = None) -> tuple[Run, ...]:
+        """Return everything as runs, once it is durable: inline, if nothing was sent and the rule allows it."""
+        with self._all_or_failed():
+            if inline is not None and self._buffer.rows and not self._has_parts:
+                part = self._inline_part(inline)
+                if part is not None:
+                    return (Run((part,), Order.SORTED, self._target.schema_id),)
+            self._flush()
+            if self._is_sorted:
+                lists = [self._finish_run()]
+            else:
+                lists = [self._list(chain) for chain in self._chains()]
+        return tuple(Run(parts, Order.SORTED, self._target.schema_id) for parts in lists if parts)
+
+    def abort(self) -> int:
+        """Stop, and delete what may have been put; how many blobs could not be deleted."""
+        self._buffer = Buffer(self._target.config.part_bytes)
+        self._uploads.cancel()
+        # Not in the pool: perhaps it was shut down, and that is why.
+        left = delete_keys(self.keys, self._target.blob, None)
+        count(self._counters, "left to the sweep", left)
+        return left
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        if value is not None:
+            self.abort()
+
+    @contextmanager
+    def _all_or_failed(self) -> Iterator[None]:
+        """Make every error inside, an interrupt too, one that leaves nothing but `abort`.
+
+        SUBTLE: rows that were taken out of the buffer and not sent are lost. A writer that went on would finish
+        runs without them (test_a_batch_whose_building_was_interrupted_can_only_be_aborted).
+        """
+        try:
+            yield
+        except BaseException as error:
+            if self._uploads.failure is None:
+                interrupted = UsageError("building the batch was interrupted: abort it")
+                self._uploads.failure = error if isinstance(error, Exception) else interrupted
+            raise
+
+    def _flush(self) -> None:
+        """Send the rows that are gathered."""
+        if self._buffer.rows:
+            self._send(self._buffer.drain())
+
+    def _send(self, table: pa.Table, *, is_consolidated: bool = False) -> None:
+        """Begin to upload a part."""
+        name = self._fresh("p")
+        self._part_keys.append(self._target.key(name))
+        self._has_parts = True
+        held = [table]
+        del table
+        is_consolidated |= self._is_sorted
+        upload = self._uploads.start(partial(self._target.send_part, name, held, is_consolidated=is_consolidated))
+        if self._is_sorted:
+            self._levels.push(upload)
+        else:
+            self._pieces.append(upload)
+        self._uploads.check()
+
+    def _inline_part(self, inline: InlineRule) -> Part | None:
+        """Make an inline part of all rows; send them and return None if they are too many, or none is left."""
+        rest = self._buffer.drain()
+        if not inline.may_fit(rest):
+            self._send(rest)
+            return None
+        if not self._is_sorted:
+            rest = consolidate(rest, self._target.order)
+        part = inline.part_of(rest) if rest.num_rows else None
+        if part is None and rest.num_rows:
+            self._send(rest, is_consolidated=True)
+        return part
+
+    def _chains(self) -> list[list[StoredPart]]:
+        """The parts of rows that came in any order, as few sorted runs."""
+        self._uploads.drain()
+        pieces: list[list[StoredPart]] = []
+        for each in self._pieces:
+            if isinstance(each, list):
+                pieces.append(each)
+            elif (stored := each.result()) is not None:
+                pieces.append([stored])
+        chains = chain_non_overlapping((piece[0].first, piece[-1].last, piece) for piece in pieces)
+        return [[stored for piece in chain for stored in piece] for chain in chains]
+
+    def _list(self, stored: Sequence[StoredPart]) -> tuple[Part, ...]:
+        """List the parts of one run."""
+        for each in stored:
+            self._levels.push(each)
+        return self._finish_run()
+
+    def _finish_run(self) -> tuple[Part, ...]:
+        """The parts of the run that was pushed: few, the others inside hollow runs; one hollow run if it must hide."""
+        top = self._levels.finish()
+        if self._has_hidden and top:
+            top = [self._put_list(top)]
+        self._uploads.drain()
+        return tuple(stored.part for each in top if (stored := self._stored(each)) is not None)
+
+    def _put_list(self, children: list[Upload | StoredPart]) -> Upload:
+        """Begin to upload a list of parts. Waits for them: a list says what is true of what it lists."""
+        stored = [each for child in children if (each := self._stored(child)) is not None]
+        name = self._fresh("h")
+        self._list_keys.append(self._target.key(name))
+        return self._uploads.start(partial(self._target.send_list, name, stored))
+
+    def _stored(self, part: Upload | StoredPart) -> StoredPart | None:
+        return part if isinstance(part, StoredPart) else self._uploads.wait(part)

@@ -1,0 +1,324 @@
+"""The difference between two states: what a commit stores.
+
+`diff(old, new)` and `apply_diff(old, diff) == new` cost in proportion to what
+changed, never to the number of batches. That works because states share
+structure: what is the same object in both has not changed. Ropes are walked in
+step, and a subtree that both have is skipped whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from timespine.core.batch import Count, HollowBatch
+from timespine.core.encoding.flat_spine import Id, ThinBatch, ThinMerge, assemble, thin
+from timespine.core.encoding.validate import check_frontiers, check_history, check_holders, check_hollow, check_unsealed
+from timespine.core.spine import rope as ropes
+from timespine.core.spine.rope import Fork, Leaf, Rope
+from timespine.core.spine.spine import Spine
+from timespine.core.state import (
+    Claim,
+    Committer,
+    Forgetting,
+    HistoryEntry,
+    Hold,
+    Lease,
+    Reader,
+    Rollup,
+    State,
+    Status,
+    Turn,
+)
+from timespine.core.totals import Place, increase, increased
+from timespine.core.unsealed_index import Forest, UnsealedBatch
+from timespine.errors import CorruptionError, UsageError
+from timespine.model.frontier import Frontier
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class SpineDiff(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The difference between two spines. Fields are short because they are stored with every commit."""
+
+    s: Frontier | None = None
+    """The new since."""
+    a: dict[Id, HollowBatch] = {}
+    """Hollow batches that are new; what they cover is gone."""
+    d: tuple[Id, ...] = ()
+    """Spine batches that are gone."""
+    b: dict[Id, ThinBatch] = {}
+    """Spine batches that are new or changed."""
+    m: dict[Id, ThinMerge | None] = {}
+    """Merges in progress that are new or changed; None: gone."""
+
+
+class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The difference between a state and the one before it."""
+
+    n: Count
+    """The sequence number of the new state."""
+    u: Frontier | None = None
+    """upper"""
+    t: SpineDiff | None = None
+    """trace"""
+    r: Frontier | None = None
+    """retention"""
+    x: tuple[int, ...] = ()
+    """unsealed batches that are gone"""
+    y: tuple[UnsealedBatch, ...] = ()
+    """unsealed batches that are new or changed"""
+    readers: dict[str, Reader | None] = {}
+    holds: dict[str, Hold | None] = {}
+    w: dict[str, Lease | None] = {}
+    """writers"""
+    c: dict[str, Committer | None] = {}
+    """committers"""
+    sinks: dict[str, int | None] = {}
+    schemas: tuple[bytes, ...] = ()
+    """schemas that are new; with a change of status, which forgets the old ones, all that there are"""
+    rollups: dict[int, Rollup | None] = {}
+    claims: dict[Id, Claim | None] = {}
+    f: Count = 0
+    """how many of the oldest lines of history are gone"""
+    h: tuple[HistoryEntry, ...] = ()
+    """history that is new"""
+    i: int | None = None
+    """inline bytes"""
+    status: Status | None = None
+    unsealed_next: Count | None = None
+    o: dict[Place, Count] = {}
+    """totals: how much more there is, by the place of the field"""
+    g: tuple[Forgetting, ...] | None = None
+    """expired history that may still be stored: the new record, or nothing if there is none now"""
+    q: tuple[Turn, ...] | None = None
+    """the turn that a change claimed: the new record, or nothing if there is none now"""
+
+
+def diff(old: State, new: State) -> StateDiff:
+    """What to apply to `old` to get `new`."""
+    forgotten, remembered = _diff_history(old.history, new.history)
+    removed, added = _diff_unsealed(old.unsealed, new.unsealed)
+    return StateDiff(
+        n=new.seqno,
+        u=_changed(old.upper, new.upper),
+        t=_diff_spine(old.trace, new.trace),
+        r=_changed(old.retention, new.retention),
+        x=removed,
+        y=added,
+        readers=_diff_map(old.readers, new.readers),
+        holds=_diff_map(old.holds, new.holds),
+        w=_diff_map(old.writers, new.writers),
+        c=_diff_map(old.committers, new.committers),
+        sinks=_diff_map(old.sinks, new.sinks),
+        schemas=new.schemas[len(old.schemas) if new.status is old.status else 0 :],
+        rollups=_diff_map(old.rollups, new.rollups),
+        claims=_diff_map(old.claims, new.claims),
+        f=forgotten,
+        h=remembered,
+        i=_changed(old.inline_bytes, new.inline_bytes),
+        status=_changed(old.status, new.status),
+        unsealed_next=_changed(old.unsealed_next, new.unsealed_next),
+        o=increase(old.totals, new.totals),
+        g=None if old.forgetting == new.forgetting else () if new.forgetting is None else (new.forgetting,),
+        q=None if old.turn == new.turn else () if new.turn is None else (new.turn,),
+    )
+
+
+def apply_diff(old: State, change: StateDiff) -> State:
+    """The next state. A diff that does not fit the old state is a CorruptionError."""
+    if change.n != old.seqno + 1:
+        raise CorruptionError(f"a diff to state {change.n} cannot follow state {old.seqno}")
+    if change.f > len(old.history):
+        raise CorruptionError(f"a diff forgets {change.f} lines of {len(old.history)}")
+    try:
+        _check_shape(change, old.arity)
+        new = _applied(old, change)
+    except UsageError as error:
+        raise CorruptionError(f"a diff to state {change.n} does not fit: {error}") from error
+    if not (old.upper <= new.upper and old.since <= new.since and new.trace.upper <= new.upper):
+        raise CorruptionError(f"a diff to state {change.n} takes upper or since back, or leaves the trace ahead")
+    return new
+
+
+def _check_shape(change: StateDiff, arity: int) -> None:
+    """A UsageError if something new has times of another arity."""
+    check_frontiers((change.u, change.r), arity)
+    check_holders(change.readers.values(), arity)
+    check_holders(change.holds.values(), arity)
+    check_unsealed(change.y, arity)
+    check_history(change.h, arity)
+    if change.t is not None:
+        check_hollow(change.t.a.values(), arity)
+
+
+def _applied(old: State, change: StateDiff) -> State:
+    return State(
+        old.collection,
+        old.arity,
+        change.n,
+        old.upper if change.u is None else change.u,
+        old.trace if change.t is None else _apply_spine(old.trace, change.t, old.arity),
+        old.retention if change.r is None else change.r,
+        _apply_unsealed(old.unsealed, change.x, change.y),
+        old.unsealed_next if change.unsealed_next is None else change.unsealed_next,
+        _apply_map(old.readers, change.readers),
+        _apply_map(old.holds, change.holds),
+        _apply_map(old.writers, change.w),
+        _apply_map(old.committers, change.c),
+        _apply_map(old.sinks, change.sinks),
+        (*old.schemas, *change.schemas) if change.status is None else change.schemas,
+        _apply_map(old.rollups, change.rollups),
+        _apply_map(old.claims, change.claims),
+        (*old.history[change.f :], *change.h) if change.f or change.h else old.history,
+        old.inline_bytes if change.i is None else change.i,
+        increased(old.totals, change.o),
+        old.forgetting if change.g is None else next(iter(change.g), None),
+        old.status if change.status is None else change.status,
+        old.turn if change.q is None else next(iter(change.q), None),
+    )
+
+
+def _changed(old: V, new: V) -> V | None:
+    return None if old is new or old == new else new
+
+
+def _diff_map(old: Mapping[K, V], new: Mapping[K, V]) -> dict[K, V | None]:
+    if old is new:
+        return {}
+    change: dict[K, V | None] = {key: value for key, value in new.items() if old.get(key) != value}
+    change.update((key, None) for key in old if key not in new)
+    return change
+
+
+def _apply_map(old: dict[K, V], change: Mapping[K, V | None]) -> dict[K, V]:
+    if not change:
+        return old
+    merged = {key: value for key, value in old.items() if key not in change}
+    merged.update((key, value) for key, value in change.items() if value is not None)
+    return merged
+
+
+def _diff_history(old: tuple[HistoryEntry, ...], new: tuple[HistoryEntry, ...]) -> tuple[int, tuple[HistoryEntry, ...]]:
+    """History only loses lines at the front or middle (all forgotten at once) and gains some at the end."""
+    if old is new:
+        return 0, ()
+    # The longest suffix of the old one that the new one begins with, by identity.
+    for gone in range(len(old)):
+        kept = len(old) - gone
+        if kept <= len(new) and new[0] is old[gone] and new[kept - 1] is old[-1]:
+            return gone, new[kept:]
+    return len(old), new
+
+
+def _diff_unsealed(old: Forest, new: Forest) -> tuple[tuple[int, ...], tuple[UnsealedBatch, ...]]:
+    if old is new:
+        return (), ()
+    gone, fresh = old.changes(new)
+    before = {batch.seqno: batch for batch in gone}
+    after = {batch.seqno: batch for batch in fresh}
+    removed = tuple(seqno for seqno in before if seqno not in after)
+    return removed, tuple(batch for seqno, batch in after.items() if before.get(seqno) is not batch)
+
+
+def _apply_unsealed(old: Forest, removed: Iterable[int], changed: tuple[UnsealedBatch, ...]) -> Forest:
+    if not removed and not changed:
+        return old
+    if not removed and changed[0].seqno > (old.last.seqno if old.last else -1):
+        return old.extend(changed)
+    merged = {batch.seqno: batch for batch in old}
+    for seqno in removed:
+        if merged.pop(seqno, None) is None:
+            raise CorruptionError(f"a diff removes unsealed batch {seqno}, which is not there")
+    merged.update((batch.seqno, batch) for batch in changed)
+    return Forest.of(batch for _, batch in sorted(merged.items()))
+
+
+def _diff_spine(old: Spine, new: Spine) -> SpineDiff | None:
+    if old is new:
+        return None
+    added = _added_leaves(_ropes(old), _ropes(new))
+    old_batches, old_merges = thin(old)
+    new_batches, new_merges = thin(new)
+    return SpineDiff(
+        s=_changed(old.since, new.since),
+        a={(leaf.lo, leaf.hi): leaf.batch for leaf in added},
+        d=tuple(id for id in old_batches if id not in new_batches),
+        b={id: batch for id, batch in new_batches.items() if old_batches.get(id) != batch},
+        m=_diff_map(old_merges, new_merges),
+    )
+
+
+def _ropes(spine: Spine) -> list[Rope]:
+    """The ropes of all spine batches, oldest first."""
+    return [batch.rope for batch in spine.batches()]
+
+
+def _added_leaves(old: list[Rope], new: list[Rope]) -> list[Leaf]:
+    """The leaves that only the new sequence has; what they cover of the old one is gone.
+
+    Both are walked in order of id. The same object on both sides is skipped whole;
+    otherwise the wider of the two is opened. A leaf that is wider than what it is
+    compared with replaces it.
+    """
+    before, after = old[::-1], new[::-1]
+    added: list[Leaf] = []
+    while before and after:
+        a, b = before[-1], after[-1]
+        if a is b:
+            before.pop()
+            after.pop()
+        elif isinstance(a, Fork) and (isinstance(b, Leaf) or a.hi - a.lo > b.hi - b.lo):
+            before[-1:] = [a.right, a.left]
+        elif isinstance(b, Fork):
+            after[-1:] = [b.right, b.left]
+        else:
+            after.pop()
+            added.append(b)
+            while before and before[-1].hi <= b.hi:
+                before.pop()
+    for rope in reversed(after):
+        added.extend(ropes.leaves(rope))
+    return added
+
+
+def _apply_spine(old: Spine, change: SpineDiff, arity: int) -> Spine:
+    batches, merges = thin(old)
+    for id in change.d:
+        if batches.pop(id, None) is None:
+            raise CorruptionError(f"a diff removes spine batch {id[0]}-{id[1]}, which is not there")
+    batches.update(change.b)
+    pieces = _ropes(old)
+    for (lo, hi), batch in sorted(change.a.items()):
+        if hi <= lo:
+            raise CorruptionError(f"a diff adds a hollow batch with the ids {lo}-{hi}")
+        pieces = _with_leaf(pieces, ropes.leaf(lo, hi, batch))
+    since = old.since if change.s is None else change.s
+    return assemble(pieces, since, batches, _apply_map(merges, change.m), arity, old.merging)
+
+
+def _with_leaf(pieces: list[Rope], leaf: Leaf) -> list[Rope]:
+    """The ropes with a leaf added at the end, or in the place of what it covers."""
+    if not pieces or leaf.lo == pieces[-1].hi:
+        return [*pieces, leaf]
+    if leaf.lo > pieces[-1].hi:
+        raise CorruptionError(f"hollow batch {leaf.lo}-{leaf.hi} leaves a gap after {pieces[-1].hi}")
+    kept: list[Rope] = []
+    placed = False
+    for piece in pieces:
+        if piece.hi <= leaf.lo or leaf.hi <= piece.lo:
+            kept.append(piece)
+            continue
+        if leaf.lo <= piece.lo and piece.hi <= leaf.hi:
+            replaced: Rope | None = None if placed else leaf
+        else:
+            replaced = ropes.replace(piece, leaf)
+            if replaced is None:
+                raise CorruptionError(f"hollow batch {leaf.lo}-{leaf.hi} does not fit {piece.lo}-{piece.hi}")
+        if replaced is not None:
+            kept.append(replaced)
+            placed = True
+    return kept

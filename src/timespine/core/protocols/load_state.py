@@ -1,0 +1,124 @@
+"""How a process learns the state of a collection: cached state + diffs, or rollup + diffs."""
+
+from __future__ import annotations
+
+from timespine.core.effects import CompareAndSet, GetBlob, Protocol, Scan
+from timespine.core.encoding.codec import decode_diff, decode_state, encode_state
+from timespine.core.encoding.state_diff import StateDiff, apply_diff
+from timespine.core.envelope import Kind, kind_of
+from timespine.core.protocols.session import Session, retried
+from timespine.core.spine.layers import Merging
+from timespine.core.state import UNBORN, Rollup, State, new_state
+from timespine.errors import CorruptionError, Unavailable, UsageError
+
+Entries = list[tuple[int, bytes]]
+
+
+def create(session: Session, collection: str, arity: int = 1, merging: Merging = Merging.FUELED) -> Protocol[State]:
+    """Create a collection, or find it there. Its times must have that many coordinates."""
+    first = encode_state(new_state(collection, arity, merging))
+    # A lost reply is harmless: whoever created it, it is there, and what it is, is read back.
+    yield from retried(session, CompareAndSet(((collection, None, first),)))
+    state = yield from refresh(session, collection)
+    if state is None:
+        raise Unavailable(f"collection {collection} was created and is not there: storage is not linearizable")
+    if state.arity != arity:
+        raise UsageError(f"collection {collection} has times of {state.arity} coordinates, not {arity}")
+    return state
+
+
+def refresh(session: Session, collection: str) -> Protocol[State | None]:
+    """The newest state, or None if there is no such collection."""
+    known = session.states.get(collection)
+    if known is not None:
+        entries: Entries = yield from retried(session, Scan(collection, known.seqno + 1))
+        if not entries:
+            return known
+        if entries[0][0] == known.seqno + 1 and known.seqno != UNBORN:
+            state = _replay(known, entries)
+            session.learn(state)
+            return state
+        session.count("reloads")
+    loaded = yield from load(session, collection)
+    if loaded is not None:
+        session.learn(loaded)
+    return loaded
+
+
+def load(session: Session, collection: str) -> Protocol[State | None]:
+    """The newest state from storage alone."""
+    for _ in range(session.config.commit_attempts):
+        entries: Entries = yield from retried(session, Scan(collection, 0))
+        if not entries:
+            return None
+        _check_dense(collection, entries)
+        rest, base = newest_base(entries)
+        if isinstance(base, State):
+            return _replay(_checked(base, collection, base.seqno), rest)
+        seqno, rollup = base
+        data = yield from retried(session, GetBlob(rollup.key))
+        if data is not None:
+            return _replay(_checked(decode_state(data), collection, seqno), rest)
+        # Garbage collection was faster: there must be a newer rollup by now.
+        session.count("reloads")
+    raise CorruptionError(f"no rollup of {collection} could be read: its blobs are missing")
+
+
+def follow(session: Session, collection: str, seqno: int, limit: int) -> Protocol[list[StateDiff] | None]:
+    """The diffs right after a state, oldest first, at most so many; None if the log begins later by now."""
+    entries: Entries = yield from retried(session, Scan(collection, seqno + 1, limit))
+    if entries and entries[0][0] != seqno + 1:
+        return None
+    return [_diff_at(collection, number, data) for number, data in entries]
+
+
+def newest_base(entries: Entries) -> tuple[Entries, State | tuple[int, Rollup]]:
+    """The newest whole state that live entries know of, and the entries that follow it."""
+    for index in range(len(entries) - 1, -1, -1):
+        data = entries[index][1]
+        if kind_of(data) is Kind.STATE:
+            state = decode_state(data)
+            if state.seqno != entries[index][0]:
+                raise CorruptionError(f"entry {entries[index][0]} holds the state of number {state.seqno}")
+            return entries[index + 1 :], state
+        added = {seqno: rollup for seqno, rollup in decode_diff(data).rollups.items() if rollup is not None}
+        if added:
+            seqno = max(added)
+            following = entries[max(seqno + 1 - entries[0][0], 0) :]
+            if not following or following[0][0] != seqno + 1:
+                raise CorruptionError(f"rollup {seqno} is not followed by live entries, they begin at {entries[0][0]}")
+            return following, (seqno, added[seqno])
+    raise CorruptionError("the live entries of a log know of no rollup")
+
+
+def diffs_of(entries: Entries) -> list[StateDiff]:
+    """The diffs among entries."""
+    return [decode_diff(data) for _, data in entries if kind_of(data) is Kind.DIFF]
+
+
+def _replay(state: State, entries: Entries) -> State:
+    for seqno, data in entries:
+        state = apply_diff(state, _diff_at(state.collection, seqno, data))
+    return state
+
+
+def _diff_at(collection: str, seqno: int, data: bytes) -> StateDiff:
+    """The diff in an entry, which must be the one to the state of that number."""
+    change = decode_diff(data)
+    if change.n != seqno:
+        raise CorruptionError(f"entry {seqno} of {collection} holds a diff to state {change.n}")
+    return change
+
+
+def _check_dense(collection: str, entries: Entries) -> None:
+    first = entries[0][0]
+    if any(seqno != first + offset for offset, (seqno, _) in enumerate(entries)):
+        raise CorruptionError(f"the log of {collection} has gaps")
+
+
+def _checked(state: State, collection: str, seqno: int) -> State:
+    if state.collection != collection or state.seqno != seqno:
+        raise CorruptionError(
+            f"a state of {state.collection} at {state.seqno} where one of {collection} at {seqno} should be"
+        )
+    return state

@@ -1,0 +1,157 @@
+"""Which parts a read has to read, and what of them is visible.
+
+A row of a part counts at time t for a reader as of `as_of` when
+
+    part.lower <= t, not part.upper <= t          (truncation, where there is one)
+    advance_by(t, part.rewrite) <= as_of          (rewriting, where there is one)
+
+Trace and unsealed are read together: unsealed updates count from the trace's
+upper on, whether they are drained, evicted or trimmed by then or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from timespine.core.batch import HollowBatch, Order, Part, Run
+from timespine.core.state import State
+from timespine.core.transitions.trace_push import truncated
+from timespine.errors import NotSealed, SinceError, UsageError
+from timespine.model import time as times
+from timespine.model.frontier import Frontier, advance_by, check_arity_of
+from timespine.model.time import INT64_MAX, Time, check_time
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to read."""
+
+    seqno: int
+    """The state that it was made from."""
+    since: Frontier
+    """That state's since."""
+    after: Time | None
+    """Updates at or before this do not count; None: all count."""
+    until: Time
+    """Updates not at or before this do not count."""
+    runs: tuple[Run, ...]
+    """Everything that may hold an update that counts, with its order and schema."""
+    upper: Frontier
+    """That state's upper."""
+
+    @property
+    def parts(self) -> Iterator[Part]:
+        """All parts of all runs."""
+        return (part for run in self.runs for part in run.parts)
+
+    def counts(self, part: Part, time: Time) -> bool:
+        """Whether an update of a part, at the time it was written with, counts."""
+        if part.lower is not None and not part.lower.less_equal(time):
+            return False
+        if part.upper is not None and part.upper.less_equal(time):
+            return False
+        seen = time if part.rewrite is None else advance_by(time, part.rewrite)
+        if not times.less_equal(seen, self.until):
+            return False
+        return self.after is None or not times.less_equal(seen, self.after)
+
+
+def plan_snapshot(state: State, as_of: Time) -> Plan | SinceError | NotSealed:
+    """Plan a read of the collection as of one time."""
+    refusal = _refuse(state, as_of)
+    if refusal is not None:
+        return refusal
+    return Plan(state.seqno, state.since, None, as_of, _runs(state, None, as_of), state.upper)
+
+
+def plan_ahead(state: State, until: Time, after: Time | None = None) -> Plan | SinceError:
+    """Plan a read as of a time that need not be complete yet; with `after`, of the updates later than that alone."""
+    for time in (until,) if after is None else (after, until):
+        if not state.since.less_equal(check_time(time, state.arity)):
+            return SinceError(time, state.since)
+    return Plan(state.seqno, state.since, after, until, _runs(state, after, until), state.upper)
+
+
+def plan_changes(state: State, after: Time, until: Time) -> Plan | SinceError | NotSealed:
+    """Plan a read of the net changes in (after, until]."""
+    if not times.less_equal(check_time(after, state.arity), check_time(until, state.arity)):
+        raise UsageError(f"changes after {after} until {until}: the second must not be before the first")
+    refusal = _refuse(state, after) or _refuse(state, until)
+    if refusal is not None:
+        return refusal
+    return Plan(state.seqno, state.since, after, until, _runs(state, after, until), state.upper)
+
+
+def plan_all(state: State) -> Plan:
+    """Plan a read of all updates that there are, sealed or not."""
+    return plan_runs(state, _runs(state, None, _last(state)))
+
+
+def plan_runs(state: State, runs: tuple[Run, ...]) -> Plan:
+    """Plan a read of all updates in some runs that a state knows, or once knew."""
+    return Plan(state.seqno, state.since, None, _last(state), runs, state.upper)
+
+
+def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Run, ...]:
+    """The unsealed updates in [lower, upper): runs that may hold some, truncated to it.
+
+    An update below the collection's upper is not unsealed any more, whether it is in the trace by now or not.
+    """
+    check_arity_of(lower, state.arity, "lower")
+    check_arity_of(upper, state.arity, "upper")
+    if not lower <= upper:
+        raise UsageError(f"unsealed updates from {lower} to {upper}: the second must not be before the first")
+    lower = lower.join(state.upper)
+    if upper <= lower:
+        return ()
+    return tuple(
+        Run(tuple(truncated(part, lower, upper) for part in batch.parts), Order.UNORDERED, batch.schema)
+        for batch in state.unsealed.between(lower, upper)
+    )
+
+
+def seen_through(run: Part, child: Part) -> Part:
+    """A part of a hollow run, with the truncation and rewriting of the reference to the run."""
+    child = truncated(child, run.lower, run.upper)
+    if run.rewrite is None:
+        return child
+    rewrite = run.rewrite if child.rewrite is None else child.rewrite.join(run.rewrite)
+    return msgspec.structs.replace(child, rewrite=rewrite)
+
+
+def _last(state: State) -> Time:
+    """The time that every time is at or before."""
+    return (INT64_MAX,) * state.arity
+
+
+def _refuse(state: State, time: Time) -> SinceError | NotSealed | None:
+    if not state.since.less_equal(check_time(time, state.arity)):
+        return SinceError(time, state.since)
+    if state.upper.less_equal(time):
+        return NotSealed(time, state.upper)
+    return None
+
+
+def _runs(state: State, after: Time | None, until: Time) -> tuple[Run, ...]:
+    """Runs of batches that may have a time at or before `until` and not at or before `after`."""
+    runs: list[Run] = []
+    for batch in state.trace.hollow_batches():
+        if batch.desc.lower.less_equal(until) and not _is_before(batch, after):
+            runs.extend(batch.runs)
+    drained = state.trace.upper
+    for unsealed in state.unsealed.reaching(drained, until):
+        parts = tuple(truncated(part, drained, None) for part in unsealed.parts)
+        runs.append(Run(parts, Order.UNORDERED, unsealed.schema))
+    return tuple(runs)
+
+
+def _is_before(batch: HollowBatch, after: Time | None) -> bool:
+    """Whether surely every update of the batch is at or before `after`.
+
+    Only claimed for totally ordered times: then all lie below the one element of
+    the upper, and advancing them to a since at or before `after` keeps them there.
+    """
+    if after is None or len(after) != 1 or batch.desc.upper.is_closed:
+        return False
+    return batch.desc.upper.time <= after[0] + 1

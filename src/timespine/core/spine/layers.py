@@ -1,0 +1,133 @@
+"""What a spine is made of: batches, layers of them, merges in progress, and requests to merge."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+
+import msgspec
+
+from timespine.core.batch import HollowBatch
+from timespine.core.spine import rope as ropes
+from timespine.core.spine.rope import Leaf, Rope
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier
+
+BATCHES_PER_LAYER = 2
+"""A layer with this many batches is a merge in progress."""
+
+LEVELS_MAX = 64
+"""Layers, at most: a batch has at most 2^62 updates."""
+
+
+class Merging(enum.Enum):
+    """The rules that there are for which batches of a collection to merge, and when."""
+
+    FUELED = "fueled"
+    """As much as was inserted pays for, expired or not: `core/spine/policy_fueled.py`."""
+    BY_LEVEL = "by level"
+    """Two of a kind once both have expired: `core/spine/policy_leveled.py`."""
+
+
+class SpineBatch(msgspec.Struct, frozen=True, gc=False):
+    """One batch as the spine sees it: one hollow batch, or several that wait to be merged."""
+
+    desc: Description
+    """The times of all its hollow batches together; `since` is what a merge of them should reach."""
+    rope: Rope
+    """Its hollow batches."""
+    fueled: bool
+    """Whether a merge of it is asked for."""
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """The range of insertions [lo, hi) that went into it."""
+        return (self.rope.lo, self.rope.hi)
+
+    @property
+    def len(self) -> int:
+        """Updates in it: an upper bound until it is merged."""
+        return self.rope.len
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether it is merged, and into a single sorted run."""
+        return not self.fueled and isinstance(self.rope, Leaf) and self.rope.batch.is_sorted
+
+
+class Fueling(msgspec.Struct, frozen=True, gc=False):
+    """A merge in progress: pure bookkeeping."""
+
+    since: Frontier
+    """What the merged batch will have as its since: fixed when the merge began."""
+    remaining: int
+    """Units of work until it completes."""
+
+
+class Layer(msgspec.Struct, frozen=True, gc=False):
+    """The batches of one level. By the fueled rule: none, one, or two and the merge of them."""
+
+    batches: tuple[SpineBatch, ...] = ()
+    """Oldest first."""
+    merge: Fueling | None = None
+    """Present exactly when the layer is full, by the fueled rule; by the others never."""
+
+    @property
+    def len(self) -> int:
+        """Updates in it."""
+        return sum(batch.len for batch in self.batches)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is merging, by the fueled rule, and can take no further batch."""
+        return len(self.batches) == BATCHES_PER_LAYER
+
+
+VACANT = Layer()
+
+
+class MergeRequest(msgspec.Struct, frozen=True, gc=False):
+    """Somebody should merge these hollow batches into one."""
+
+    desc: Description
+    """The description that the result should have."""
+    rope: Rope
+    """The hollow batches to merge."""
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """The range of insertions [lo, hi) to be merged."""
+        return (self.rope.lo, self.rope.hi)
+
+    @property
+    def inputs(self) -> Iterator[HollowBatch]:
+        """The hollow batches to merge, oldest first."""
+        return (leaf.batch for leaf in ropes.leaves(self.rope))
+
+    def covers(self, other: MergeRequest) -> bool:
+        """Whether answering this one makes the other needless."""
+        return (
+            self.desc.lower <= other.desc.lower
+            and other.desc.upper <= self.desc.upper
+            and self.desc.since == other.desc.since
+        )
+
+
+def level_for(count: int) -> int:
+    """The smallest layer that may hold a batch of that many updates: ceil(log2 count), 0 for 0."""
+    return max(count - 1, 0).bit_length()
+
+
+def without_redundant(requests: list[MergeRequest]) -> list[MergeRequest]:
+    """The requests that no other one covers, last created first.
+
+    Rolling up completes one layer after the other and so asks for (a, b), then
+    (a, b, c), ...; only the last is worth doing. One insertion makes at most one
+    request per layer, so the quadratic search is over a handful.
+    """
+    kept: list[MergeRequest] = []
+    for request in reversed(requests):
+        if not any(other.covers(request) for other in kept):
+            kept = [other for other in kept if not request.covers(other)]
+            kept.append(request)
+    return kept

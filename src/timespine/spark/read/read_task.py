@@ -1,0 +1,165 @@
+"""What a task does: read a slice, or build a batch. It has blobs at hand, and nothing else of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from timespine.client.read.change_set import with_images
+from timespine.client.read.rows import BATCH_ROWS, repeated
+from timespine.columnar.parts.part_reader import MissingBlob
+from timespine.columnar.scan.slice import Slice, read
+from timespine.columnar.schema.schema import DIFF, Schema
+from timespine.errors import LeaseExpired, UsageError
+from timespine.spark.blob_location import Place
+from timespine.spark.change_types import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, DELETE, INSERT, PREIMAGE
+from timespine.spark.hide_tracebacks import plain_errors
+from timespine.spark.type_mapping import carried_schema, carried_table
+
+Batches = Iterator[pa.RecordBatch]
+
+ROWS = "rows"
+"""Each row as often as it counts."""
+
+COUNTS = "counts"
+"""Each row once, with its count in `_diff`; with times, each update."""
+
+IMAGES = "images"
+"""Changes as images by key, with `_change_type`."""
+
+FEED = "feed"
+"""Changes as those know them who read change feeds: images by key where there is one, the version, and `_diff`."""
+
+INSERTS = "inserts"
+"""Changes of a collection to which rows are only ever added; anything else is an error."""
+
+UPDATES = "updates"
+"""Every update with its time, and with since and upper, so that whoever sums them can see what may be asked."""
+
+SINCE, UPPER = "_since", "_upper"
+"""The last columns of updates, unless the user has columns of these names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How slices are read."""
+
+    place: Place
+    """Where the blobs are."""
+    shape: str
+    """How rows are given."""
+    schema: pa.Schema
+    """The columns that are given, in types that Spark takes."""
+    version: int | None = None
+    """The time that changes lead to."""
+    is_clock: bool = False
+    """Whether that is one of the wall clock, in milliseconds."""
+    ends: tuple[int | None, int | None] = (None, None)
+    """Since and upper of what is read."""
+
+
+def feed_schema(schema: Schema, columns: Sequence[str]) -> pa.Schema:
+    """The columns of a change feed, in types that Spark takes."""
+    names = dict.fromkeys((*(schema.key_names if schema.key else ()), *columns))
+    user = carried_schema(pa.schema([schema.arrow.field(name) for name in names]))
+    more = [
+        pa.field(CHANGE_TYPE, pa.string()),
+        pa.field(COMMIT_VERSION, pa.int64()),
+        pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", "UTC")),
+        pa.field(DIFF, pa.int64()),
+    ]
+    return pa.schema([*user, *more])
+
+
+def read_slice(reading: Reading, data: bytes) -> Batches:
+    """The rows of one slice, in bounded memory, as Spark takes them."""
+    slice = Slice.decode(data)
+    place = reading.place
+    with plain_errors():
+        try:
+            tables = read(slice, place.blob(), place.config, place.cache(), _memory(place))
+            for table in _shaped(reading, slice, tables):
+                yield from carried_table(table, reading.schema).to_batches(BATCH_ROWS)
+        except MissingBlob as missing:
+            raise LeaseExpired(
+                f"blob {missing.key} is gone: the lease of this read ran out, or {place.location} is not the same "
+                "folder on driver and executors; read again"
+            ) from missing
+
+
+def read_partition(partition: Any) -> Batches:
+    """The rows of a partition of the source: a reading and a slice. Of no partitions Spark makes one with nothing."""
+    if partition is None or partition.value is None:
+        return iter(())
+    reading, data = partition.value
+    return read_slice(reading, data)
+
+
+def _memory(place: Place) -> int:
+    """The memory of one task: as much as the engine in the process gives to one merge."""
+    return place.config.merge_bytes
+
+
+def _shaped(reading: Reading, slice: Slice, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    if reading.shape == ROWS:
+        for table in tables:
+            yield from repeated(table, DIFF)
+    elif reading.shape == INSERTS:
+        for table in tables:
+            if pc.min(table.column(DIFF)).as_py() < 0:
+                raise UsageError(
+                    "rows were changed or deleted, and this stream only gives rows that are added: "
+                    "set the option readChangeFeed to true to get all changes"
+                )
+            yield from repeated(table, DIFF)
+    elif reading.shape == COUNTS:
+        yield from tables
+    elif reading.shape == UPDATES:
+        for table in tables:
+            for name, end in zip(reading.schema.names[-2:], reading.ends, strict=True):
+                table = table.append_column(name, pa.repeat(pa.scalar(end, pa.int64()), table.num_rows))
+            yield table
+    elif found := list(tables):
+        schema = slice.seen
+        keys = list(schema.key_names) if schema.key else []
+        table = pa.concat_tables(found)
+        table = table.select([*dict.fromkeys((*keys, *slice.columns)), DIFF])
+        yield with_images(table, keys) if reading.shape == IMAGES else _fed(reading, table, schema)
+
+
+def _fed(reading: Reading, table: pa.Table, schema: Schema) -> pa.Table:
+    """Changes as a feed gives them. In a clustered collection the images of a row may be in other slices."""
+    if schema.key and not schema.cluster:
+        table = with_images(table, list(schema.key_names))
+    else:
+        table = with_kinds(table)
+    gone = pc.is_in(table.column(CHANGE_TYPE), pa.array([DELETE, PREIMAGE]))
+    stamp = pa.scalar(None if not reading.is_clock else 1000 * (reading.version or 0), pa.timestamp("us", "UTC"))
+    rows = table.num_rows
+    table = table.append_column(COMMIT_VERSION, pa.repeat(pa.scalar(reading.version, pa.int64()), rows))
+    table = table.append_column(COMMIT_TIMESTAMP, pa.repeat(stamp, rows))
+    return table.append_column(DIFF, pc.if_else(gone, -1, 1).cast(pa.int64()))
+
+
+def with_kinds(table: pa.Table) -> pa.Table:
+    """Changes as insert and delete, each row as often as it changed."""
+    diffs = table.column(DIFF).to_numpy()
+    places = np.repeat(np.arange(len(diffs)), np.abs(diffs))
+    kinds = pa.array(np.where(diffs > 0, INSERT, DELETE)).cast(pa.string())
+    return table.drop_columns([DIFF]).append_column(CHANGE_TYPE, kinds).take(pa.array(places))
+
+
+def over_slices(reading: Reading, slices: Sequence[bytes]) -> Callable[[Batches], Batches]:
+    """For `mapInArrow` over the numbers of slices: their rows."""
+
+    def rows(numbers: Batches) -> Batches:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from read_slice(reading, slices[number])
+
+    return rows

@@ -1,0 +1,193 @@
+"""Views and functions for all collections of a store, for those who speak SQL.
+
+SELECT * FROM orders                             the newest rows when it is first asked
+SELECT * FROM orders_asof(7)                     the rows as of a time
+SELECT * FROM orders_updates                     every update, with `_time` and `_diff`
+SELECT * FROM timespine_changes('orders', 5, 9)  net changes of versions 5 to 9, both included, rows as JSON
+
+All of them show what there was when they were registered or, the first three, when they
+were first asked; `register` again for what came since. Rows as JSON are as `row_text`
+says: what JSON has no word for is text, `"NaN"` for example, and bytes are in base64.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from timespine.client.collection import Collection, access_of
+from timespine.client.read.reads import Asked, read_snapshot
+from timespine.client.store import Store
+from timespine.columnar.scan.slice import Slice, read
+from timespine.columnar.schema.schema import DIFF
+from timespine.errors import UnknownCollection, UsageError
+from timespine.spark.blob_location import Place, place_of
+from timespine.spark.names import free_name, quoted
+from timespine.spark.read.read_leases import for_term
+from timespine.spark.read.row_text import json_of
+from timespine.spark.setup.session import session
+from timespine.spark.type_mapping import ddl_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+CHANGES = "timespine_changes"
+CHANGES_DDL = "row string, _diff bigint, _commit_version bigint"
+FOR_EVER = (1 << 63) - 1
+"""The upper of a collection that is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A collection as it was when its functions were registered."""
+
+    place: Place
+    whole: bytes
+    """All of it, as a slice."""
+    since: int
+    upper: int
+
+
+def register(store: Store, spark: SparkSession | None = None) -> list[str]:
+    """Make views and functions for every collection of a store; the names of the views.
+
+    In the session that is given, or in the one that runs.
+
+    They show what there was when they were registered (a view: when it was first asked), for an hour; register again
+    for more. Two collections whose views would have one name are an error, and nothing is registered. A collection
+    whose columns Spark cannot tell apart is left out, with a warning.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.functions import arrow_udtf
+
+    spark = spark if spark is not None else session()
+    made: list[str] = []
+    known: dict[str, Known] = {}
+    for name, view in view_names(store.names()).items():
+        collection = store.collection(name)
+        if access_of(collection).state().arity != 1:
+            continue  # times of several coordinates have no place in these functions
+        try:
+            _views(collection, view, spark)
+        except PySparkException as error:
+            warnings.warn(f"{name} has no views: {' '.join(str(error).split())[:300]}", stacklevel=2)
+        else:
+            made.append(view)
+        found = _known(collection)
+        if found is not None:
+            known[name] = found
+    function: Any = arrow_udtf(_changes(known), returnType=CHANGES_DDL)
+    spark.udtf.register(CHANGES, function)
+    return made
+
+
+def view_names(names: Sequence[str]) -> dict[str, str]:
+    """What the views of collections are called; a UsageError if two would have one name."""
+    views = {name: re.sub(r"\W", "_", name) for name in names}
+    taken: dict[str, str] = {}
+    for name, view in views.items():
+        for each in (view, f"{view}_updates"):
+            other = taken.setdefault(each.lower(), name)
+            if other != name:
+                raise UsageError(
+                    f"collections {other} and {name} would both have the view {each}: rename one of them, "
+                    "store.rename(old, new)"
+                )
+    return views
+
+
+def _views(collection: Collection, view: str, spark: SparkSession) -> None:
+    """The views and the function of one collection."""
+    path = f"{place_of(access_of(collection)).location}/{collection.name}"
+    spark.read.format("timespine").load(path).createOrReplaceTempView(quoted(view))
+    updates = spark.read.format("timespine").option("readUpdates", "true").load(path)
+    updates.createOrReplaceTempView(quoted(f"{view}_updates"))
+    with collection.updates() as rows:
+        # Where there is no update that could tell, the function is told here what may be asked.
+        ends = _ends(collection) if rows.extent()[0] == 0 else None
+    spark.sql(as_of_function(view, updates.schema, len(collection.schema.names), ends))
+
+
+def _ends(collection: Collection) -> tuple[int, int]:
+    state = access_of(collection).state()
+    return state.since.time, state.upper.time if state.upper.elements else FOR_EVER
+
+
+def as_of_function(view: str, updates: StructType, width: int, ends: tuple[int, int] | None) -> str:
+    """The statement that makes the function for rows as of a time: the updates until then, summed.
+
+    Of the columns of the updates the first ones, `width` of them, are the user's, and the last two are since and upper.
+    """
+    names = updates.names
+    columns = ", ".join(map(quoted, names[:width]))
+    types = ", ".join(f"{quoted(field.name)} {ddl_of(field.dataType)}" for field in updates.fields[:width])
+    since, upper = map(quoted, names[-2:])
+    # SUBTLE: where a name is both a column and the parameter, it is the column (test_sql.py).
+    t, count, i = (free_name(each, names) for each in ("t", "_count", "_i"))
+    asked = f"{_refused(t, since, upper)} ELSE _time <= {t} END"
+    # The branch without rows refuses what no update is there to refuse.
+    at_all = _refused(t, *map(str, ends)) if ends is not None else _refused(t, "0", str(FOR_EVER))
+    return f"""CREATE OR REPLACE TEMPORARY FUNCTION {quoted(f"{view}_asof")}({t} BIGINT) RETURNS TABLE ({types}) RETURN
+        SELECT {columns} FROM (
+            SELECT {columns}, SUM({DIFF}) AS {count} FROM {quoted(f"{view}_updates")} WHERE {asked} GROUP BY {columns})
+        LATERAL VIEW explode(array_repeat(0, CAST(CASE WHEN {count} < 0 THEN raise_error(
+            'some rows count less than zero at this time, so they cannot be given as rows'
+        ) ELSE {count} END AS INT))) repeated AS {i}
+        UNION ALL SELECT {", ".join(["NULL"] * width)} FROM (SELECT {at_all} ELSE false END AS wrong) WHERE wrong"""
+
+
+def _refused(t: str, since: str, upper: str) -> str:
+    """The beginning of a CASE that refuses times which cannot be read."""
+    return f"""CASE
+        WHEN {t} IS NULL THEN raise_error('say as of which time: it is null')
+        WHEN {t} < {since} THEN raise_error(concat({t}, ' cannot be read any more: history begins at ', {since}))
+        WHEN {t} >= {upper} THEN raise_error(concat({t}, ' is not complete yet: it is sealed up to ', {upper}))"""
+
+
+def _known(collection: Collection) -> Known | None:
+    """The collection as it is now, under a lease of a fixed term; None if nothing of it is complete."""
+    access = access_of(collection)
+    rows = read_snapshot(access, None, Asked(hold=for_term(access, all_history=True)))
+    slices = rows.slices(1)
+    if not slices or rows.since is None or rows.upper is None:
+        return None
+    upper = rows.upper.time if rows.upper.elements else FOR_EVER
+    return Known(place_of(access), slices[0].encode(), rows.since.time, upper)
+
+
+def _changes(known: dict[str, Known]) -> type:
+    """The table function, with all that it knows."""
+
+    class Changes:
+        def eval(self, collection: pa.Array, first: pa.Array, last: pa.Array) -> Iterator[pa.Table]:
+            for row in range(len(collection)):
+                yield from changes_between(known, collection[row].as_py(), first[row].as_py(), last[row].as_py())
+
+    return Changes
+
+
+def changes_between(known: dict[str, Known], name: str, first: Any, last: Any) -> Iterator[pa.Table]:
+    """The net changes of versions `first` to `last`, both included, in a task."""
+    found = known.get(name)
+    if found is None:
+        there = ", ".join(sorted(known))
+        raise UnknownCollection(f"there is no collection {name}, or it was empty; there are: {there}", str(name))
+    if type(first) is not int or type(last) is not int or not 0 <= first <= last:
+        raise UsageError(f"{CHANGES}('{name}', first, last) takes two versions from 0 on, the earlier one first")
+    if first > 0 and first - 1 < found.since:
+        raise UsageError(f"changes from {first} on cannot be read any more: history is exact from {found.since} on")
+    if last >= found.upper:
+        raise UsageError(f"{last} was not complete when {CHANGES} was registered: register again")
+    whole = Slice.decode(found.whole)
+    asked = msgspec.structs.replace(whole, after=(first - 1,) if first > 0 else None, until=(last,), repeats=False)
+    place = found.place
+    for table in read(asked, place.blob(), place.config, place.cache(), place.config.merge_bytes):
+        version = pa.repeat(pa.scalar(last, pa.int64()), table.num_rows)
+        yield pa.table({"row": json_of(table, asked.columns), "_diff": table.column(DIFF), "_commit_version": version})

@@ -1,0 +1,56 @@
+"""The collection that `df.write` goes to: the one that is there, or a new one with the columns of the DataFrame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from timespine.client.collection import Collection
+from timespine.columnar.schema.schema import Schema, infer, is_reserved
+from timespine.errors import UnknownCollection, UsageError
+from timespine.spark.options import DELETE, UPSERT, Options
+from timespine.spark.store_cache import store_of
+from timespine.spark.type_mapping import columns_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+def collection_for(options: Options, schema: StructType) -> Collection:
+    """The collection that a DataFrame with this schema is written to. It is created if there is none; so is a store.
+
+    Key columns are those of the option `key`; without it, all columns together are the key, as in `store.create`.
+    A write that fails afterwards leaves an empty collection behind: tasks need one before they begin.
+    """
+    target, mode = options.target, options.text("mode")
+    key = options.names("key")
+    store = store_of(target.store, create=mode != DELETE)
+    try:
+        found = store.collection(target.collection)
+    except UnknownCollection:
+        if mode == DELETE:
+            raise
+        if mode == UPSERT and not key:
+            raise UsageError(
+                f"there is no collection {target.collection} yet, and rows are upserted by key: name its key columns "
+                "with option key, such as option('key', 'id')"
+            ) from None
+        made = infer(_columns(options, schema), key or ())
+        return store.create(target.collection, schema=made, if_exists="open")
+    _check_key(found.name, found.schema, key)
+    return found
+
+
+def _columns(options: Options, schema: StructType) -> pa.Schema:
+    """The columns of a DataFrame that are the user's: not those of updates and change feeds, nor that of the times."""
+    times = options.text("timeColumn")
+    return pa.schema([field for field in columns_of(schema) if not is_reserved(field.name) and field.name != times])
+
+
+def _check_key(name: str, schema: Schema, key: list[str] | None) -> None:
+    """Refuse a key that a collection does not have."""
+    known = schema.key_names if schema.key else ()
+    if key is not None and set(key) != set(known):
+        has = f"has the key {', '.join(known)}" if known else "has no key columns"
+        raise UsageError(f"collection {name} exists and {has}, not {', '.join(key)}: leave option key out")

@@ -1,0 +1,257 @@
+"""What the bytes of parts are, for the simulator: a format. And the naive one.
+
+The naive engine encodes lists of updates, and lets the oracle merge them. It stands
+where the columnar engine stands, for most simulated histories and for tests of
+adapters: slow, obviously correct, and with every kind of output that a real engine
+has (several parts, hollow runs, parts passed through by reference). The real one is
+`timespine.testing.formats.parquet`.
+"""
+
+from __future__ import annotations
+
+import typing
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from timespine.config import Config
+from timespine.core.batch import HollowBatch, Part, Run, wrap_int64
+from timespine.core.effects import FreshId, GetBlob, MergeOutput, MergeRuns, Output, Protocol, PutBlob
+from timespine.core.encoding.codec import decode_run, encode_run
+from timespine.core.read_plan import Plan, seen_through
+from timespine.core.state import State
+from timespine.errors import CorruptionError
+from timespine.model.frontier import advance_by
+from timespine.model.oracle import Row, Update, check_diff, compact
+from timespine.model.time import Time
+from timespine.testing.simulator.writes import Data
+
+StoredUpdate = tuple[str, Time, int]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[StoredUpdate])
+
+CONFIG = Config(
+    reader_lease_ms=2_000,
+    writer_lease_ms=2_500,
+    claim_ms=1_000,
+    inline_part_bytes=40,
+    inline_total_bytes=120,
+    rollup_seqnos=8,
+    commit_attempts=40,
+    storage_attempts=6,
+    retry_pause_ms=1,
+    retry_pause_max_ms=20,
+    delete_batch=3,
+)
+"""Small limits and short leases, so that a history of sixty operations reaches all of them."""
+
+PART_ROWS = 2
+"""Rows per part of a merge result: small, so that results have several parts."""
+
+PASSED_MAX = 2
+"""Parts passed through that a merge result lists itself; more of them are in a hollow run."""
+
+
+class Format(typing.Protocol):
+    """What the bytes of parts are; who reads them, and who merges them."""
+
+    config: Config
+    """Limits for the processes that use it."""
+    writes_inline: bool
+    """Whether tiny writes ahead of the seal are put into the state itself."""
+    favours: Mapping[str, int]
+    """Operations that there shall be more of than usual, and by which factor."""
+    counts: Counter[str]
+    """How often it did what, for whoever wants to see that all of it happens."""
+
+    def first_schema(self, arity: int) -> bytes | None:
+        """The schema that a collection begins with, if it needs one."""
+        ...
+
+    def next_schema(self, state: State, name: str) -> bytes:
+        """Some schema that may follow the newest one; `name` was never used before."""
+        ...
+
+    def loses(self, state: State, written: int) -> bool:
+        """Whether the newest schema of a state lacks something that rows of an older one may hold."""
+        ...
+
+    def retractable(self, rows: Sequence[Row], state: State) -> Sequence[Row]:
+        """Those rows that data under the newest schema of a state can retract."""
+        ...
+
+    def data_of(self, updates: Sequence[Update], state: State) -> Data:
+        """Updates as data to append, under the newest schema of a state."""
+        ...
+
+    def pieces_of(self, updates: Sequence[Update], state: State) -> list[Data]:
+        """The same as the parts of one run: all of one order, and in it."""
+        ...
+
+    def rows_of(self, part: Part, data: bytes, schema: bytes | None) -> Sequence[StoredUpdate]:
+        """All updates in the bytes of a part that was written under a schema, as they were put."""
+        ...
+
+    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[Row, int]:
+        """How often each row counts, by the parts that a plan fetched."""
+        ...
+
+    def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[Output]:
+        """Carry out a MergeRuns effect; None if an input is gone."""
+        ...
+
+
+class Opaque:
+    """Lists of updates, and the oracle."""
+
+    config = CONFIG
+    writes_inline = False
+    favours: Mapping[str, int] = {}
+    counts: Counter[str] = Counter()
+
+    def first_schema(self, arity: int) -> bytes | None:
+        return None
+
+    def next_schema(self, state: State, name: str) -> bytes:
+        return name.encode()
+
+    def loses(self, state: State, written: int) -> bool:
+        """By a rule that has no other meaning: about half of the changes drop something."""
+        return any(zlib.crc32(schema) % 2 for schema in state.schemas[written + 1 :])
+
+    def retractable(self, rows: Sequence[Row], state: State) -> Sequence[Row]:
+        return rows
+
+    def data_of(self, updates: Sequence[Update], state: State) -> Data:
+        newest = len(state.schemas) - 1 if state.schemas else None
+        return msgspec.structs.replace(data_of(updates), schema=newest)
+
+    def pieces_of(self, updates: Sequence[Update], state: State) -> list[Data]:
+        return [self.data_of(updates[::2], state), self.data_of(updates[1::2], state)]
+
+    def rows_of(self, part: Part, data: bytes, schema: bytes | None) -> Sequence[StoredUpdate]:
+        return decode_rows(data)
+
+    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[Row, int]:
+        return counted(plan, fetched)
+
+    def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[Output]:
+        return merge_runs(effect)
+
+
+OPAQUE: Format = Opaque()
+"""The naive format."""
+
+
+def encode_rows(updates: Iterable[Update]) -> bytes:
+    """Updates as opaque bytes."""
+    return _encoder.encode(list(updates))
+
+
+def decode_rows(data: bytes) -> list[StoredUpdate]:
+    """The updates in opaque bytes."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"a part does not decode: {error}") from error
+
+
+def data_of(updates: Sequence[Update]) -> Data:
+    """Updates as data to append."""
+    return Data(encode_rows(updates), len(updates), wrap_int64(sum(diff for _, _, diff in updates)))
+
+
+def counted(plan: Plan, fetched: Iterable[tuple[Part, bytes]]) -> dict[Row, int]:
+    """How often each row counts, by the parts that a plan fetched."""
+    return counts_of(plan, ((part, decode_rows(data)) for part, data in fetched))
+
+
+def counts_of(plan: Plan, parts: Iterable[tuple[Part, Sequence[StoredUpdate]]]) -> dict[Row, int]:
+    """How often each row counts, by the updates in the parts of a plan."""
+    counts: dict[Row, int] = {}
+    for part, updates in parts:
+        for row, time, diff in updates:
+            if plan.counts(part, time):
+                counts[row] = counts.get(row, 0) + diff
+    return {row: check_diff(count) for row, count in counts.items() if count != 0}
+
+
+def visible(part: Part, updates: Iterable[StoredUpdate]) -> list[Update]:
+    """The updates that are seen through a reference to a part, at the times they are seen at."""
+    seen: list[Update] = []
+    for row, time, diff in updates:
+        if part.lower is not None and not part.lower.less_equal(time):
+            continue
+        if part.upper is not None and part.upper.less_equal(time):
+            continue
+        seen.append((row, time if part.rewrite is None else advance_by(time, part.rewrite), diff))
+    return seen
+
+
+def merge_runs(effect: MergeRuns) -> Protocol[Output]:
+    """Carry out a MergeRuns effect; None if an input is gone.
+
+    A part whose rows no other part has, and whose times since does not fold, is
+    passed through by reference, also out of a hollow run. The rest is written anew.
+    """
+    parts: list[tuple[Part, str, list[Update]]] = []
+    waiting = [(part, part.key) for batch in effect.request.inputs for part in batch.parts]
+    while waiting:
+        part, origin = waiting.pop()
+        data = part.inline if part.inline is not None else (yield GetBlob(part.key))
+        if data is None:
+            return None
+        if part.hollow:
+            waiting.extend((seen_through(part, child), origin) for child in decode_run(part.key, data))
+        else:
+            parts.append((part, origin, visible(part, decode_rows(data))))
+    desc = effect.request.desc
+    merged = {(row, time): diff for row, time, diff in compact((u for *_, seen in parts for u in seen), desc.since)}
+    passed: list[tuple[Part, str]] = []
+    for part, origin, seen in parts:
+        untouched = all(merged.get((row, time)) == diff for row, time, diff in seen) and len(seen) == part.rows
+        if untouched and part.key and not part.is_truncated and part.rewrite is None:
+            passed.append((part, origin))
+            for row, time, _ in seen:
+                del merged[row, time]
+    if not merged and not passed:
+        return MergeOutput(HollowBatch(desc, 0))
+    rest = sorted(((row, time, diff) for (row, time), diff in merged.items()), key=lambda u: (str(u[0]), u[1]))
+    written, size = yield from _write(effect, rest)
+    runs = [Run((part,)) for part, _ in passed]
+    if any(part.key != origin for part, origin in passed) or len(passed) > PASSED_MAX:
+        hollow = yield from _listed(effect, [part for part, _ in passed])
+        runs, size = [Run((hollow,))], size + hollow.size
+    rows = len(rest) + sum(part.rows for part, _ in passed)
+    batch = HollowBatch(desc, rows, tuple([*runs, Run(written)] if written else runs))
+    return MergeOutput(batch, tuple(dict.fromkeys(origin for _, origin in passed)), len(rest), size)
+
+
+def _write(effect: MergeRuns, merged: list[Update]) -> Protocol[tuple[tuple[Part, ...], int]]:
+    """Put the rows as parts, and more than two parts in a hollow run; and how many bytes that were."""
+    parts: list[Part] = []
+    for start in range(0, len(merged), PART_ROWS):
+        data = data_of(merged[start : start + PART_ROWS])
+        key = f"{effect.collection}/{effect.writer}/{(yield FreshId('p'))}"
+        yield PutBlob(key, data.value)
+        parts.append(Part(key, data.rows, len(data.value), data.diff_sum))
+    if len(parts) <= 2:
+        return tuple(parts), sum(part.size for part in parts)
+    hollow = yield from _listed(effect, parts)
+    return (hollow,), hollow.total_bytes
+
+
+def _listed(effect: MergeRuns, parts: Sequence[Part]) -> Protocol[Part]:
+    """Put a list of parts as a hollow run."""
+    key = f"{effect.collection}/{effect.writer}/{(yield FreshId('h'))}"
+    run = encode_run(key, tuple(parts))
+    yield PutBlob(key, run)
+    sums = [part.diff_sum for part in parts if part.diff_sum is not None]
+    diff_sum = wrap_int64(sum(sums)) if len(sums) == len(parts) else None
+    inside_bytes = sum(part.size for part in parts)
+    rows = sum(part.rows for part in parts)
+    return Part(key, rows, len(run), diff_sum, hollow=True, inside_bytes=inside_bytes)

@@ -1,0 +1,292 @@
+"""The directives of the trace: the fueled spine and its pending merge requests.
+
+    push-batch [diff-sum=] [runs=]  one or more hollow batches   ok
+    downgrade-since since=                                       ok
+    since-upper                                                  [since][upper]
+    spine-batches                                                [lo-hi][lower][upper][since] parts/len key key ...
+    take-merge-reqs                                              [lower][upper][since] key key ...
+    apply-merge-res [diff-sum=] [runs=]  one hollow batch        applied exact, applied subset, no-op, no-op ...
+
+and, beyond the common ones:
+
+    trace arity=                    begin with times of more coordinates, while nothing has happened yet
+    all-merge-reqs                  every fueled batch, as `take-merge-reqs` writes it
+    exert fuel=                     fuel without data
+    stale                           the ids that `refresh` accepts, a line each
+    refresh id=lo-hi                ok, or no-op
+    roll-up-all                     ok
+    describe                        a line per layer, from the top down
+    metrics                         counts
+    validate                        ok, or what does not hold
+    flatten-roundtrip               how many rows the flat tables have, once they gave the same spine again
+
+A frontier is `[3]`, `[]` (closed) or `[(1, 2), (2, 1)]`; as an argument also `3`,
+`()` or `(1, 2)`. A hollow batch is a line `[lower][upper][since] len key key ...`.
+The trace has times of one coordinate, unless `trace arity=` or the very first
+frontier that it is given says otherwise.
+
+`diff-sum=` makes the sum of diffs known, which it is not otherwise, and
+`runs=each` makes a run of every key instead of one of all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from timespine.core.batch import HollowBatch, Part, Run
+from timespine.core.encoding import flat_spine
+from timespine.core.spine import merge_result
+from timespine.core.spine.layers import MergeRequest
+from timespine.core.spine.spine import Spine, empty_spine
+from timespine.errors import CorruptionError, UsageError, shown
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier
+from timespine.model.time import INT64_MIN, Time
+from timespine.testing.datadriven import Call, Directive, DirectiveSet
+
+LEN_MAX = 1 << 62
+"""Updates in one batch, at most."""
+
+DIGITS_MAX = len(str(INT64_MIN))
+"""Characters of a number, at most: longer ones are no int64, and slow to read."""
+
+_TIME = r"[0-9]+|\(\s*[0-9]+(?:\s*,\s*[0-9]+)*\s*,?\s*\)"
+_ELEMENTS = re.compile(rf"\s*(?:(?:{_TIME})(?:\s*,\s*(?:{_TIME}))*)?\s*")
+_BATCH = re.compile(r"\[([^\]]*)\]\s*\[([^\]]*)\]\s*\[([^\]]*)\]\s+([0-9]+)((?:\s+\S+)*)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a script works on."""
+
+    spine: Spine
+    """The spine."""
+    arity: int = 1
+    """Coordinates per time."""
+    pending: tuple[MergeRequest, ...] = ()
+    """The requests that pushes returned and nobody has taken."""
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing has happened yet, so that the arity is still open."""
+        return self.spine.next_id == 0 and self.spine.since == Frontier.minimum(self.arity)
+
+
+def fresh_trace(arity: int = 1) -> Trace:
+    """A trace at the minimum."""
+    return Trace(empty_spine(arity), arity)
+
+
+def parse_integer(text: str) -> int:
+    """A number, or a UsageError."""
+    if len(text) > DIGITS_MAX or not re.fullmatch(r"-?[0-9]+", text, re.ASCII):
+        raise UsageError(f"{shown(text)} is not a number")
+    return int(text)
+
+
+def parse_frontier(text: str) -> Frontier:
+    """What stands inside the brackets of a frontier."""
+    if not _ELEMENTS.fullmatch(text):
+        raise UsageError(f"{shown(text)} is not a frontier: write [3], [] or [(1, 2), (2, 1)]")
+    elements = [parse_time(element) for element in re.findall(_TIME, text)]
+    frontier = Frontier(tuple(elements))
+    if len(frontier) != len(elements):
+        raise UsageError(f"[{text}] is not an antichain: {frontier} says the same")
+    return frontier
+
+
+def parse_time(text: str) -> Time:
+    """A time: `3` or `(1, 2)`."""
+    return tuple(parse_integer(coordinate) for coordinate in re.findall(r"[0-9]+", text))
+
+
+def parse_frontier_argument(text: str) -> Frontier:
+    """A frontier as an argument: `3`, `()`, `(1, 2)`, or in brackets as everywhere else."""
+    if text.startswith("[") and text.endswith("]"):
+        return parse_frontier(text[1:-1])
+    if re.fullmatch(r"\(\s*\)", text):
+        return Frontier()
+    if not text:
+        raise UsageError("a frontier is missing: write 3, (), (1, 2) or [(1, 2), (2, 1)]")
+    return parse_frontier(text)
+
+
+def parse_hollow_batch(line: str, call: Call) -> HollowBatch:
+    """A line `[lower][upper][since] len key key ...`."""
+    match = _BATCH.fullmatch(line.strip())
+    if match is None:
+        raise UsageError(f"{shown(line.strip())} is not a hollow batch: write [lower][upper][since] len key key ...")
+    length = parse_integer(match[4])
+    if length > LEN_MAX:
+        raise UsageError(f"a batch of {length} updates is too large")
+    desc = Description(parse_frontier(match[1]), parse_frontier(match[2]), parse_frontier(match[3]))
+    return HollowBatch(desc, length, _runs(match[5].split(), length, call))
+
+
+def _runs(keys: list[str], length: int, call: Call) -> tuple[Run, ...]:
+    """The runs of a batch: one of all keys, or one of each."""
+    total = call.arguments.get("diff-sum")
+    # The first part has all rows and the whole sum: nobody here looks at how they are divided.
+    parts = [Part(key, 0, diff_sum=None if total is None else 0) for key in keys]
+    if parts:
+        parts[0] = Part(keys[0], length, diff_sum=None if total is None else parse_integer(total))
+    layout = call.arguments.get("runs", "one")
+    if layout not in ("one", "each"):
+        raise UsageError(f"{call.name}: runs= is one or each, not {shown(layout)}")
+    if layout == "each":
+        return tuple(Run((part,)) for part in parts)
+    return (Run(tuple(parts)),) if parts else ()
+
+
+def _batches(call: Call) -> list[HollowBatch]:
+    batches = [parse_hollow_batch(line, call) for line in call.input if line.strip()]
+    if not batches:
+        raise UsageError(f"{call.name}: a hollow batch is needed as input")
+    return batches
+
+
+def _adopt(trace: Trace, frontier: Frontier) -> Trace:
+    """The trace, with the number of coordinates of its first frontier."""
+    if trace.is_untouched and frontier.arity not in (None, trace.arity):
+        return fresh_trace(len(frontier.elements[0]))
+    return trace
+
+
+def _push_batch(trace: Trace, call: Call) -> tuple[Trace, str]:
+    batches = _batches(call)
+    trace = _adopt(trace, batches[0].desc.lower)
+    spine, pending = trace.spine, [*trace.pending]
+    for batch in batches:
+        spine, requests = spine.insert(batch)
+        pending.extend(requests)
+    return replace(trace, spine=spine, pending=tuple(pending)), "ok"
+
+
+def _apply_merge_res(trace: Trace, call: Call) -> tuple[Trace, str]:
+    batches = _batches(call)
+    if len(batches) != 1:
+        raise UsageError(f"{call.name}: one hollow batch is needed, not {len(batches)}")
+    replacement = merge_result.apply_merge_result(trace.spine, batches[0])
+    return replace(trace, spine=replacement.spine), replacement.applied.value
+
+
+def _downgrade_since(trace: Trace, call: Call) -> tuple[Trace, str]:
+    since = parse_frontier_argument(call.arguments["since"])
+    trace = _adopt(trace, since)
+    return replace(trace, spine=trace.spine.downgrade_since(since)), "ok"
+
+
+def _since_upper(trace: Trace, call: Call) -> tuple[Trace, str]:
+    return trace, f"{trace.spine.since}{trace.spine.upper}"
+
+
+def _spine_batches(trace: Trace, call: Call) -> tuple[Trace, str]:
+    lines = []
+    for batch in trace.spine.batches():
+        request = MergeRequest(batch.desc, batch.rope)
+        bounds = f"[{batch.id[0]}-{batch.id[1]}]{batch.desc}"
+        lines.append(" ".join([bounds, f"{batch.rope.count}/{batch.len}", *_keys(request)]))
+    return trace, "\n".join(lines)
+
+
+def _keys(request: MergeRequest) -> list[str]:
+    return [key for batch in request.inputs for key in batch.keys]
+
+
+def _shown_requests(requests: list[MergeRequest]) -> str:
+    return "\n".join(" ".join([str(request.desc), *_keys(request)]) for request in requests)
+
+
+def _take_merge_reqs(trace: Trace, call: Call) -> tuple[Trace, str]:
+    return replace(trace, pending=()), _shown_requests([*trace.pending])
+
+
+def _all_merge_reqs(trace: Trace, call: Call) -> tuple[Trace, str]:
+    return trace, _shown_requests(trace.spine.requests())
+
+
+def _trace(trace: Trace, call: Call) -> tuple[Trace, str]:
+    if not trace.is_untouched:
+        raise UsageError("the number of coordinates cannot change once something has happened")
+    return fresh_trace(parse_integer(call.arguments["arity"])), "ok"
+
+
+def _exert(trace: Trace, call: Call) -> tuple[Trace, str]:
+    return replace(trace, spine=trace.spine.exert(parse_integer(call.arguments["fuel"]))), "ok"
+
+
+def _stale(trace: Trace, call: Call) -> tuple[Trace, str]:
+    return trace, "\n".join(f"{lo}-{hi}" for lo, hi in trace.spine.stale())
+
+
+def _refresh(trace: Trace, call: Call) -> tuple[Trace, str]:
+    lo, dash, hi = call.arguments["id"].partition("-")
+    if not dash:
+        raise UsageError(f"{shown(call.arguments['id'])} is not a spine id: write lo-hi")
+    refreshed = trace.spine.refresh((parse_integer(lo), parse_integer(hi)))
+    return (trace, "no-op") if refreshed is None else (replace(trace, spine=refreshed), "ok")
+
+
+def _roll_up_all(trace: Trace, call: Call) -> tuple[Trace, str]:
+    return replace(trace, spine=trace.spine.roll_up_all()), "ok"
+
+
+def _describe(trace: Trace, call: Call) -> tuple[Trace, str]:
+    lines = []
+    for level, (batches, updates) in reversed([*enumerate(trace.spine.describe())]):
+        line = f"layer {level}: " + (f"batches={batches} updates={updates}" if batches else "vacant")
+        merge = trace.spine.layers[level].merge
+        lines.append(line if merge is None else f"{line} merging since={merge.since} left={merge.remaining}")
+    return trace, "\n".join(lines)
+
+
+def _metrics(trace: Trace, call: Call) -> tuple[Trace, str]:
+    spine = trace.spine
+    metrics = spine.metrics()
+    lines = [
+        f"compact={metrics.compact} compacting={metrics.compacting} non-compact={metrics.noncompact}",
+        f"spine-batches={spine.batch_count} hollow-batches={spine.hollow_count} updates={spine.update_count}",
+    ]
+    return trace, "\n".join(lines)
+
+
+def _validate(trace: Trace, call: Call) -> tuple[Trace, str]:
+    flat_spine.validate_deep(trace.spine, trace.arity)
+    return trace, "ok"
+
+
+def _flatten_roundtrip(trace: Trace, call: Call) -> tuple[Trace, str]:
+    table = flat_spine.flatten(trace.spine)
+    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(table), type=flat_spine.FlatSpine)
+    again = flat_spine.unflatten(decoded, trace.arity)
+    if again != trace.spine or again.describe() != trace.spine.describe() or flat_spine.flatten(again) != table:
+        raise CorruptionError("the flat tables gave another spine")
+    return replace(trace, spine=again), (
+        f"hollow={len(table.hollow)} batches={len(table.batches)} merges={len(table.merges)}"
+    )
+
+
+TRACE: DirectiveSet[Trace] = DirectiveSet(
+    fresh_trace,
+    {
+        "push-batch": Directive(_push_batch, optional=("diff-sum", "runs"), takes_input=True),
+        "downgrade-since": Directive(_downgrade_since, required=("since",)),
+        "since-upper": Directive(_since_upper),
+        "spine-batches": Directive(_spine_batches),
+        "take-merge-reqs": Directive(_take_merge_reqs),
+        "apply-merge-res": Directive(_apply_merge_res, optional=("diff-sum", "runs"), takes_input=True),
+        "trace": Directive(_trace, required=("arity",)),
+        "all-merge-reqs": Directive(_all_merge_reqs),
+        "exert": Directive(_exert, required=("fuel",)),
+        "stale": Directive(_stale),
+        "refresh": Directive(_refresh, required=("id",)),
+        "roll-up-all": Directive(_roll_up_all),
+        "describe": Directive(_describe),
+        "metrics": Directive(_metrics),
+        "validate": Directive(_validate),
+        "flatten-roundtrip": Directive(_flatten_roundtrip),
+    },
+)

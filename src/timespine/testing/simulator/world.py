@@ -1,0 +1,319 @@
+"""The simulated world: storage that fails on purpose, and remembers everything that ever was.
+
+Every compare-and-set is replayed into shadow states and checked before it
+counts: diffs must apply, invariants must hold, and what a new state refers to
+must exist. Every deletion is checked against all states that somebody may still
+read. A violation is recorded, with the step, and ends the history.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from timespine.core.batch import Part
+from timespine.core.effects import (
+    CompareAndSet,
+    DeleteBlobs,
+    Effect,
+    GetBlob,
+    ListBlobs,
+    PutBlob,
+    Scan,
+    Truncate,
+)
+from timespine.core.encoding.codec import decode_diff, decode_run, decode_state
+from timespine.core.encoding.state_diff import StateDiff, apply_diff
+from timespine.core.envelope import Kind, kind_of
+from timespine.core.invariants import violations
+from timespine.core.protocols.garbage import References, references
+from timespine.core.state import State
+from timespine.core.unsealed_index import UnsealedBatch
+from timespine.errors import TimespineError
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier
+from timespine.model.oracle import Row, Update, restrict
+from timespine.testing.formats.naive import OPAQUE, Format
+from timespine.testing.simulator.check_atomicity import Atomicity
+from timespine.testing.simulator.violation import BrokenPromise, Violation, check_name, is_crash
+
+
+def is_user_data(key: str) -> bool:
+    """Whether a blob holds appended or written updates, not a merge result, a rewrite or a rollup."""
+    _, writer, name = key.split("/")
+    return writer.startswith("w") and name.startswith("p")
+
+
+def operation_of(row: Row) -> str:
+    """The operation that wrote a row: its name up to the first dot."""
+    return str(row).split(".")[0]
+
+
+def identity_of(part: Part) -> str | bytes:
+    """What tells a part from all others: its key, or the inline updates themselves, which name their operation."""
+    return part.inline if part.inline is not None else part.key
+
+
+class World:
+    """Logs, blobs, and the truth about both."""
+
+    def __init__(self, format: Format = OPAQUE) -> None:
+        self.format = format
+        """What the bytes of parts are."""
+        self.step = 0
+        self.logs: dict[str, list[bytes]] = {}
+        """Every entry ever, by key."""
+        self.first: dict[str, int] = {}
+        """The first live entry, by key: truncation only hides."""
+        self.blobs: dict[str, bytes] = {}
+        self.states: dict[str, list[State]] = {}
+        """The state after every entry, by key."""
+        self.commit_steps: dict[str, list[int]] = {}
+        """When every entry was committed, by key."""
+        self.truth: dict[str, list[Update]] = {}
+        """Every update that was ever committed, by collection."""
+        self.truth_sizes: dict[str, list[int]] = {}
+        """How many updates that were after every entry, by collection."""
+        self.committed: dict[str, int] = {}
+        """The step at which the updates of an operation first became durable, by operation."""
+        self.next_free: dict[str, int] = {}
+        """The time that an operation asked for which appends at that or the next free one, by operation."""
+        self.meant: dict[str, list[Update]] = {}
+        """What an operation means to append, if the bytes alone do not say it: rewritten, or seen through bounds."""
+        self.seen: set[str | bytes] = set()
+        """Blob keys and inline data that were referred to before."""
+        self.referred: set[str] = set()
+        """Every blob that a state ever referred to, inside hollow runs included."""
+        self.recreated: set[str] = set()
+        """Blobs that a late put brought back after they were deleted."""
+        self.deleted: set[str] = set()
+        self.violations: list[Violation] = []
+        self.counts: Counter[str] = Counter()
+        self.atomic = Atomicity(self.states, self.truth, self.violate)
+        self.perform: dict[type[Effect], Callable[..., object]] = {
+            Scan: self._scan,
+            CompareAndSet: self._compare_and_set,
+            Truncate: self._truncate,
+            PutBlob: self._put,
+            GetBlob: self._get,
+            DeleteBlobs: self._delete,
+            ListBlobs: self._list,
+        }
+
+    def violate(self, what: str, error: BaseException | None = None, check: str | None = None) -> None:
+        """Record a broken promise, by an error if one showed it; the caller noticed it unless told otherwise."""
+        if isinstance(error, BrokenPromise):
+            check = error.check
+        noticed_by = check or check_name(sys._getframe(1))
+        self.violations.append(Violation(f"step {self.step}: {what}", noticed_by, is_crash(error)))
+
+    def reopen(self) -> None:
+        """Somebody crashed: whatever is kept open beside storage is to be opened anew."""
+
+    def head(self, collection: str) -> State:
+        """The newest state."""
+        return self.states[collection][-1]
+
+    def _scan(self, effect: Scan) -> list[tuple[int, bytes]]:
+        log = self.logs.get(effect.key, [])
+        start = max(effect.from_seqno, self.first.get(effect.key, 0))
+        stop = None if effect.limit is None else start + effect.limit
+        return list(enumerate(log[start:stop], start))
+
+    def _compare_and_set(self, effect: CompareAndSet) -> dict[str, int | None] | None:
+        heads = {key: len(self.logs[key]) - 1 if key in self.logs else None for key, _, _ in effect.writes}
+        wrong = {key: heads[key] for key, expected, _ in effect.writes if heads[key] != expected}
+        if wrong:
+            return wrong
+        for key, _, data in effect.writes:
+            self._commit(key, data)
+        self.atomic.committed(key for key, _, _ in effect.writes)
+        return None
+
+    def _commit(self, key: str, data: bytes) -> None:
+        """Append an entry, after replaying it into the shadow states and checking everything."""
+        self.counts["commits"] += 1
+        log = self.logs.setdefault(key, [])
+        try:
+            if kind_of(data) is Kind.STATE:
+                state = decode_state(data)
+                self.states[key] = [state]
+                self.truth[key] = []
+                self.commit_steps[key] = [self.step]
+            else:
+                change = decode_diff(data)
+                old = self.states[key][-1]
+                state = apply_diff(old, change)
+                for broken in violations(old, state):
+                    self.violate(f"{key} at {state.seqno}: {broken}", check=broken.partition(":")[0])
+                self._learn(key, change, old, state)
+                self.states[key].append(state)
+                self.commit_steps[key].append(self.step)
+            self.truth_sizes.setdefault(key, []).append(len(self.truth[key]))
+        except TimespineError as error:
+            self.violate(f"{key}: an entry does not replay: {error!r}", error)
+            return
+        log.append(data)
+
+    def _learn(self, key: str, change: StateDiff, old: State, new: State) -> None:
+        """Note which operations' updates a diff makes durable, and that what it refers to exists.
+
+        What an append makes durable follows from the bytes that were put, from what was asked for and from
+        how far the upper moved, not from the bounds or the rewriting that the system itself gave the part.
+        """
+        appended = Description(old.upper, new.upper, new.since)
+        for unsealed in change.y:
+            for part in unsealed.parts:
+                # One that is trimmed is there already, under its number.
+                self._check_once(new, part, (each for each in old.unsealed if each.seqno == unsealed.seqno))
+                self._judge_schema(old, part, unsealed.schema)
+                self._see(new, part, unsealed.schema, None)
+        for batch in change.t.a.values() if change.t else ():
+            # What lies below the trace's upper was there before: it is merged.
+            is_merged = batch.desc.upper <= old.trace.upper
+            for run in batch.runs:
+                for part in run.parts:
+                    if not is_merged:
+                        self._check_once(new, part, old.unsealed)
+                    self._judge_schema(old, part, run.schema, is_merged)
+                    self._see(new, part, run.schema, appended, is_merged)
+        for rollup in change.rollups.values():
+            if rollup is not None and rollup.key not in self.blobs:
+                self.violate(f"{key} at {change.n} refers to rollup {rollup.key}, which does not exist")
+
+    def _check_once(self, state: State, part: Part, before: Iterable[UnsealedBatch]) -> None:
+        """What a user put is appended or written by one commit, unless it was in one of these batches before."""
+        if identity_of(part) not in self.seen or (part.inline is None and not is_user_data(part.key)):
+            return
+        if not any(identity_of(each) == identity_of(part) for batch in before for each in batch.parts):
+            self.violate(f"{state.collection} at {state.seqno} commits {part.key or 'inline updates'} a second time")
+
+    def _judge_schema(self, old: State, part: Part, schema: int | None, is_merged: bool = False) -> None:
+        """Rows that a commit adds lose nothing under the schema that was the newest one before it."""
+        if schema is None or not self._is_new_from_user(part, is_merged):
+            return
+        if self.format.loses(old, schema):
+            newest = len(old.schemas) - 1
+            self.violate(f"{old.collection} took new rows of schema {schema}, of which schema {newest} loses some")
+
+    def _is_new_from_user(self, part: Part, is_merged: bool) -> bool:
+        """Whether a part is one that a user put, and no state referred to before."""
+        identity = identity_of(part)
+        is_users = not is_merged if part.inline is not None else is_user_data(part.key)
+        return identity not in self.seen and is_users
+
+    def _see(
+        self, state: State, part: Part, schema: int | None, appended: Description | None, is_merged: bool = False
+    ) -> None:
+        """A part that a state begins to refer to: if a user put it, its updates are part of the truth from now on."""
+        if part.key and not self._exists(part):
+            self.violate(f"{state.collection} at {state.seqno} refers to {part.key}, which does not exist")
+        elif self._is_new_from_user(part, is_merged):
+            updates = self._updates(part, None if schema is None else state.schemas[schema])
+            self._add_truth(state.collection, updates if appended is None else self._appended(updates, appended))
+        self.seen.add(identity_of(part))
+
+    def _updates(self, part: Part, schema: bytes | None) -> list[Update]:
+        """The updates in a part, as they were put; for a hollow run those of all its parts."""
+        data = self.blobs[part.key] if part.inline is None else part.inline
+        if part.hollow:
+            return [update for child in decode_run(part.key, data) for update in self._updates(child, schema)]
+        return list(self.format.rows_of(part, data, schema))
+
+    def _appended(self, updates: list[Update], appended: Description) -> list[Update]:
+        """What an append makes durable of the updates of one operation, and at which times.
+
+        Those in its interval; at the next free time all of them, at the last time that it completes.
+        """
+        for name in sorted({operation_of(row) for row, _, diff in updates if diff > 0}):
+            if name in self.next_free:
+                (before,), (after,) = appended.lower.elements[0], appended.upper.elements[0]
+                if after - 1 != max(self.next_free[name], before):
+                    self.violate(f"{name} asked for {self.next_free[name]} at upper {before}, the next is {after}")
+                return [(row, (after - 1,), diff) for row, _, diff in updates]
+            updates = self.meant.get(name, updates)
+        return restrict(updates, appended)
+
+    def _add_truth(self, key: str, updates: list[Update]) -> None:
+        self.truth[key].extend(updates)
+        for row, _, diff in updates:
+            if diff > 0:
+                name = operation_of(row)
+                self.committed.setdefault(name, self.step)
+                self.atomic.fresh.add(name)
+
+    def _exists(self, part: Part) -> bool:
+        data = self.blobs.get(part.key)
+        if data is None:
+            return False
+        self.referred.add(part.key)
+        return not part.hollow or all(self._exists(child) for child in decode_run(part.key, data))
+
+    def _truncate(self, effect: Truncate) -> int:
+        log = self.logs.get(effect.key, [])
+        first = self.first.get(effect.key, 0)
+        below = min(effect.below, len(log) - 1)
+        if below > first:
+            self.first[effect.key] = below
+        return max(below - first, 0)
+
+    def _put(self, effect: PutBlob) -> None:
+        if effect.key in self.deleted:
+            self.recreated.add(effect.key)
+        known = self.blobs.setdefault(effect.key, effect.value)
+        if known != effect.value:
+            self.violate(f"blob {effect.key} was put twice with different bytes")
+
+    def _get(self, effect: GetBlob) -> bytes | None:
+        return self.blobs.get(effect.key)
+
+    def _list(self, effect: ListBlobs) -> list[str]:
+        return sorted(key for key in self.blobs if key.startswith(effect.prefix))
+
+    def _delete(self, effect: DeleteBlobs) -> None:
+        for collection in {key.split("/")[0] for key in effect.keys}:
+            reachable = self.reachable(collection)
+            for key in effect.keys:
+                if key in reachable:
+                    self.violate(f"blob {key} was deleted, but a live state refers to it")
+        for key in effect.keys:
+            self.blobs.pop(key, None)
+            self.deleted.add(key)
+
+    def reachable(self, collection: str) -> set[str]:
+        """Every blob that a state refers to which somebody may still read."""
+        states = self.states.get(collection, [])
+        if not states:
+            return set()
+        keys: References = {}
+        # Counted here once more, so that a mistake in the state's own count is seen.
+        held = min((reader.seqno for reader in states[-1].readers.values()), default=states[-1].seqno)
+        for state in states[held:]:
+            keys.update(references(state))
+        return self.with_children(keys)
+
+    def with_children(self, keys: References) -> set[str]:
+        """Some blobs, and those inside hollow runs among them, at any depth."""
+        found = set(keys)
+        waiting = [key for key, hollow in keys.items() if hollow]
+        while waiting:
+            key = waiting.pop()
+            children = decode_run(key, self.blobs[key]) if key in self.blobs else ()
+            waiting.extend(part.key for part in children if part.hollow and part.key not in found)
+            found.update(part.key for part in children)
+        return found
+
+    def uppers_between(self, collection: str, begin: int, end: int) -> list[Frontier]:
+        """Every upper that the collection had at some moment between two steps."""
+        return [state.upper for state in self.states_between(collection, begin, end)]
+
+    def states_between(self, collection: str, begin: int, end: int) -> list[State]:
+        """Every state that the collection had at some moment between two steps."""
+        steps, states = self.commit_steps[collection], self.states[collection]
+        found = []
+        for index, state in enumerate(states):
+            until = steps[index + 1] if index + 1 < len(steps) else self.step
+            if steps[index] <= end and until >= begin:
+                found.append(state)
+        return found

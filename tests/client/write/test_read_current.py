@@ -1,0 +1,596 @@
+"""A change beside others: it reads once, follows what they commit, and stands as if it had been alone at its time."""
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from dataclasses import replace
+from functools import reduce
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from expect import until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from places import BLOBS, QUICK, SMALL, Place, Script, counted, in_threads
+
+import timespine as ts
+from timespine.client.commit.retry import RETRY, RetryPolicy
+from timespine.client.results import Committed, Written
+from timespine.client.write import delta, read_current, step_commit
+from timespine.client.write.read_current import Grain
+from timespine.columnar.schema.schema import define
+from timespine.config import DEFAULT, TURN_MS_MAX
+from timespine.core.transitions import CompareAndAppend
+from timespine.errors import Contention, UsageError
+from timespine.location.unreliable import Fault
+
+BOTH = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
+
+
+def create(store, name="t", **options):
+    return store.create(name, **{"key": {"k": "int64"}, "value": {"n": "int64"}, "timeline": "counter", **options})
+
+
+def row(k, n=0, **more):
+    return {"k": k, "n": n, **more}
+
+
+def now(table, as_of=None):
+    return counted(table.snapshot(as_of, multiplicity="column").to_pylist(), "k", "n")
+
+
+def counts(table, *names):
+    """How often a change read its rows, was placed again, and was patched."""
+    counters = table._access.committer.counters
+    return tuple(counters.get(name, 0) for name in names or ("changes read", "changes placed again", "changes patched"))
+
+
+class Rival:
+    """Another process that does something just before each of the next compare-and-sets of a collection."""
+
+    def __init__(self, place, works, name="t"):
+        self.script = Script()
+        self.works = list(works)
+        self._place = place
+        self._name = name
+        self._theirs = None
+        self.is_on = False
+
+    def __call__(self, operation, key):
+        self.script.calls[operation] += 1
+        if self.is_on and self.works and operation == "compare_and_set":
+            if self._theirs is None:
+                self._theirs = self._place.open()[self._name]
+            self.is_on = False
+            self.works.pop(0)(self._theirs)
+            self.is_on = True
+        return Fault.NONE
+
+
+def beside(place, works, config=QUICK, rows=((1, 1), (2, 2)), **options):
+    """A collection with some rows, read under a lease already, and a rival that begins now."""
+    rival = Rival(place, works)
+    table = create(place.open(script=rival, config=config), **options)
+    if rows:
+        table.append([row(*each) for each in rows])
+    table.snapshot().close()
+    rival.is_on = True
+    return table, rival
+
+
+# What others commit is judged, not read from the beginning.
+
+CHANGES = {
+    "upsert": (lambda t: t.upsert([row(1, 7)]), {(1, 7): 1, (2, 2): 1}),
+    "delete": (lambda t: t.delete({"k": 1}), {(2, 2): 1}),
+    "delete where": (lambda t: t.delete(where="n = 1"), {(2, 2): 1}),
+    "update": (lambda t: t.update(where="n = 1", set={"n": 7}), {(1, 7): 1, (2, 2): 1}),
+    "update by all": (lambda t: t.update(where="n < 3", set={"n": pl.col("n").sum()}), {(1, 3): 1, (2, 3): 1}),
+    "replace": (lambda t: t.replace([row(4, 1)], where="n = 1"), {(4, 1): 1, (2, 2): 1}),
+    "merge": (
+        lambda t: t.merge([row(1, 5), row(3, 5)]).when_matched_update().when_not_matched_insert().execute(),
+        {(1, 5): 1, (2, 2): 1, (3, 5): 1},
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("change", CHANGES)
+def test_appends_that_do_not_touch_what_was_read_only_move_the_change(place, config, change):
+    table, rival = beside(place, [lambda theirs, k=k: theirs.append([row(k, 50)]) for k in range(50, 55)], config)
+    work, left = CHANGES[change]
+    puts = rival.script.calls["put"]
+    done = work(table)
+    assert not rival.works
+    assert done.time == 6
+    assert now(table) == {**left, **{(k, 50): 1 for k in range(50, 55)}}
+    assert now(table, 5) == {(1, 1): 1, (2, 2): 1, **{(k, 50): 1 for k in range(50, 55)}}
+    assert counts(table) == (1, RETRY.quick_losses, 0), "after a few losses only the claim of its turn is judged again"
+    assert rival.script.calls["put"] == puts + (config is BLOBS), "what is durable is not put again"
+    assert place.open().vacuum().blobs == []
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ("upsert", {(1, 7): 1, (2, 2): 1}),
+        ("delete", {(2, 2): 1}),
+        ("delete where", {(2, 2): 1}),
+        ("update", {(1, 7): 3, (2, 2): 1}),
+        ("update by all", {(1, 5): 3, (2, 5): 1}),
+        ("replace", {(4, 1): 1, (2, 2): 1}),
+        ("merge", {(1, 5): 3, (2, 2): 1, (3, 5): 1}),
+    ],
+)
+def test_appends_of_what_was_read_are_part_of_the_change(place, config, change, left):
+    table, rival = beside(place, [lambda theirs: theirs.append([row(1, 1)])] * 2, config)
+    done = CHANGES[change][0](table)
+    assert not rival.works
+    assert now(table) == left
+    assert now(table, done.time - 1) == {(1, 1): 3, (2, 2): 1}
+    assert counts(table) == (1, 2, 2)
+    assert done.rows == len(table.changes(after=done.time - 1, until=done.time).to_pylist())
+    assert place.open().vacuum().blobs == []
+
+
+def test_what_came_and_went_again_touches_nothing(place):
+    def come_and_go(theirs):
+        theirs.append([row(1, 9)])
+        theirs.append([row(1, 9, _diff=-1)])
+
+    table, _ = beside(place, [come_and_go])
+    assert table.upsert([row(1, 7)]).rows == 2
+    assert counts(table) == (1, 1, 0)
+
+
+def test_a_patch_may_leave_nothing_to_do(place):
+    table, _ = beside(place, [lambda theirs: theirs.upsert([row(1, 7)])])
+    done = table.upsert([row(1, 7)])
+    assert done.rows == 0
+    assert now(table) == {(1, 7): 1, (2, 2): 1}
+
+
+def test_rows_that_count_less_than_zero_by_then_are_refused_and_nothing_is_changed(place):
+    table, _ = beside(place, [lambda theirs: theirs.append([row(1, 1, _diff=-2)])])
+    with pytest.raises(UsageError, match="less than zero"):
+        table.update(where="n = 1", set={"n": 7})
+    assert now(table) == {(1, 1): -1, (2, 2): 1}
+
+
+def test_merges_that_put_old_and_new_rows_together_do_not_hide_what_is_new(place):
+    def append_and_compact(theirs):
+        theirs.append([row(1, 8), row(9, 9)])
+        theirs.compact()
+
+    table, _ = beside(place, [append_and_compact], SMALL, [(k, k) for k in range(20)])
+    table.delete({"k": 1})
+    assert now(table) == {**{(k, k): 1 for k in range(20) if k != 1}, (9, 9): 2}
+    assert counts(table) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_rows_ahead_of_the_seal_that_were_counted_are_not_counted_again_when_they_are_sealed(place, is_sealed):
+    ahead = place.clock.ms - 5
+
+    def seal(theirs):
+        theirs.append([row(50, 50)], at=ahead - 1)
+        if is_sealed:
+            theirs.seal(ahead + 1)
+
+    table, rival = beside(place, [], timeline="clock", rows=())
+    table.append([row(1, 1)], at=ahead - 10)
+    table.write([row(1, 3), row(2, 3)], at=ahead)
+    rival.works += [lambda theirs: None, seal]  # the first compare-and-set is that of the lease
+    done = table.upsert([row(1, 7)])
+    assert done.rows == 3, "two rows of the key go, one comes"
+    assert counts(table) == (1, 1, 0)
+    assert now(table) == {(1, 7): 1, (2, 3): 1, (50, 50): 1}
+
+
+def test_rows_ahead_of_the_seal_that_a_later_place_would_seal_count(place):
+    table, rival = beside(place, [])
+    table.write([row(1, 5)], at=20)
+    rival.works.append(lambda theirs: theirs.append([row(50)], at=30))
+    table.delete({"k": 1})
+    assert now(table) == {(2, 2): 1, (50, 0): 1}
+    assert counts(table) == (1, 1, 1)
+
+
+# When it must read again, it does so a bounded number of times.
+
+
+def test_another_schema_is_read_again_and_the_change_is_made_under_it(place):
+    def rename(theirs):
+        theirs.evolve(rename={"n": "m"})
+        theirs.append([{"k": 50, "m": 50}])
+
+    table, _ = beside(place, [rename])
+    table.upsert([{"k": 1}])
+    assert counted(table.snapshot().to_pylist(), "k", "m") == {(1, None): 1, (2, 2): 1, (50, 50): 1}
+    assert counts(table, "changes read", "changes started again") == (2, 1)
+
+
+def test_a_change_reads_its_rows_four_times_at_most(place):
+    def evolve(theirs):
+        theirs.evolve(add={f"more{len(rival.works)}": "int64"})
+        theirs.append([row(50)])
+
+    table, rival = beside(place, [evolve] * 9)
+    with pytest.raises(Contention, match="nothing was changed: t got another schema, or lost history, each of the 4"):
+        table.delete({"k": 1})
+    assert counts(table, "changes read") == (RETRY.reads,)
+    rival.works.clear()
+    assert now(table) == {(1, 1): 1, (2, 2): 1, (50, 0): 4}
+    assert table.delete({"k": 1}).rows == 1
+
+
+def test_a_closed_collection_is_told_so(place):
+    table, _ = beside(place, [lambda theirs: theirs.close_for_good()])
+    with pytest.raises(ts.errors.ClosedError):
+        table.delete({"k": 1})
+
+
+# A turn of its own.
+
+
+def test_work_that_takes_long_is_done_in_a_turn_of_its_own_after_a_few_losses(place, monkeypatch):
+    """A thread of the same process appends a row of the condition whenever the change is worked out."""
+    table = create(place.open())
+    table.append([row(1, 5), row(2, 5)])
+    worked, left = [], iter(range(100))
+    by_all = read_current.LocalDelta._by_all
+
+    def appended(self, news):
+        worked.append(table._access.committer._turn.is_held)
+        if not worked[-1]:
+            in_threads(lambda: table.append([row(next(left) + 10, 1)]))
+        return by_all(self, news)
+
+    monkeypatch.setattr(read_current.LocalDelta, "_by_all", appended)
+    first = read_current.LocalDelta.of
+
+    def racing(*arguments):
+        found = first(*arguments)
+        table.append([row(next(left) + 10, 1)])
+        return found
+
+    monkeypatch.setattr(read_current.LocalDelta, "of", racing)
+    table.update(set={"n": pl.col("n").sum()})
+    assert worked == [False] * RETRY.quick_losses + [False, True]
+    assert {n for _, n in now(table)} == {10 + len(now(table)) - 2}, "the sum of all of them"
+    assert counts(table, "changes read", "changes started again") == (1, 0)
+
+
+def beside_appends(table, work, keys):
+    """Carry out a change while threads append, each until the change is done; how often they did."""
+    stop, appended, failures = threading.Event(), Counter(), []
+
+    def append(start):
+        try:
+            for k in range(start, start + 100_000):
+                if stop.is_set():
+                    return
+                table.append([row(k, keys)])
+                appended[start] += 1
+        except BaseException as error:
+            failures.append(error)
+
+    starts = [1_000_000 * (1 + i) for i in range(keys)]
+    threads = [threading.Thread(target=append, args=(start,)) for start in starts]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: all(appended[start] > 3 for start in starts))
+        before = sum(appended.values())
+        done = work(table)
+        after = sum(appended.values())
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert not failures
+    return done, after - before
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("touched", [False, True], ids=["others", "the same rows"])
+def test_every_change_goes_in_beside_threads_that_append_all_the_time_and_reads_once(place, threads, touched):
+    table = create(place.open())
+    table.append(pa.table({"k": range(20_000), "n": [k % 10 + 100 for k in range(20_000)]}))
+    where = "n >= 0" if touched else "n >= 100"
+    changes = [
+        lambda t: t.update(where=where, set={"n": pl.col("n") + 1}),
+        lambda t: t.update(where=where, set={"n": pl.col("n").max()}),
+        lambda t: t.upsert(pa.table({"k": range(5000), "n": [300] * 5000})),
+        lambda t: t.merge([row(k, 400) for k in range(100)]).when_matched_update().execute(),
+        lambda t: t.replace([row(-1, 500)], where=f"{where} AND k < 10"),
+        lambda t: t.delete(where=where),
+    ]
+    for number, change in enumerate(changes, 1):
+        beside_appends(table, change, threads)
+        assert counts(table, "changes read", "changes started again") == (number, 0)
+        # Only what this process commits itself comes in between, and never in its turn.
+        assert counts(table, "changes placed again")[0] <= number * (RETRY.quick_losses + 1)
+
+
+APPENDING = """
+import os
+import sys
+import timespine as ts
+
+path, processes, n = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+parent = os.getpid()
+
+
+def append(start):
+    with ts.open(path, maintenance=False) as store:
+        table = store["t"]
+        for k in range(start, start + 10_000):
+            if os.getppid() != parent:
+                return
+            table.append([{"k": k, "n": n}])
+            if k == start + 3:
+                print("appending", flush=True)
+
+
+for i in range(processes):
+    if os.fork() == 0:
+        append(1_000_000 * (1 + i))
+        os._exit(0)
+os.wait()
+"""
+# Forked after the imports, which take longer than the test.
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+@pytest.mark.parametrize("touched", [False, True], ids=["others", "the same rows"])
+def test_every_change_goes_in_beside_processes_that_append_all_the_time_and_reads_once(tmp_path, processes, touched):
+    path, config = tmp_path / "store", replace(DEFAULT, turn_ms=TURN_MS_MAX)
+    with ts.open(path, maintenance=False, config=config) as store:
+        table = create(store)
+        table.append(pa.table({"k": range(20_000), "n": [k % 10 + 100 for k in range(20_000)]}))
+        command = [sys.executable, "-c", APPENDING, str(path), str(processes), "150"]
+        others = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            for _ in range(processes):
+                assert others.stdout.readline() == "appending\n"
+            where = "n >= 100" if touched else "n >= 100 AND n < 150"
+            table.update(where=where, set={"n": pl.col("n") + 1000})
+            table.update(where=where.replace("100", "1100"), set={"n": pl.col("n").max()})
+            table.upsert(pa.table({"k": range(5000), "n": [2000] * 5000}))
+            table.merge([row(k, 3000) for k in range(100)]).when_matched_update().execute()
+            table.delete(where="n > 1100")
+            with store.transaction() as tx:
+                tx.update(table, where="n = 150", set={"n": 151})
+            assert others.poll() is None, "they appended all the time"
+            assert counts(table, "changes read", "changes started again") == (6, 0)
+            # Nothing comes in between in a turn that is long enough, so each was placed a few times and once more.
+            assert counts(table, "changes placed again")[0] <= 6 * RETRY.quick_losses
+        finally:
+            others.kill()
+            others.communicate()  # until the last of them has closed it
+        assert {k for k, _ in now(table)}.isdisjoint(range(5000))
+
+
+# As if alone at its time.
+
+
+def _updated(model, bound, value):
+    new = Counter()
+    for (k, n), count in model.items():
+        new[k, value(n) if k >= bound else n] += count
+    return new
+
+
+def _merged(model, source, bound):
+    new = Counter()
+    for (k, n), count in model.items():
+        if k in source:
+            new[k, (n + source[k]) % 5] += count
+        elif k < bound:
+            new[k, n] += count
+    for k, n in source.items():
+        if all(k != each for each, _ in model):
+            new[k, n] += 1
+    return new
+
+
+def _summed(model, bound):
+    chosen = [n for (k, n), count in model.items() if k >= bound for _ in range(count)]
+    return _updated(model, bound, lambda n: max(chosen))
+
+
+def of(operation):
+    """An operation on a collection, and on a plain multiset."""
+    kind, given = operation
+    if kind == "append":
+        return lambda t: t.append([row(*each) for each in given]), lambda m: m + Counter(given)
+    if kind == "write":
+        rows, ahead = given
+        return (
+            lambda t: t.write([row(*each) for each in rows], at=t.upper.elements[0][0] + ahead, late="move"),
+            lambda m: m + Counter(rows),
+        )
+    if kind == "upsert":
+        return (
+            lambda t: t.upsert([row(*each) for each in given.items()]),
+            lambda m: Counter({e: c for e, c in m.items() if e[0] not in given}) + Counter(given.items()),
+        )
+    if kind == "delete":
+        return (
+            lambda t: t.delete([{"k": k} for k in given]),
+            lambda m: Counter({e: c for e, c in m.items() if e[0] not in given}),
+        )
+    if kind == "delete where":
+        return lambda t: t.delete(where=f"n = {given}"), lambda m: Counter(
+            {e: c for e, c in m.items() if e[1] != given}
+        )
+    if kind == "update":
+        return (
+            lambda t: t.update(where=f"k >= {given}", set={"n": (pl.col("n") + 1) % 5}),
+            lambda m: _updated(m, given, lambda n: (n + 1) % 5),
+        )
+    if kind == "update by all":
+        return (
+            lambda t: t.update(where=f"k >= {given}", set={"n": pl.col("n").max()}),
+            lambda m: _summed(m, given),
+        )
+    if kind == "replace":
+        return (
+            lambda t: t.replace([row(9, given)], where=f"n = {given}"),
+            lambda m: Counter({e: c for e, c in m.items() if e[1] != given}) + Counter([(9, given)]),
+        )
+    source, bound = given
+    return (
+        lambda t: (
+            t.merge([row(*each) for each in source.items()])
+            .when_matched_update({"n": (pl.col("n") + pl.col("source_n")) % 5})
+            .when_not_matched_insert()
+            .when_not_matched_by_source_delete(where=f"k >= {bound}")
+            .execute()
+        ),
+        lambda m: _merged(m, source, bound),
+    )
+
+
+KEYS = st.integers(0, 4)
+VALUES = st.integers(0, 4)
+OPERATIONS = st.one_of(
+    st.tuples(st.just("append"), st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=3)),
+    st.tuples(
+        st.just("write"),
+        st.tuples(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=2), st.integers(0, 3)),
+    ),
+    st.tuples(st.just("upsert"), st.dictionaries(KEYS, VALUES, min_size=1, max_size=3)),
+    st.tuples(st.just("delete"), st.sets(KEYS, min_size=1, max_size=2)),
+    st.tuples(st.just("delete where"), VALUES),
+    st.tuples(st.just("update"), KEYS),
+    st.tuples(st.just("update by all"), KEYS),
+    st.tuples(st.just("replace"), VALUES),
+    st.tuples(st.just("merge"), st.tuples(st.dictionaries(KEYS, VALUES, max_size=3), KEYS)),
+)
+
+
+def is_alone(table, done):
+    """Check that each operation did to the collection what it does to a multiset, at its time, and nothing else did.
+
+    What is written ahead of the seal counts from its time on, for a change at that time too.
+    """
+    written, by_time = {}, {}
+    for each, (_, work) in done:
+        if isinstance(each, Written):
+            written.setdefault(each.first, []).append(work)
+        elif each.time is not None:
+            assert by_time.setdefault(each.time, work) is work, "each has a time of its own"
+    models = {-1: Counter()}
+    for time in range(table.upper.elements[0][0]):
+        works = [*written.get(time, ()), *([by_time[time]] if time in by_time else ())]
+        models[time] = +reduce(lambda model, work: work(model), works, models[time - 1])
+        assert now(table, time) == models[time]
+    for each, (_, work) in done:
+        if isinstance(each, Committed) and each.time is None and each.upper.elements[0][0] not in written:
+            read = models[each.upper.elements[0][0] - 1]
+            assert +work(read) == read, "nothing was to be changed in what was read"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    ours=st.lists(OPERATIONS, min_size=1, max_size=4),
+    theirs=st.lists(st.one_of(st.none(), st.lists(OPERATIONS, min_size=1, max_size=3)), max_size=10),
+    small=st.booleans(),
+)
+def test_every_change_is_as_if_alone_at_its_time_whatever_others_do_before_each_compare_and_set(ours, theirs, small):
+    with Place() as place:
+        done = []
+
+        def works(some):
+            return lambda table: done.extend((of(each)[0](table), of(each)) for each in some or ())
+
+        table, rival = beside(place, map(works, theirs), SMALL if small else QUICK, ())
+        for each in ours:
+            done.append((of(each)[0](table), of(each)))
+        rival.works.clear()
+        is_alone(table, done)
+        assert counts(table, "changes started again") == (0,)
+
+
+@settings(max_examples=8, deadline=None)
+@given(works=st.lists(st.lists(OPERATIONS, min_size=3, max_size=6), min_size=4, max_size=4))
+def test_changes_of_many_threads_and_two_processes_are_each_as_if_alone(works):
+    with Place() as place:
+        stores = [place.open(), place.open(config=BLOBS)]
+        create(stores[0])
+        done = []
+
+        def work(store, operations):
+            for each in operations:
+                done.append((of(each)[0](store["t"]), of(each)))
+
+        in_threads(*(lambda s=s, w=w: work(s, w) for s, w in zip(stores * 2, works, strict=True)))
+        is_alone(stores[0]["t"], done)
+
+
+def test_patches_are_put_again_as_blobs_if_the_state_is_full(place):
+    """The state has no room left when the commit is judged, so that the difference and its patch are put as blobs."""
+    config = replace(QUICK, inline_total_bytes=3000)
+    works = [lambda theirs: [theirs.append([row(1, n)]) for n in range(3)]]
+    table, _ = beside(place, works, config)
+    table.delete({"k": 1})
+    assert now(table) == {(2, 2): 1}
+    assert counts(table, "changes read") == (1,)
+    assert place.open().vacuum().blobs == []
+
+
+def test_what_a_change_looks_at_decides_what_a_patch_is_worked_out_from():
+    schema = define({"k": "int64"}, {"n": "int64"}, (), 1)
+    keyless = define(None, {"n": "int64", "tags": "list<string>"}, (), 1)
+    by_row, by_all = {"n": pl.col("n") + 1}, {"n": pl.col("n").sum()}
+    assert delta.update_delta(None, by_row)(schema).grain is Grain.KEYS
+    assert delta.update_delta(None, {"n": 1})(schema).grain is Grain.KEYS
+    assert delta.update_delta(None, by_all)(schema).grain is Grain.ALL
+    assert delta.update_delta(None, by_row)(keyless).grain is Grain.ALL, "nested rows cannot be found by their columns"
+    assert delta.delete_where_delta("n = 1")(schema).grain is Grain.NEWS
+
+
+def test_a_change_whose_own_count_overflows_keeps_the_blobs_that_it_committed(place, monkeypatch):
+    store, other = place.open(config=BLOBS), place.open(config=BLOBS)
+    table = store.create("t", value={"v": "int64"}, timeline="counter")
+    table.append([{"v": each} for each in range(100)])
+    table.append([{"v": 0, "_diff": (1 << 63) - 2}])
+    real = store._committer.commit
+
+    def lost_once(*commands, reads=()):
+        if isinstance(commands[0][1], CompareAndAppend):
+            monkeypatch.setattr(store._committer, "commit", real)
+            other["t"].append([{"v": 0, "_diff": 2}])
+        return real(*commands, reads=reads)
+
+    monkeypatch.setattr(store._committer, "commit", lost_once)
+    table.delete(where="v >= 0")
+    assert table.snapshot().to_arrow().num_rows == 0
+
+
+def test_a_change_that_gives_up_leaves_no_blob_of_its_patches(place, monkeypatch):
+    monkeypatch.setattr(step_commit, "RETRY", RetryPolicy(placements=3))
+    store, other = place.open(config=BLOBS), place.open(config=BLOBS)
+    table = create(store)
+    table.append([row(each) for each in range(50)])
+    commit, committed = store._committer.commit, store._committer._committed
+
+    def first(*commands, reads=()):
+        if isinstance(commands[0][1], CompareAndAppend):
+            other["t"].append([row(each, 1) for each in range(50)])
+        return commit(*commands, reads=reads)
+
+    def later(*given):
+        other["t"].append([row(each, 1) for each in range(50)])
+        return committed(*given)
+
+    monkeypatch.setattr(store._committer, "commit", first)
+    monkeypatch.setattr(store._committer, "_committed", later)
+    with pytest.raises(Contention):
+        table.delete(where="k >= 0")
+    assert set(place.blobs(f"{table.id}/")) <= set(table._access.state().keys())

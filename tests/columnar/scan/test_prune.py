@@ -1,0 +1,242 @@
+"""What is skipped has no row that is asked for; and what can be skipped is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import given as examples
+from hypothesis import strategies as st
+from run_cases import CONFIG, Place, naive, questions, updates_of, worlds
+
+from timespine.columnar.kernels.key_encoding import encode_scalar
+from timespine.columnar.predicate.column import as_predicate, col
+from timespine.columnar.predicate.keyset import FEW, KeySet
+from timespine.columnar.scan.prune import Pruner
+from timespine.columnar.scan.scan import Wanted, scan
+from timespine.columnar.scan.visibility import Window
+from timespine.columnar.schema.schema import define
+from timespine.core.batch import Order, Run
+from timespine.model.frontier import Frontier
+
+some = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+ROOMY = replace(CONFIG, bound_bytes=64, stats_bytes=1024)
+KV = define({"k": "int64"}, {"v": "int64"})
+
+
+def keys(*values, name="k", kind=None):
+    return KeySet(pa.table({name: pa.array(values, kind or pa.int64())}))
+
+
+def pairs(numbers, time=0):
+    return [((n, n * 10), (time,), 1) for n in numbers]
+
+
+def read(place, runs, wanted, **options):
+    """The rows of a scan, and what it did."""
+    parts = place.parts(audit=1.0, **options)
+    rows = [row for table in scan(parts, runs, wanted, 1 << 20) for row in table.to_pylist()]
+    return rows, parts.tally
+
+
+@some
+@examples(st.data())
+def test_a_part_or_row_group_that_is_skipped_has_no_row_that_is_asked_for(data):
+    place, _, history, pools = data.draw(worlds(max_runs=3))
+    wanted, naively = data.draw(questions(place.newest, pools))
+    parts = place.parts()
+    for updates, part, schema in history:
+        pruner = Pruner(wanted, schema)
+        if not pruner.part_may_match(part):
+            assert not any(_each(updates, part, schema, wanted, naively))
+        elif part.inline is None:
+            id = place.schemas.index(schema)
+            reader = parts.open(part, id, schema)
+            chosen = pruner.groups(reader)
+            assert chosen == sorted(set(chosen))
+            for group in set(range(reader.groups)) - set(chosen):
+                inside = updates_of(reader.read([group]), schema)
+                assert not any(_each(inside, part, schema, wanted, naively))
+            for group in range(reader.groups):
+                if not pruner.group_may_match(reader, group):
+                    inside = updates_of(reader.read([group]), schema)
+                    assert not any(_each(inside, part, schema, wanted, naively))
+
+
+def _each(updates, part, schema, wanted, naively):
+    """Of every update, whether it is asked for: one by one, so that none cancels another."""
+    return (naive([([update], part, schema)], wanted, **naively) for update in updates)
+
+
+def test_a_point_lookup_reads_one_row_group_of_one_part():
+    place = Place([KV], config=replace(ROOMY, row_group_rows=10))
+    run = place.run(pairs(range(0, 2000, 2)), cuts=range(0, 1000, 100))
+    rows, tally = read(place, [run], Wanted(KV, KV.names, keys=keys(1234)))
+    assert [row["k"] for row in rows] == [1234]
+    assert (tally.parts, tally.parts_skipped) == (1, 9)
+    assert (tally.groups, tally.groups_skipped) == (1, 9)
+
+
+def test_a_key_that_lies_between_two_parts_reads_nothing():
+    place = Place([KV], config=ROOMY)
+    run = place.run([*pairs(range(10)), *pairs(range(100, 110))], cuts=(10,))
+    rows, tally = read(place, [run], Wanted(KV, KV.names, keys=keys(50)))
+    assert rows == []
+    assert (tally.parts, tally.parts_skipped) == (0, 2)
+
+
+def test_a_bloom_filter_rules_out_a_key_that_bounds_do_not():
+    place = Place([KV], config=replace(ROOMY, row_group_rows=256))
+    run = place.run(pairs(range(0, 4096, 2)))
+    outcomes = [read(place, [run], Wanted(KV, KV.names, keys=keys(n))) for n in range(1, 4000, 100)]
+    assert all(rows == [] for rows, _ in outcomes)
+    skipped = sum(tally.groups == 0 for _, tally in outcomes)
+    assert skipped >= 30, "of 40 keys that are not there, a filter is wrong about one in twenty"
+    for n in range(0, 4096, 512):
+        rows, tally = read(place, [run], Wanted(KV, KV.names, keys=keys(n)))
+        assert [row["k"] for row in rows] == [n]
+        assert tally.groups == 1
+
+
+@pytest.mark.parametrize("kind", ["int32", "string", "timestamp[UTC]", "date", "decimal(30,2)", "binary"])
+def test_bloom_filters_find_keys_of_every_type_that_has_one(kind):
+    schema = define({"k": kind}, None)
+    arrow = schema.types["k"]
+    numbers = list(range(0, 3000, 2))
+    if pa.types.is_string(arrow) or pa.types.is_binary(arrow):
+        values = [f"{n:05}" if kind == "string" else f"{n:05}".encode() for n in numbers]
+        column = pa.array(values, arrow)
+    elif pa.types.is_decimal(arrow):
+        column = pa.array(numbers, pa.int64()).cast(arrow)
+    else:
+        column = pa.array(numbers, pa.int32() if pa.types.is_date(arrow) else pa.int64()).cast(arrow)
+    system = [pa.array([0] * len(numbers), pa.int64()), pa.array([1] * len(numbers), pa.int64())]
+    table = pa.Table.from_arrays([column, *system], schema=schema.update_arrow)
+    place = Place([schema], config=replace(ROOMY, row_group_rows=512))
+    run = Run((place.stored(table, 0),), Order.SORTED, 0)
+    for index in range(0, len(numbers), 137):
+        wanted = Wanted(schema, ("k",), keys=KeySet(pa.table({"k": column.slice(index, 1)})))
+        rows, tally = read(place, [run], wanted)
+        assert len(rows) == 1
+        assert tally.groups == 1
+
+
+def test_a_range_skips_parts_and_row_groups():
+    place = Place([KV], config=replace(ROOMY, row_group_rows=10))
+    run = place.run(pairs(range(1000)), cuts=range(0, 1000, 100))
+    for where in ("k BETWEEN 311 AND 314", col("v").between(3110, 3140)):
+        rows, tally = read(place, [run], Wanted(KV, KV.names, where=as_predicate(where)))
+        assert [row["k"] for row in rows] == [311, 312, 313, 314]
+        assert (tally.parts, tally.parts_skipped) == (1, 9)
+        assert (tally.groups, tally.groups_skipped) == (1, 9)
+
+
+def test_a_range_on_a_clustering_column_skips_and_a_lookup_by_key_still_finds():
+    schema = define({"k": "int64"}, {"day": "int32"}, cluster=["day"])
+    place = Place([schema], config=replace(ROOMY, row_group_rows=10))
+    run = place.run([((n, n * 7 % 50), (0,), 1) for n in range(500)], cuts=range(0, 500, 50))
+    rows, tally = read(place, [run], Wanted(schema, schema.names, where=as_predicate("day = 20")))
+    assert len(rows) == 10
+    assert tally.parts == 1
+    rows, tally = read(place, [run], Wanted(schema, schema.names, keys=keys(123)))
+    assert rows == [{"day": 123 * 7 % 50, "k": 123, "_diff": 1}]
+
+
+def test_a_piece_of_a_split_reads_its_own_row_groups_only():
+    place = Place([KV], config=replace(ROOMY, row_group_rows=10))
+    run = place.run(pairs(range(100)))
+    low, high = (encode_scalar(n, pa.int64()) for n in (30, 50))
+    rows, tally = read(place, [run], Wanted(KV, KV.names, lower=low, upper=high))
+    assert [row["k"] for row in rows] == list(range(30, 50))
+    assert tally.groups <= 4
+    assert tally.groups_skipped >= 6
+
+
+def test_times_skip_parts():
+    place = Place([KV], config=ROOMY)
+    runs = [place.run(pairs(range(10), time)) for time in (1, 5, 9)]
+    for window, read_parts in ((Window(until=(5,)), 2), (Window(after=(1,)), 2), (Window((1,), (5,)), 1)):
+        _, tally = read(place, runs, Wanted(KV, KV.names, window))
+        assert (tally.parts, tally.parts_skipped) == (read_parts, 3 - read_parts)
+
+
+def test_truncation_and_rewriting_are_seen_by_whoever_skips():
+    place = Place([KV], config=ROOMY)
+    part = place.run(pairs(range(10), 5)).parts[0]
+
+    def may_match(window, **changes):
+        return Pruner(Wanted(KV, KV.names, window), KV).part_may_match(msgspec.structs.replace(part, **changes))
+
+    assert may_match(Window(until=(5,)))
+    assert not may_match(Window(until=(5,)), rewrite=Frontier.at(6))
+    assert may_match(Window(after=(5,)), rewrite=Frontier.at(6))
+    assert not may_match(Window(), lower=Frontier.at(6))
+    assert not may_match(Window(), upper=Frontier.at(5))
+    assert may_match(Window(), lower=Frontier.at(5), upper=Frontier.at(6))
+
+
+def test_statistics_are_of_use_after_a_column_was_widened_or_renamed():
+    schema = define({"k": "int32"}, {"v": "int32"})
+    newest = schema.widen("v", "double").rename("v", "w").widen("k", "int64")
+    place = Place([schema, newest], config=ROOMY)
+    run = place.run(pairs(range(100)), cuts=range(0, 100, 10))
+    rows, tally = read(place, [run], Wanted(newest, newest.names, where=as_predicate("w >= 970.5")))
+    assert [row["k"] for row in rows] == [98, 99]
+    assert tally.parts == 1
+    rows, tally = read(place, [run], Wanted(newest, newest.names, keys=keys(55)))
+    assert rows == [{"k": 55, "w": 550.0, "_diff": 1}]
+    assert tally.parts == 1, "an integer has the same bytes however wide it is"
+
+
+def test_a_key_widened_to_a_double_is_found_by_its_statistics():
+    schema = define({"k": "int32"}, None)
+    newest = schema.widen("k", "double")
+    place = Place([schema, newest], config=ROOMY)
+    run = place.run([((n,), (0,), 1) for n in range(-50, 50)], cuts=range(0, 100, 10))
+    for number in (-50.0, -1.0, 0.0, 49.0):
+        rows, tally = read(place, [run], Wanted(newest, ("k",), keys=keys(number, kind=pa.float64())))
+        assert rows == [{"k": number, "_diff": 1}]
+        assert tally.parts == 1
+
+
+def test_a_condition_on_a_column_that_was_added_later_skips_nothing_old():
+    schema = define({"k": "int64"}, None)
+    newest = schema.add("a", "string", "x")
+    place = Place([schema, newest], config=ROOMY)
+    run = place.run([((n,), (0,), 1) for n in range(10)])
+    rows, _ = read(place, [run], Wanted(newest, newest.names, where=as_predicate("a = 'x'")))
+    assert len(rows) == 10
+    rows, _ = read(place, [run], Wanted(newest, newest.names, where=as_predicate("a = 'y'")))
+    assert rows == []
+
+
+def test_a_column_dropped_and_added_again_is_not_judged_by_the_old_one():
+    schema = define({"k": "int64"}, {"v": "int64"})
+    newest = schema.drop("v").add("v", "int64")
+    place = Place([schema, newest], config=ROOMY)
+    old = place.run(pairs(range(10)), 0)
+    rows, _ = read(place, [old], Wanted(newest, newest.names, where=as_predicate("v IS NULL")))
+    assert len(rows) == 10
+    rows, _ = read(place, [old], Wanted(newest, newest.names, where=as_predicate("v >= 0")))
+    assert rows == []
+
+
+def test_more_keys_than_a_few_still_skip_what_lies_outside():
+    place = Place([KV], config=replace(ROOMY, row_group_rows=50))
+    run = place.run(pairs(range(5000)), cuts=range(0, 5000, 1000))
+    looked_for = range(2000, 2000 + FEW + 50)
+    rows, tally = read(place, [run], Wanted(KV, KV.names, keys=keys(*looked_for)))
+    assert [row["k"] for row in rows] == list(looked_for)
+    assert tally.parts == 1
+    assert tally.groups <= 13
+
+
+def test_an_empty_set_of_keys_reads_nothing():
+    place = Place([KV], config=ROOMY)
+    run = place.run(pairs(range(100)), cuts=(50,))
+    rows, tally = read(place, [run], Wanted(KV, KV.names, keys=keys()))
+    assert rows == []
+    assert tally.parts == 0

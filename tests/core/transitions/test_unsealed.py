@@ -1,0 +1,668 @@
+"""Write and seal: updates ahead of the upper, and their way into the trace.
+
+Every step is compared with the oracle before and after it: none of them may be
+noticed by a reader.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from scene import WRITER, Scene, at, bounds_of, inline_part, up
+
+from timespine.core.batch import Order, Part
+from timespine.core.read_plan import plan_unsealed
+from timespine.core.state import HistoryEntry
+from timespine.core.transitions import (
+    ApplyMerge,
+    CompareAndAppend,
+    Drain,
+    Evict,
+    ExpireWriter,
+    Finalize,
+    Retain,
+    RollUpAll,
+    Seal,
+    Trim,
+    Write,
+)
+from timespine.core.unsealed_index import UnsealedBatch
+from timespine.errors import ClosedError, ConcurrentWrite, Fenced, InlineBudgetExceeded, NotSealed, UsageError
+from timespine.model import CLOSED, Frontier
+
+
+def numbers(scene: Scene) -> list[int]:
+    """The numbers of the unsealed batches there are."""
+    return [batch.seqno for batch in scene.state.unsealed]
+
+
+# Writing.
+
+
+def test_write_is_durable_and_not_visible_before_it_is_sealed() -> None:
+    scene = Scene()
+    assert scene.write(up("a", 3)) == 0
+    assert scene.write(up("b", 1)) == 1
+    assert scene.state.upper == at(0)
+    scene.agree()
+    scene.do(Seal(at(2)))
+    assert scene.snapshot(1) == {"b": 1}
+    scene.agree()
+    scene.do(Seal(at(4)))
+    assert scene.snapshot(3) == {"a": 1, "b": 1}
+    scene.agree()
+
+
+def test_write_keeps_the_least_and_latest_times_of_updates_in_any_order() -> None:
+    scene = Scene()
+    scene.write(up("a", 3), up("b", 2), up("c", 5))
+    (written,) = scene.state.unsealed
+    assert (written.lower, written.max, written.rows) == (at(2), (5,), 3)
+
+
+def test_write_keeps_all_minimal_times_where_times_are_partially_ordered() -> None:
+    scene = Scene(arity=2)
+    scene.write(up("a", (3, 0)), up("b", (0, 3)), up("c", (4, 4)))
+    (written,) = scene.state.unsealed
+    assert (written.lower, written.max) == (Frontier(((0, 3), (3, 0))), (4, 4))
+
+
+def test_write_is_remembered_and_counts_its_inline_bytes() -> None:
+    scene = Scene()
+    scene.evolve(3)
+    part = inline_part([up("a", 3)])
+    scene.do(Write(at(3), (3,), (part,), schema=2), now_ms=9)
+    assert scene.state.history == (HistoryEntry(at(0), 9, "write", 1, part.size),)
+    assert scene.state.inline_bytes == part.size
+    assert list(scene.state.unsealed) == [UnsealedBatch(0, at(3), (3,), 1, (part,), 2)]
+
+
+@pytest.mark.parametrize(("when", "accepted"), [(1, False), (2, True), (3, True)])
+def test_write_below_the_upper_is_refused_and_at_it_is_fine(when: int, accepted: bool) -> None:
+    scene = Scene()
+    scene.append(at(2), up("k", 1))
+    committed, reply = scene.attempt(Write(at(when), (when,), (inline_part([up("k", when)]),)))
+    assert committed is accepted
+    assert accepted or isinstance(reply, UsageError)
+
+
+def test_write_of_nothing_changes_nothing() -> None:
+    scene = Scene()
+    scene.write(up("a", 3))
+    assert scene.declined(Write(at(3), (3,), ())) == 1
+    assert scene.declined(Write(at(3), (3,), (inline_part([]),))) == 1
+
+
+def test_write_to_a_closed_or_finalized_collection_is_refused() -> None:
+    scene = Scene()
+    scene.do(Seal(CLOSED))
+    command = Write(at(3), (3,), (inline_part([up("a", 3)]),))
+    assert isinstance(scene.declined(command), ClosedError)
+    scene.do(Retain(CLOSED))
+    scene.do(Finalize())
+    assert isinstance(scene.declined(command), ClosedError)
+
+
+def test_write_of_an_unregistered_writer_is_fenced() -> None:
+    assert isinstance(Scene().declined(Write(at(3), (3,), (Part("c/w9/p", 1),))), Fenced)
+
+
+@pytest.mark.parametrize(("lower", "latest"), [(CLOSED, (3,)), (at(4), (3,))])
+def test_write_whose_bounds_cannot_be_is_a_usage_error(lower: Frontier, latest: tuple[int, ...]) -> None:
+    assert isinstance(Scene().declined(Write(lower, latest, (inline_part([up("a", 3)]),))), UsageError)
+
+
+def test_write_whose_latest_time_is_not_after_all_of_its_least_times_is_a_usage_error() -> None:
+    scene = Scene(arity=2)
+    updates = [up("a", (0, 5)), up("b", (5, 0))]
+    lower, _ = bounds_of(updates)
+    assert isinstance(scene.declined(Write(lower, (0, 6), (inline_part(updates),))), UsageError)
+
+
+def test_write_of_a_rewritten_part_is_a_usage_error() -> None:
+    scene = Scene()
+    part = inline_part([up("a", 1)], rewrite=at(5))
+    committed, reply = scene.attempt(Write(at(1), (1,), (part,)))
+    if committed:
+        scene.oracle.updates.append(up("a", 5))
+        scene.do(Seal(at(3)))
+        scene.do(Drain())
+        scene.do(Seal(at(9)))
+        scene.do(Drain())
+        scene.agree()
+    assert isinstance(reply, UsageError)
+
+
+@pytest.mark.parametrize(("lower", "latest"), [(at(1, 1), (3,)), (at(1), (3, 3)), (at(1), 3), ((1,), (3,))])
+def test_write_at_times_of_another_shape_is_a_usage_error(lower: Any, latest: Any) -> None:
+    assert isinstance(Scene().declined(Write(lower, latest, (inline_part([up("a", 3)]),))), UsageError)
+
+
+def test_write_over_the_inline_budget_is_refused_with_the_numbers() -> None:
+    scene = Scene()
+    part = inline_part([up("a", 3)])
+    scene.do(Write(at(3), (3,), (part,)))
+    reply = scene.declined(Write(at(3), (3,), (part,), inline_total_bytes=2 * part.size - 1))
+    assert isinstance(reply, InlineBudgetExceeded)
+    assert (reply.asked, reply.used) == (part.size, part.size)
+    assert scene.do(Write(at(3), (3,), (part,), inline_total_bytes=2 * part.size)) == 1
+
+
+def test_write_of_a_blob_needs_no_inline_budget() -> None:
+    scene = Scene()
+    part = scene.blob_part("c/w1/p1", [up("a", 3)])
+    scene.do(Write(at(3), (3,), (part,), inline_total_bytes=0))
+    assert scene.state.inline_bytes == 0
+
+
+# Sealing.
+
+
+def test_seal_moves_the_upper_and_no_data() -> None:
+    scene = Scene()
+    scene.write(up("a", 1))
+    assert scene.do(Seal(at(11)), now_ms=4) == at(11)
+    assert scene.state.trace.upper == at(0)
+    assert numbers(scene) == [0]
+    assert scene.state.history[-1] == HistoryEntry(at(11), 4, "seal", 0, 0)
+    scene.agree()
+
+
+def test_seal_where_it_is_sealed_already_changes_nothing() -> None:
+    scene = Scene()
+    scene.do(Seal(at(11)))
+    assert scene.declined(Seal(at(11))) == at(11)
+
+
+def test_seal_going_back_is_a_usage_error() -> None:
+    scene = Scene()
+    scene.do(Seal(at(11)))
+    reply = scene.declined(Seal(at(10)))
+    assert isinstance(reply, UsageError)
+    assert "[11]" in str(reply)
+
+
+def test_seal_at_an_incomparable_frontier_is_a_usage_error() -> None:
+    scene = Scene(arity=2)
+    scene.do(Seal(at(0, 3)))
+    assert isinstance(scene.declined(Seal(at(3, 0))), UsageError)
+
+
+def test_seal_at_a_frontier_of_another_shape_is_a_usage_error() -> None:
+    assert isinstance(Scene().declined(Seal(at(1, 1))), UsageError)
+
+
+def test_seal_of_a_finalized_collection_is_refused() -> None:
+    scene = Scene()
+    scene.do(Seal(CLOSED))
+    assert scene.declined(Seal(CLOSED)) == CLOSED
+    scene.do(Retain(CLOSED))
+    scene.do(Finalize())
+    assert isinstance(scene.declined(Seal(CLOSED)), ClosedError)
+
+
+# Draining.
+
+
+def test_drain_lets_the_trace_catch_up_by_reference() -> None:
+    scene = Scene()
+    scene.write(up("a", 1), key="c/w1/p1")
+    scene.write(up("b", 2), up("c", 7), key="c/w1/p2")
+    scene.write(up("d", 8), key="c/w1/p3")
+    scene.do(Seal(at(5)))
+    scene.agree()
+    assert scene.do(Drain()) == at(5)
+    scene.agree()
+    (drained,) = scene.state.hollow_batches()
+    assert [run.order for run in drained.runs] == [Order.UNORDERED, Order.UNORDERED]
+    whole, cut = drained.parts
+    assert (whole.key, whole.is_truncated) == ("c/w1/p1", False)
+    assert (cut.key, cut.lower, cut.upper) == ("c/w1/p2", at(0), at(5))
+    assert numbers(scene) == [0, 1, 2], "what is drained is evicted later"
+
+
+def test_a_write_of_a_schema_that_the_collection_does_not_have_is_refused() -> None:
+    scene = Scene()
+    scene.evolve(1)
+    reply = scene.declined(Write(at(1), (1,), (inline_part([up("a", 1)]),), schema=1))
+    assert isinstance(reply, UsageError)
+    assert "schema 1" in str(reply)
+
+
+def test_drain_keeps_the_schema_of_each_write() -> None:
+    scene = Scene()
+    scene.evolve(5)
+    scene.do(Write(at(1), (1,), (inline_part([up("a", 1)]),), schema=4))
+    scene.do(Seal(at(2)))
+    scene.do(Drain())
+    (drained,) = scene.state.hollow_batches()
+    assert [run.schema for run in drained.runs] == [4]
+
+
+def test_drain_of_a_trace_that_does_not_lag_changes_nothing() -> None:
+    scene = Scene()
+    assert scene.declined(Drain()) == at(0)
+    scene.append(at(3), up("a", 1))
+    scene.write(up("b", 5))
+    assert scene.declined(Drain()) == at(3)
+
+
+def test_drain_of_an_empty_range_pushes_an_empty_batch_that_fuses() -> None:
+    scene = Scene()
+    for upper in (3, 5, 9):
+        scene.do(Seal(at(upper)))
+        assert scene.do(Drain()) == at(upper)
+    (only,) = scene.state.hollow_batches()
+    assert only.is_empty
+    assert scene.state.trace.batch_count == 1
+
+
+def test_drain_takes_every_update_once_however_often_it_is_sealed() -> None:
+    scene = Scene()
+    scene.write(*[up("a", when) for when in range(8)])
+    for upper in range(1, 10):
+        scene.do(Seal(at(upper)))
+        scene.agree()
+        scene.do(Drain())
+        scene.agree()
+    assert scene.snapshot(8) == {"a": 8}
+
+
+def test_drain_counts_inline_bytes_that_are_referred_to_twice() -> None:
+    scene = Scene()
+    scene.write(up("a", 1))
+    once = scene.state.inline_bytes
+    scene.do(Seal(at(2)))
+    scene.do(Drain())
+    assert scene.state.inline_bytes == 2 * once
+    scene.do(Evict())
+    assert scene.state.inline_bytes == once
+
+
+def test_drain_after_closing_takes_all_that_is_left() -> None:
+    scene = Scene()
+    scene.write(up("a", 1), up("b", 10**12))
+    scene.do(Seal(CLOSED))
+    scene.agree()
+    assert scene.do(Drain()) == CLOSED
+    assert scene.do(Evict()) == 1
+    scene.agree()
+
+
+# Evicting.
+
+
+def test_evict_drops_exactly_what_is_wholly_in_the_trace() -> None:
+    scene = Scene()
+    scene.write(up("k", 0))
+    scene.write(up("k", 1))
+    scene.write(up("k", 0), up("k", 1))
+    assert scene.declined(Evict()) == 0
+    scene.do(Seal(at(1)))
+    assert scene.declined(Evict()) == 0, "sealed is not drained"
+    scene.do(Drain())
+    scene.agree()
+    assert scene.do(Evict()) == 1
+    assert numbers(scene) == [1, 2]
+    scene.agree()
+    assert scene.declined(Evict()) == 0
+    scene.do(Seal(at(2)))
+    scene.do(Drain())
+    scene.agree()
+    assert scene.do(Evict()) == 2
+    assert numbers(scene) == []
+    assert scene.declined(Evict()) == 0
+    scene.agree()
+
+
+def test_evict_keeps_what_may_still_be_ahead_where_times_are_partially_ordered() -> None:
+    scene = Scene(arity=2)
+    scene.write(up("a", (0, 1)), up("b", (1, 0)))
+    scene.do(Seal(Frontier(((0, 2), (1, 1)))))
+    scene.do(Drain())
+    assert scene.declined(Evict()) == 0, "(1, 1) is at or after both updates, and not sealed"
+    scene.agree()
+    scene.do(Seal(at(2, 2)))
+    scene.do(Drain())
+    assert scene.do(Evict()) == 1
+    scene.agree()
+
+
+def test_numbers_of_evicted_writes_are_not_given_again() -> None:
+    scene = Scene()
+    scene.write(up("a", 0))
+    scene.do(Seal(at(1)))
+    scene.do(Drain())
+    scene.do(Evict())
+    assert scene.write(up("a", 1)) == 1
+
+
+def test_many_writes_are_kept_in_order_and_evicted_in_one_go() -> None:
+    scene = Scene()
+    for when in range(300):
+        scene.write(up("a", when))
+    assert numbers(scene) == list(range(300))
+    scene.do(Seal(at(280)))
+    scene.do(Drain())
+    assert scene.do(Evict()) == 280
+    assert numbers(scene) == list(range(280, 300))
+    scene.write(up("a", 300))
+    assert numbers(scene) == list(range(280, 301))
+
+
+# Trimming.
+
+
+def trimmed_scene() -> Scene:
+    """Updates at 0, 1 and 2 of which the first is drained."""
+    scene = Scene()
+    scene.write(up("k", 0), up("k", 1), up("k", 2))
+    scene.do(Seal(at(1)))
+    scene.agree()
+    scene.do(Drain())
+    scene.agree()
+    return scene
+
+
+def test_trim_narrows_the_bounds_to_what_is_not_in_the_trace() -> None:
+    scene = trimmed_scene()
+    assert scene.do(Trim(0)) is True
+    scene.agree()
+    (left,) = scene.state.unsealed
+    assert (left.lower, left.max, left.seqno) == (at(1), (2,), 0)
+    assert [part.lower for part in left.parts] == [at(1)]
+
+
+def test_trimmed_updates_count_once() -> None:
+    scene = trimmed_scene()
+    scene.do(Trim(0))
+    scene.do(Seal(at(3)))
+    scene.agree()
+    scene.do(Drain())
+    scene.agree()
+    assert scene.snapshot(2) == {"k": 3}
+    scene.do(Evict())
+    scene.do(RollUpAll())
+    scene.merge_all()
+    scene.agree()
+
+
+def test_trim_takes_rewritten_bytes() -> None:
+    scene = trimmed_scene()
+    kept = inline_part([up("k", 1), up("k", 2)])
+    before = scene.state.inline_bytes
+    (old,) = (part for batch in scene.state.unsealed for part in batch.parts)
+    assert scene.do(Trim(0, (kept,), at(1))) is True
+    scene.agree()
+    assert scene.state.inline_bytes == before - old.size + kept.size
+    assert [batch.rows for batch in scene.state.unsealed] == [2]
+    scene.do(Seal(at(3)))
+    scene.do(Drain())
+    scene.agree()
+
+
+def test_bytes_rewritten_against_an_earlier_upper_hide_what_was_drained_meanwhile() -> None:
+    scene = trimmed_scene()
+    kept = inline_part([up("k", 1), up("k", 2)])
+    scene.do(Seal(at(2)))
+    scene.do(Drain())
+    assert scene.do(Trim(0, (kept,), at(1))) is True
+    scene.agree()
+    scene.do(Seal(at(3)))
+    scene.do(Drain())
+    scene.agree()
+
+
+@pytest.mark.parametrize("against", [None, at(2), CLOSED])
+def test_bytes_rewritten_against_a_later_upper_are_refused(against: Frontier | None) -> None:
+    scene = trimmed_scene()
+    assert isinstance(scene.declined(Trim(0, (inline_part([up("k", 2)]),), against)), UsageError)
+
+
+def test_trimmed_bytes_of_an_expired_writer_are_fenced() -> None:
+    scene = trimmed_scene()
+    scene.do(ExpireWriter(WRITER))
+    assert isinstance(scene.declined(Trim(0, (Part("c/w1/p", 2),), at(1))), Fenced)
+
+
+def test_trim_cannot_add_updates() -> None:
+    scene = trimmed_scene()
+    more = inline_part([up("k", 1)] * 4)
+    assert isinstance(scene.declined(Trim(0, (more,), at(1))), UsageError)
+
+
+def test_trim_of_what_is_not_there_or_wholly_ahead_or_wholly_below_changes_nothing() -> None:
+    scene = Scene()
+    scene.write(up("a", 0))
+    scene.write(up("a", 5))
+    assert scene.declined(Trim(0)) is False, "nothing is drained yet"
+    scene.do(Seal(at(3)))
+    scene.do(Drain())
+    assert scene.declined(Trim(0)) is False, "this one is to be evicted"
+    assert scene.declined(Trim(1)) is False, "this one is wholly ahead"
+    assert scene.declined(Trim(7)) is False
+
+
+def test_trim_of_the_bounds_twice_changes_nothing_the_second_time() -> None:
+    scene = trimmed_scene()
+    scene.do(Trim(0))
+    assert scene.declined(Trim(0)) is False
+
+
+def test_bytes_may_be_trimmed_after_the_bounds_were() -> None:
+    scene = trimmed_scene()
+    scene.do(Trim(0))
+    assert scene.do(Trim(0, (inline_part([up("k", 1), up("k", 2)]),), at(1))) is True
+
+
+def test_bytes_that_were_trimmed_are_not_trimmed_again() -> None:
+    scene = trimmed_scene()
+    command = Trim(0, (inline_part([up("k", 1), up("k", 2)]),), at(1))
+    assert scene.do(command) is True
+    assert scene.declined(command) is False
+
+
+def test_trim_to_nothing_leaves_a_batch_that_reads_as_empty() -> None:
+    scene = Scene(arity=2)
+    scene.write(up("a", (0, 1)), up("b", (1, 0)))
+    scene.do(Seal(Frontier(((0, 2), (1, 1)))))
+    scene.do(Drain())
+    assert scene.do(Trim(0, (), scene.state.trace.upper)) is True
+    scene.agree()
+    scene.do(Seal(at(3, 3)))
+    scene.do(Drain())
+    scene.agree()
+
+
+def test_trim_leaves_neighbours_alone() -> None:
+    scene = Scene()
+    scene.write(up("a", 0), up("b", 4))
+    scene.write(up("c", 0), up("d", 4))
+    scene.do(Seal(at(2)))
+    scene.do(Drain())
+    scene.do(Trim(1))
+    assert [batch.lower for batch in scene.state.unsealed] == [at(0), at(2)]
+    scene.agree()
+
+
+# Reading unsealed updates by range.
+
+
+@pytest.fixture
+def ranged() -> Scene:
+    """Updates at 3 and 5, none of them sealed."""
+    scene = Scene()
+    scene.write(up("a", 3), up("b", 5))
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "expected"),
+    [
+        (at(0), CLOSED, "ab"),
+        (at(0), at(6), "ab"),
+        (at(0), at(2), ""),
+        (at(6), CLOSED, ""),
+        (at(6), at(8), ""),
+        (at(3), at(3), ""),
+        (at(3), at(6), "ab"),
+        (at(3), at(4), "a"),
+        (at(4), at(5), ""),
+        (at(5), at(6), "b"),
+    ],
+)
+def test_unsealed_updates_are_found_by_range(ranged: Scene, lower: Frontier, upper: Frontier, expected: str) -> None:
+    assert unsealed_rows(ranged, lower, upper) == expected
+
+
+def unsealed_rows(scene: Scene, lower: Frontier, upper: Frontier) -> str:
+    """The rows of unsealed updates in a range, one after the other."""
+    runs = plan_unsealed(scene.state, lower, upper)
+    return "".join(str(row) for run in runs for part in run.parts for row, _, _ in scene.visible(part))
+
+
+def test_unsealed_updates_are_the_same_before_and_after_each_step_of_a_drain(ranged: Scene) -> None:
+    ranged.do(Seal(at(4)))
+    assert unsealed_rows(ranged, at(0), CLOSED) == "b"
+    for step in (Drain(), Evict(), Trim(0)):
+        ranged.attempt(step)
+        assert unsealed_rows(ranged, at(0), CLOSED) == "b"
+        assert unsealed_rows(ranged, at(0), at(4)) == ""
+
+
+def test_an_append_that_has_seen_all_writes_that_it_seals_is_taken(ranged: Scene) -> None:
+    assert ranged.do(CompareAndAppend((), at(0), at(6), written=ranged.state.unsealed_next)) == at(6)
+
+
+def test_an_append_that_would_seal_a_write_it_has_not_seen_is_refused(ranged: Scene) -> None:
+    seen = ranged.state.unsealed_next
+    ranged.write(up("c", 5))
+    committed, refusal = ranged.attempt(CompareAndAppend((), at(0), at(6), written=seen))
+    assert not committed
+    assert isinstance(refusal, ConcurrentWrite)
+    assert ranged.do(CompareAndAppend((), at(0), at(5), written=seen)) == at(5)
+
+
+def test_unsealed_range_that_ends_before_it_begins_is_a_usage_error(ranged: Scene) -> None:
+    with pytest.raises(UsageError):
+        plan_unsealed(ranged.state, at(4), at(3))
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(at(1, 1), at(3)), (at(1), at(3, 3))])
+def test_unsealed_range_of_another_shape_is_a_usage_error(ranged: Scene, lower: Frontier, upper: Frontier) -> None:
+    with pytest.raises(UsageError):
+        plan_unsealed(ranged.state, lower, upper)
+
+
+# Both ways to write, and since.
+
+
+def test_since_moved_beyond_the_seal_holds_for_what_is_drained_later() -> None:
+    scene = Scene()
+    scene.append(at(2), up("k1", 0), up("k2", 1))
+    scene.write(up("k3", 10), up("k4", 11))
+    scene.do(Seal(at(10)))
+    scene.do(Retain(at(30)))
+    assert isinstance(scene.declined(Seal(at(9))), UsageError)
+    scene.agree()
+    scene.do(Drain())
+    scene.do(RollUpAll())
+    scene.merge_all()
+    scene.agree()
+    scene.do(Seal(at(31)))
+    assert scene.snapshot(30) == {"k1": 1, "k2": 1, "k3": 1, "k4": 1}
+    scene.do(Drain())
+    scene.do(Evict())
+    scene.do(RollUpAll())
+    (request,) = scene.state.trace.requests()
+    merged = scene.merged(request)
+    assert {when for part in merged.parts for _, when, _ in scene.data(part)} == {(30,)}
+    scene.do(ApplyMerge(merged, WRITER))
+    assert scene.snapshot(30) == {"k1": 1, "k2": 1, "k3": 1, "k4": 1}
+
+
+def test_read_at_the_seal_is_not_sealed() -> None:
+    scene = Scene()
+    scene.write(up("a", 5))
+    scene.do(Seal(at(5)))
+    with pytest.raises(NotSealed):
+        scene.oracle.snapshot((5,))
+    scene.agree()
+
+
+def test_part_referred_to_by_trace_and_unsealed_stays_until_both_are_done_with_it() -> None:
+    scene = Scene()
+    scene.append(at(1), up("z", 0))
+    scene.write(up("a", 1), up("b", 5), key="c/w1/p1")
+    scene.do(Seal(at(3)))
+    scene.do(Drain())
+    assert list(scene.state.keys()) == ["c/w1/p1", "c/w1/p1"]
+    scene.do(RollUpAll())
+    scene.merge_all()
+    assert list(scene.state.keys()) == ["c/w1/p1"]
+    scene.agree()
+    scene.do(Seal(at(6)))
+    scene.do(Drain())
+    scene.do(Evict())
+    scene.do(RollUpAll())
+    scene.merge_all()
+    assert list(scene.state.keys()) == []
+    scene.agree()
+
+
+def test_writes_of_different_shapes_of_time_never_mix() -> None:
+    scene = Scene(arity=2)
+    scene.write(up("a", (0, 1)), up("b", (2, 0)))
+    scene.write(up("c", (1, 1)))
+    for upper in (at(1, 1), Frontier(((1, 2), (2, 1))), at(3, 3)):
+        scene.do(Seal(upper))
+        scene.agree()
+        scene.do(Drain())
+        scene.agree()
+        for number in numbers(scene):
+            scene.attempt(Trim(number))
+            scene.agree()
+        scene.attempt(Evict())
+        scene.agree()
+    assert numbers(scene) == []
+
+
+def test_seqno_of_the_state_is_not_the_number_of_a_write() -> None:
+    scene = Scene()
+    scene.state = msgspec.structs.replace(scene.state, seqno=100)
+    scene.follower = msgspec.structs.replace(scene.follower, seqno=100)
+    assert scene.write(up("a", 1)) == 0
+
+
+def test_trimming_that_puts_too_much_into_the_state_is_refused() -> None:
+    scene = Scene()
+    scene.write(up("a", 3), up("b", 5), key=f"c/{WRITER}/p")
+    scene.do(Seal(at(4)))
+    scene.do(Drain())
+    rewritten = (inline_part([up("b", 5)]),)
+    committed, refusal = scene.attempt(Trim(0, rewritten, at(4), None, 1))
+    assert not committed
+    assert isinstance(refusal, InlineBudgetExceeded)
+    scene.do(Trim(0, rewritten, at(4)))
+    scene.do(Seal(at(6)))
+    scene.agree()
+
+
+def test_trimming_with_a_schema_that_is_not_known_is_refused() -> None:
+    scene = Scene()
+    scene.write(up("a", 3), up("b", 5))
+    scene.do(Seal(at(4)))
+    scene.do(Drain())
+    committed, refusal = scene.attempt(Trim(0, (inline_part([up("b", 5)]),), at(4), 99))
+    assert not committed
+    assert isinstance(refusal, UsageError)
+
+
+def test_a_closed_collection_is_not_sealed_again() -> None:
+    scene = Scene()
+    scene.do(Seal(CLOSED))
+    committed, refusal = scene.attempt(Seal(at(4)))
+    assert not committed
+    assert isinstance(refusal, ClosedError)
