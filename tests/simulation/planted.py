@@ -686,8 +686,8 @@ def a_refused_transaction_takes_its_neighbours_along() -> Iterator[None]:
 def uppers_that_were_relied_on_are_not_looked_at() -> Iterator[None]:
     real = group_module._judge_transaction
 
-    def judge(current, transaction, committer, now_ms):
-        return real(current, group_module.Transaction(transaction.commands), committer, now_ms)
+    def judge(current, transaction, group, now_ms):
+        return real(current, group_module.Transaction(transaction.commands), group, now_ms)
 
     with patched(group_module, "_judge_transaction", judge):
         yield

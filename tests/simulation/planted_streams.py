@@ -33,10 +33,10 @@ unsealed_module = sys.modules["timespine.core.transitions.unsealed"]
 def a_seal_of_several_collections_moves_only_the_first() -> Iterator[None]:
     real = group_module._judge_transaction
 
-    def judge(current, transaction, committer, now_ms):
+    def judge(current, transaction, group, now_ms):
         seals = [name for name, command in transaction.commands if isinstance(command, Seal)]
         kept = [each for each in transaction.commands if not isinstance(each[1], Seal) or each[0] == seals[0]]
-        return real(current, group_module.Transaction(tuple(kept), transaction.reads), committer, now_ms)
+        return real(current, group_module.Transaction(tuple(kept), transaction.reads), group, now_ms)
 
     with patched(group_module, "_judge_transaction", judge):
         yield
@@ -47,8 +47,8 @@ def a_seal_of_several_collections_moves_only_the_first() -> Iterator[None]:
 def a_refused_transaction_leaves_its_first_command_applied() -> Iterator[None]:
     real = group_module._judge_transaction
 
-    def judge(current, transaction, committer, now_ms):
-        reply = real(current, transaction, committer, now_ms)
+    def judge(current, transaction, group, now_ms):
+        reply = real(current, transaction, group, now_ms)
         name, command = transaction.commands[0]
         if isinstance(reply, group_module.Refused) and len(transaction.commands) > 1 and name in current:
             outcome = apply(current[name], command, now_ms)
@@ -65,10 +65,10 @@ def a_refused_transaction_leaves_its_first_command_applied() -> Iterator[None]:
 def commands_of_a_transaction_do_not_see_each_other() -> Iterator[None]:
     real = group_module._judge_transaction
 
-    def judge(current, transaction, committer, now_ms):
+    def judge(current, transaction, group, now_ms):
         before = dict(current)
-        reply = real(current, transaction, committer, now_ms)
-        if committer is not None and not isinstance(reply, group_module.Refused):
+        reply = real(current, transaction, group, now_ms)
+        if group.committer is not None and not isinstance(reply, group_module.Refused):
             outcomes = [(name, apply(before[name], command, now_ms)) for name, command in transaction.commands]
             current.update((name, outcome.state) for name, outcome in outcomes if isinstance(outcome, Commit))
         return reply
@@ -82,12 +82,12 @@ def commands_of_a_transaction_do_not_see_each_other() -> Iterator[None]:
 def an_upper_that_moved_on_satisfies_whoever_relied_on_it() -> Iterator[None]:
     real = group_module._judge_transaction
 
-    def judge(current, transaction, committer, now_ms):
+    def judge(current, transaction, group, now_ms):
         reads = [
             (name, current[name].upper if name in current and expected <= current[name].upper else expected)
             for name, expected in transaction.reads
         ]
-        return real(current, group_module.Transaction(transaction.commands, tuple(reads)), committer, now_ms)
+        return real(current, group_module.Transaction(transaction.commands, tuple(reads)), group, now_ms)
 
     with patched(group_module, "_judge_transaction", judge):
         yield
@@ -124,11 +124,11 @@ def a_later_transaction_is_judged_by_the_state_before_the_group() -> Iterator[No
         before.update(states)
         return real_judge(states, group, now_ms)
 
-    def judge_transaction(current, transaction, committer, now_ms):
+    def judge_transaction(current, transaction, group, now_ms):
         for name, expected in transaction.reads:
             if name in before and before[name].upper != expected:
                 return group_module._refused(current, transaction, UpperMismatch(expected, before[name].upper))
-        return real(current, group_module.Transaction(transaction.commands), committer, now_ms)
+        return real(current, group_module.Transaction(transaction.commands), group, now_ms)
 
     with patched(commit, "judge", judge), patched(group_module, "_judge_transaction", judge_transaction):
         yield
