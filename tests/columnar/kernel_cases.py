@@ -143,18 +143,18 @@ def keys(table, names):
     )
 
 
-def counted(table, row_words):
+def counted(table, order):
     """Rows and their diffs, as a list of pairs."""
-    return list(zip(keys(table, row_words), table.column("_diff").to_pylist(), strict=True))
+    return list(zip(keys(table, order), table.column("_diff").to_pylist(), strict=True))
 
 
 def order_of(table):
     return [name for name in table.column_names if name != "_diff"]
 
 
-def ascending_runs(table, row_words, count, seed=0):
+def ascending_runs(table, order, count, seed=0):
     """The rows dealt out to runs, unevenly, each in order, equal neighbours and zeros included."""
-    by_row = sorted(range(table.num_rows), key=keys(table, row_words).__getitem__)
+    by_row = sorted(range(table.num_rows), key=keys(table, order).__getitem__)
     draw = random.Random(seed)
     shares = [draw.random() ** 2 for _ in range(count)]
     dealt = draw.choices(range(count), shares, k=len(by_row))

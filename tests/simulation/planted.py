@@ -490,12 +490,12 @@ def a_dropped_merge_deletes_what_it_passed_through_in_runs() -> Iterator[None]:
 @bug
 def run_before_children() -> Iterator[None]:
     def delete(session, past, live):
-        garbage = {key: hollow for key, hollow in past.items() if key not in live}
+        unreachable = {key: hollow for key, hollow in past.items() if key not in live}
         reachable = {**live, **(yield from garbage._children(session, live))[0]}
-        inside, _ = yield from garbage._children(session, {key: True for key, hollow in garbage.items() if hollow})
-        yield from garbage._delete(session, list(garbage))
+        inside, _ = yield from garbage._children(session, {key: True for key, hollow in unreachable.items() if hollow})
+        yield from garbage._delete(session, list(unreachable))
         yield from garbage._delete(session, [key for key in inside if key not in reachable])
-        return len(garbage)
+        return len(unreachable)
 
     with patched(garbage, "delete_with_children", delete):
         yield
