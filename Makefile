@@ -31,8 +31,8 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 
 # Without Java a JRE comes from PyPI.
 $(VENV)/.spark: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark]'
-	@command -v java > /dev/null || test -n "$$JAVA_HOME" || $(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark,java]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark,cli]'
+	@command -v java > /dev/null || test -n "$$JAVA_HOME" || $(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark,cli,java]'
 	@touch $@ $(VENV)/.runtime
 
 demo: $(VENV)/.spark            ## a pipeline on Spark, from a stream of changes to vacuum

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from timespine.core.batch import HollowBatch, Part, Run
-from timespine.core.encoding.codec import PLAIN, StateImage
-from timespine.core.encoding.flat_spine import FlatSpine, Id, ThinBatch, ThinMerge, flatten
+from timespine.core.encoding.codec import StateImage, image_of
+from timespine.core.encoding.flat_spine import FlatSpine, Id, ThinBatch, ThinMerge
 from timespine.core.encoding.state_diff import SpineDiff, StateDiff, diff
 from timespine.core.state import Claim, State, new_state
 from timespine.core.transitions import CompareAndAppend, RegisterCommitter, RegisterWriter, apply
@@ -127,12 +127,6 @@ def appended(state: State, number: int) -> State:
     return committed(state, CompareAndAppend((batch,), lower, upper))
 
 
-def image_of(state: State) -> StateImage:
-    """The state as a rollup holds it."""
-    fields = {name: getattr(state, name) for name in PLAIN}
-    return StateImage(**fields, trace=flatten(state.trace), unsealed=tuple(state.unsealed), merging=state.trace.merging)
-
-
 # The same structs with lists of pairs where JSON cannot have a map.
 
 Pairs = tuple[tuple[Id, HollowBatch], ...]
@@ -173,7 +167,7 @@ def _with_fields(name: str, kind: type[msgspec.Struct], **changed: Any) -> type[
             fields.append((each.name, declared, default))
         else:
             fields.append((each.name, declared))
-    return msgspec.defstruct(name, fields, frozen=True, omit_defaults=True)
+    return msgspec.defstruct(name, fields, frozen=True, omit_defaults=True, kw_only=True)
 
 
 PairedDiff = _with_fields("PairedDiff", StateDiff, t=PairedSpineDiff | None, claims=tuple[tuple[Id, Claim], ...])

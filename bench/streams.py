@@ -46,7 +46,6 @@ from timespine.client.commit import leader_queue
 from timespine.columnar.schema.schema import define
 from timespine.core.encoding.codec import encode_state
 from timespine.core.protocols import maintain
-from timespine.core.spine.layers import Merging
 from timespine.location.consensus import Write
 
 ROOT = Path(__file__).parent.parent
@@ -302,8 +301,7 @@ def _created(store: ts.Store, count: int) -> list[str]:
     schema = define(KEY, VALUE, (), 1)
     entries = {name: Entry(fresh_collection_id(name), "counter") for name in (f"c{n:05}" for n in range(count))}
     writes = [
-        Write(entry.id, None, encode_state(first_state(entry.id, 1, Merging.FUELED, schema.encode())))
-        for entry in entries.values()
+        Write(entry.id, None, encode_state(first_state(entry.id, 1, schema.encode()))) for entry in entries.values()
     ]
     for start in range(0, count, 1000):
         _require(store._driver.consensus.compare_and_set(writes[start : start + 1000]) is None, "an id is taken")

@@ -19,6 +19,7 @@ from timespine.errors import (
     UsageError,
     shown,
 )
+from timespine.hints import Hint
 
 CLASSES = {name: each for name, each in vars(errors).items() if inspect.isclass(each) and issubclass(each, Exception)}
 
@@ -104,6 +105,27 @@ def test_errors_travel_between_processes() -> None:
     from timespine import errors
 
     unknown = errors.UnknownCollection("no collection x", "x")
-    for error in (unknown, errors.UpperMismatch(1, 2), errors.SinceError(3, 4), errors.Fenced("gone", in_doubt=True)):
+    for error in (
+        unknown,
+        errors.UpperMismatch(1, 2),
+        errors.SinceError(3, 4),
+        errors.Fenced("gone", in_doubt=True),
+        NotSealed(1, 2),
+    ):
         again = copy.copy(error)  # by the same protocol as pickle
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_a_hint_is_a_code_that_the_library_puts_into_words() -> None:
+    error = UsageError("there is no store", hint=Hint("create-store"))
+    assert (error.message, error.hint) == ("there is no store", Hint("create-store"))
+    assert str(error) == "there is no store; create it with timespine.open(path) or `timespine init`"
+    inside = error.in_context("here")
+    assert (type(inside), inside.message, inside.hint) == (UsageError, "here: there is no store", error.hint)
+
+
+def test_rows_that_do_not_fit_can_be_called_something_else() -> None:
+    error = errors.InvalidRows.of_row("n", 3, "does not fit int8")
+    assert str(error) == "column 'n': row 3 does not fit int8"
+    assert (error.row, error.at("line 4")) == (3, "column 'n': line 4 does not fit int8")
+    assert errors.InvalidRows("no rows").at("line 4") == "no rows"

@@ -14,7 +14,7 @@ import timespine
 ROOT = Path(timespine.__file__).parent
 
 # Modules that belong to no layer: everybody may use them, and they use only each other.
-SHARED = {"errors", "ids", "config", "locks", "pool"}
+SHARED = {"errors", "hints", "ids", "config", "locks", "pool"}
 
 ALLOWED = {
     "location": set(),
@@ -62,6 +62,27 @@ def test_a_layer_imports_only_what_lies_below_it(layer):
             if name.startswith("timespine."):
                 used = name.split(".")[1]
                 assert used in {layer} | SHARED | ALLOWED[layer], f"{path.relative_to(ROOT)} imports {name}"
+
+
+# What Spark may use of the client: what users have, and the interface for engines.
+FOR_ENGINES = {"collection", "engines", "open_store", "store"}
+
+
+def test_spark_stands_on_the_interface_for_engines():
+    for path in modules("spark"):
+        for name in imports(path):
+            if name.startswith("timespine.client"):
+                assert name.split(".")[2] in FOR_ENGINES, f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("layer", ["spark", "cli"])
+def test_what_a_collection_hides_is_asked_for_by_a_function(layer):
+    hidden = {"_access", "_plan", "_wanted", "_held", "_steps", "_leased"}
+    for path in modules(layer):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in hidden:
+                is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+                assert is_own, f"{path.relative_to(ROOT)}:{node.lineno} uses {node.attr}"
 
 
 def test_every_folder_is_a_known_layer():
@@ -120,7 +141,86 @@ def test_every_module_can_be_imported_and_says_what_it_is_for():
 
 
 EXPORTED = {
-    "timespine": ["Collection", "Config", "Store", "__version__", "col", "open"],
+    "timespine": [
+        "Amplification",
+        "Appended",
+        "BatchAlreadyCommitted",
+        "BatchBuilder",
+        "BatchInfo",
+        "ChangeFeed",
+        "Changes",
+        "ClosedError",
+        "Collection",
+        "CollectionExists",
+        "CollectionInUse",
+        "Column",
+        "CommitEvent",
+        "CommitResult",
+        "CommitStream",
+        "ConcurrentWrite",
+        "Config",
+        "Conflict",
+        "Contention",
+        "Contents",
+        "CorruptionError",
+        "CriticalHold",
+        "Description",
+        "Determinate",
+        "DiffOverflow",
+        "ExpireResult",
+        "FeedEvent",
+        "Fenced",
+        "Field",
+        "Finding",
+        "Frontier",
+        "HandleExpired",
+        "HealthReport",
+        "Hint",
+        "HistoryEntry",
+        "Hold",
+        "HollowBatch",
+        "Indeterminate",
+        "InlineBudgetExceeded",
+        "Inspection",
+        "InvalidRows",
+        "LateRows",
+        "LeaseExpired",
+        "MaintenanceReport",
+        "Merge",
+        "MultiSnapshot",
+        "NameBlocked",
+        "NoSpace",
+        "NotSealed",
+        "PartInfo",
+        "Predicate",
+        "ReadOnlyStore",
+        "Retention",
+        "Rows",
+        "Schema",
+        "SchemaChanged",
+        "SchemaConflict",
+        "SealResult",
+        "SinceError",
+        "Snapshot",
+        "Store",
+        "StoreClosed",
+        "TimespineError",
+        "Transaction",
+        "Unavailable",
+        "UnknownCollection",
+        "Updates",
+        "UpperMismatch",
+        "UsageError",
+        "VacuumResult",
+        "VersionError",
+        "WriteResult",
+        "Writer",
+        "WrongProcess",
+        "__version__",
+        "col",
+        "examine",
+        "open",
+    ],
     "timespine.model": ["CLOSED", "Description", "Frontier", "Time", "advance_by"],
     "timespine.testing.conformance": ["BlobConformance", "ConsensusConformance", "ConsensusUnderFaults"],
 }
@@ -137,6 +237,34 @@ def test_spark_is_there_when_it_is_asked_for_and_not_loaded_before():
     assert ran.stdout.split() == ["False", "timespine.spark"]
     with pytest.raises(AttributeError, match="nothing"):
         timespine.nothing  # noqa: B018
+
+
+EXTRAS = ("typer", "click", "rich", "prometheus_client", "pyspark")
+"""Packages that only extras bring."""
+
+
+def ran(program):
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
+def test_importing_and_using_a_store_loads_no_package_of_an_extra(tmp_path):
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS!r}))"
+    use = f"""
+import timespine as ts
+with ts.open({str(tmp_path / "store")!r}) as store:
+    store.create("orders", key={{"id": "int64"}}).append([{{"id": 1}}])
+    print(store.metrics()["commands failed"], store["orders"].snapshot().to_pylist())
+"""
+    done = ran(blocked + use)
+    assert (done.stdout, done.stderr) == ("0 [{'id': 1}]\n", "")
+
+
+def test_without_their_extras_the_command_and_the_export_say_what_to_install():
+    done = ran("import sys; sys.modules['typer'] = None; from timespine.cli import main; main()")
+    assert done.returncode == 2
+    assert done.stderr == "error: typer is not installed: pip install 'timespine[cli]'\n"
+    done = ran("import sys; sys.modules['prometheus_client'] = None; import timespine.client.diagnostics.prometheus")
+    assert done.stderr.splitlines()[-1].endswith("pip install 'timespine[metrics]'")
 
 
 def test_every_error_is_in_the_tree_that_the_docstring_draws():

@@ -8,15 +8,154 @@ orders = store.create("orders", key={"id": "int64"}, value={"total": "double"})
 
 from typing import Any
 
+from timespine.client.catalog.retention import Retention
 from timespine.client.collection import Collection
+from timespine.client.diagnostics.amplification import Amplification
+from timespine.client.diagnostics.doctor import Finding, HealthReport, examine
+from timespine.client.diagnostics.inspect import BatchInfo, Inspection, PartInfo
+from timespine.client.maintenance.report import MaintenanceReport
+from timespine.client.maintenance.vacuum import VacuumResult
 from timespine.client.open_store import open
+from timespine.client.read.change_feed import ChangeFeed, FeedEvent
+from timespine.client.read.change_set import Changes
+from timespine.client.read.commit_stream import CommitEvent, CommitStream
+from timespine.client.read.contents import Contents
+from timespine.client.read.holds import CriticalHold, Hold
+from timespine.client.read.multi_snapshot import MultiSnapshot
+from timespine.client.read.rows import Rows, Snapshot, Updates
+from timespine.client.results import CommitResult, SealResult, WriteResult
 from timespine.client.store import Store
-from timespine.columnar.predicate.column import col
+from timespine.client.write.batch_writer import Writer
+from timespine.client.write.merge_builder import Merge
+from timespine.client.write.transaction import Transaction
+from timespine.columnar.predicate.column import Column, col
+from timespine.columnar.predicate.predicate import Predicate
+from timespine.columnar.schema.schema import Field, Schema
+from timespine.columnar.write.batch_builder import BatchBuilder
 from timespine.config import Config
+from timespine.core.batch import HollowBatch
+from timespine.core.state import HistoryEntry
+from timespine.core.transitions import Appended, ExpireResult
+from timespine.errors import (
+    BatchAlreadyCommitted,
+    ClosedError,
+    CollectionExists,
+    CollectionInUse,
+    ConcurrentWrite,
+    Conflict,
+    Contention,
+    CorruptionError,
+    Determinate,
+    DiffOverflow,
+    Fenced,
+    HandleExpired,
+    Indeterminate,
+    InlineBudgetExceeded,
+    InvalidRows,
+    LateRows,
+    LeaseExpired,
+    NameBlocked,
+    NoSpace,
+    NotSealed,
+    ReadOnlyStore,
+    SchemaChanged,
+    SchemaConflict,
+    SinceError,
+    StoreClosed,
+    TimespineError,
+    Unavailable,
+    UnknownCollection,
+    UpperMismatch,
+    UsageError,
+    VersionError,
+    WrongProcess,
+)
+from timespine.hints import Hint
+from timespine.model.description import Description
+from timespine.model.frontier import Frontier
 
 __version__ = "0.1.0"
 
-__all__ = ["Collection", "Config", "Store", "__version__", "col", "open"]
+__all__ = [
+    "Amplification",
+    "Appended",
+    "BatchAlreadyCommitted",
+    "BatchBuilder",
+    "BatchInfo",
+    "ChangeFeed",
+    "Changes",
+    "ClosedError",
+    "Collection",
+    "CollectionExists",
+    "CollectionInUse",
+    "Column",
+    "CommitEvent",
+    "CommitResult",
+    "CommitStream",
+    "ConcurrentWrite",
+    "Config",
+    "Conflict",
+    "Contention",
+    "Contents",
+    "CorruptionError",
+    "CriticalHold",
+    "Description",
+    "Determinate",
+    "DiffOverflow",
+    "ExpireResult",
+    "FeedEvent",
+    "Fenced",
+    "Field",
+    "Finding",
+    "Frontier",
+    "HandleExpired",
+    "HealthReport",
+    "Hint",
+    "HistoryEntry",
+    "Hold",
+    "HollowBatch",
+    "Indeterminate",
+    "InlineBudgetExceeded",
+    "Inspection",
+    "InvalidRows",
+    "LateRows",
+    "LeaseExpired",
+    "MaintenanceReport",
+    "Merge",
+    "MultiSnapshot",
+    "NameBlocked",
+    "NoSpace",
+    "NotSealed",
+    "PartInfo",
+    "Predicate",
+    "ReadOnlyStore",
+    "Retention",
+    "Rows",
+    "Schema",
+    "SchemaChanged",
+    "SchemaConflict",
+    "SealResult",
+    "SinceError",
+    "Snapshot",
+    "Store",
+    "StoreClosed",
+    "TimespineError",
+    "Transaction",
+    "Unavailable",
+    "UnknownCollection",
+    "Updates",
+    "UpperMismatch",
+    "UsageError",
+    "VacuumResult",
+    "VersionError",
+    "WriteResult",
+    "Writer",
+    "WrongProcess",
+    "__version__",
+    "col",
+    "examine",
+    "open",
+]
 
 
 def __getattr__(name: str) -> Any:

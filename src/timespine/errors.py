@@ -40,6 +40,13 @@ ids and frontiers, never row data or passwords.
 
 from __future__ import annotations
 
+import copy
+from typing import TypeVar
+
+from timespine.hints import Hint, sentence
+
+E = TypeVar("E", bound="TimespineError")
+
 SHOWN_MAX = 120
 """Characters of a foreign value that a message repeats, at most."""
 
@@ -61,8 +68,29 @@ def _time(time: object) -> object:
 class TimespineError(Exception):
     """The root: catch this to catch everything that Timespine raises on purpose."""
 
+    hint: Hint | None = None
+    """What to do about it, where the message does not say so itself."""
     seqnos: tuple[tuple[str, int], ...] = ()
     """Of a command that was refused: by collection, the number of the state that it was judged by."""
+
+    def __init__(self, message: str = "", *, hint: Hint | None = None) -> None:
+        super().__init__(message)
+        if hint is not None:
+            self.hint = hint
+
+    @property
+    def message(self) -> str:
+        """What happened, without the hint."""
+        return str(self.args[0]) if self.args else ""
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}; {sentence(self.hint)}"
+
+    def in_context(self: E, where: str) -> E:
+        """Give the same error with a message that begins with where it happened."""
+        error = copy.copy(self)
+        error.args = (f"{where}: {self.message}",)
+        return error
 
     def __reduce__(self) -> tuple[object, ...]:
         # By default an exception is made again from its message, which is not what ours are made of: a pool of
@@ -77,17 +105,39 @@ class UsageError(TimespineError, ValueError):
 class InvalidRows(UsageError):
     """The rows do not fit the schema of the collection, or cannot be read as rows. Nothing was written."""
 
-    def __init__(self, message: str, row: int | None = None) -> None:
-        super().__init__(message)
-        self.row = row
-        """The place of the first row that does not fit, from 0 on; None if it is not a matter of one row."""
+    row: int | None = None
+    """The place of the first row that does not fit, from 0 on; None if it is not a matter of one row."""
+    column: str = ""
+    """The column that does not fit, if it is a matter of one row."""
+    why: str = ""
+    """What is wrong with the row."""
+    found_type: str = ""
+    """The Python type of the values that do not fit, if it is a matter of their type."""
+
+    @classmethod
+    def of_row(cls, column: str, row: int, why: str) -> InvalidRows:
+        """Make the error for one row whose value does not fit a column."""
+        error = cls(f"column {shown(column)}: row {row} {why}")
+        error.column, error.row, error.why = column, row, why
+        return error
+
+    @classmethod
+    def of_type(cls, found_type: str, message: str) -> InvalidRows:
+        """Make the error for values of a Python type that does not stand for the wanted one."""
+        error = cls(message)
+        error.found_type = found_type
+        return error
+
+    def at(self, place: str) -> str:
+        """Give the message with another name for the row."""
+        return self.message if self.row is None else f"column {shown(self.column)}: {place} {self.why}"
 
 
 class LateRows(UsageError):
     """Rows stand at times that are sealed. Nothing was written."""
 
-    def __init__(self, message: str, earliest: object, upper: object) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, earliest: object, upper: object, *, hint: Hint | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.earliest = earliest
         """The earliest times of the rows."""
         self.upper = upper
@@ -122,8 +172,10 @@ class SchemaChanged(UsageError):
 class CollectionExists(UsageError):
     """A collection has the name that was to be given, perhaps with another shape. Nothing was changed."""
 
-    def __init__(self, name: str, message: str = "") -> None:
-        super().__init__(message or f"collection {name} exists: open it with store[{name!r}], or pass replace=True")
+    def __init__(self, name: str, message: str = "", *, hint: Hint | None = None) -> None:
+        if not message:
+            message, hint = f"collection {name} exists", Hint("open-or-replace", {"name": name})
+        super().__init__(message, hint=hint)
         self.name = name
         """The name."""
 
@@ -131,8 +183,8 @@ class CollectionExists(UsageError):
 class NameBlocked(UsageError):
     """A collection that was dropped had the name that was to be given. Nothing was changed."""
 
-    def __init__(self, name: str, advice: str = "give another name") -> None:
-        super().__init__(f"a collection {name} was dropped, and its name stays blocked: {advice}")
+    def __init__(self, name: str, *, hint: Hint) -> None:
+        super().__init__(f"a collection {name} was dropped, and its name stays blocked", hint=hint)
         self.name = name
         """The name."""
 
@@ -160,9 +212,6 @@ class UnknownCollection(UsageError, KeyError):
         super().__init__(message)
         self.name = name
         """The name that was asked for."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])  # a KeyError shows the repr of what it was given
 
 
 class Conflict(TimespineError):
@@ -209,12 +258,13 @@ class NotSealed(Conflict):
         if expired:
             super().__init__(
                 f"nothing can be read before {_time(asked)} is complete: history before it was expired, and the "
-                f"collection is sealed up to {upper}; seal it up to there, or wait longer"
+                f"collection is sealed up to {upper}",
+                hint=Hint("wait-for-seal"),
             )
         else:
             super().__init__(
-                f"{_time(asked)} is not complete yet: the collection is sealed up to {upper}; leave `as_of` out to "
-                "read the newest complete time, or seal idle collections with store.advance()"
+                f"{_time(asked)} is not complete yet: the collection is sealed up to {upper}",
+                hint=Hint("read-complete-time"),
             )
         self.asked = asked
         """The time that was asked for; the first that can be read, if none was."""

@@ -12,9 +12,9 @@ import typer.testing
 from typer.testing import CliRunner
 
 import timespine as ts
-from timespine.cli import app
+from timespine.cli.app import app
 from timespine.core.encoding.codec import decode_diff
-from timespine.core.envelope import Kind, kind_of
+from timespine.core.encoding.envelope import Kind, kind_of
 
 ROOT = Path(ts.__file__).parent.parent
 

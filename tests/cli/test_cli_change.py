@@ -8,7 +8,7 @@ import typer.main
 from running import document, failure, recorded, rows, run, seqnos
 
 import timespine as ts
-from timespine.cli import app
+from timespine.cli.app import app
 
 
 def ids(store, *args):
@@ -255,7 +255,7 @@ def test_lookup_by_the_first_columns_of_a_key_and_by_a_range(store):
     assert found("--low", "tenant=a", "--low", "n=4", "--high", "tenant=b", "--high", "n=0") == [("a", 4), ("b", 0)]
     assert "from the first on; key columns: tenant, n" in failure("lookup", store, "visits", "n=1", code=2)
     assert "say which rows" in failure("lookup", store, "visits", code=2)
-    assert "--low and --high name the key columns n" in failure(
+    assert "an end of a range names the key columns n" in failure(
         "lookup", store, "visits", "tenant=a", "--low", "tenant=b", code=2
     )
     assert "is not a key column" in failure("lookup", store, "visits", "--high", "v=1", code=2)

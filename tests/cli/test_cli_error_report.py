@@ -8,7 +8,8 @@ from running import document, failure, run
 from typer.testing import CliRunner
 
 from timespine import errors
-from timespine.cli import app, error_report
+from timespine.cli import error_report
+from timespine.cli.app import app
 from timespine.model.frontier import Frontier
 
 READING = ("snapshot", "changes", "tail", "describe", "inspect", "history", "compact")

@@ -69,29 +69,15 @@ def test_what_a_collection_costs_is_listed_described_and_inspected(store):
     assert "amplification" in run("inspect", store, "quick").output
 
 
-def test_the_rule_of_merging_is_chosen_and_described(store):
-    args = ("--key", "id:int64")
-    run("create", store, "plain", *args)
-    run("create", store, "levels", *args, "--merging", "by-level")
-    assert document("describe", store, "plain")["merging"] == "fueled"
-    assert document("describe", store, "levels")["merging"] == "by level"
-    assert "by level" in run("describe", store, "levels").stdout
-    run("create", store, "levels", *args, "--if-not-exists")
-    assert "leave out --merging" in failure(
-        "create", store, "levels", *args, "--if-not-exists", "--merging", "fueled", code=2
-    )
-    failure("create", store, "other", *args, "--merging", "level", code=2)
-
-
 def test_a_collection_under_a_critical_hold_is_dropped_by_force_alone(store):
     run("hold", store, "orders", "add", "backup")
     line = failure("drop", store, "orders", code=2)
-    assert "critical holds (backup): release them, or add --force to drop it all the same" in line
+    assert "critical holds (backup); release them, or add --force to drop it anyway" in line
     line = failure("create", store, "orders", "--key", "id:int64", "--replace", code=2)
     assert "drop it first with `timespine drop --force`" in line
     run("drop", store, "orders", "--force")
     line = failure("create", store, "orders", "--key", "id:int64", code=2)
-    assert "was dropped, and its name stays blocked: add --replace to give it again" in line
+    assert "was dropped, and its name stays blocked; add --replace to give it again" in line
     assert "give another name" in failure("rename", store, "items", "orders", code=2)
     run("create", store, "orders", "--key", "id:int64", "--replace")
     assert [each["name"] for each in document("list", store)] == ["items", "orders"]

@@ -8,19 +8,30 @@ import typer.main
 from running import failure, run
 
 import timespine as ts
-from timespine.cli import app
-from timespine.cli.wording import WORDS, on_command_line
+from timespine import hints as library
+from timespine.cli import hints
+from timespine.cli.app import app
+from timespine.errors import InvalidRows, UsageError
+from timespine.hints import Hint
 
 LIBRARY = Path(ts.__file__).parent
 PYTHON = re.compile(r"store\[|=True|timespine\.open|datetime\.|store\.\w+\(|\w+='|=\(\.|`(at|upper|as_of)`|where=")
 
 
-def test_the_library_still_says_what_is_put_into_other_words():
-    """Else the table is stale, and Python comes through again."""
-    files = [LIBRARY / "errors.py", *LIBRARY.glob("client/*.py"), *LIBRARY.glob("columnar/*.py")]
-    said = "\n".join(re.sub(r'"\s*\n\s*f?"', "", file.read_text()) for file in files)
-    for pattern, _ in WORDS:
-        assert re.search(pattern, said), pattern
+def test_the_command_line_has_a_sentence_for_every_hint_of_the_library():
+    assert set(hints.SENTENCES) == set(library.SENTENCES)
+
+
+def test_every_hint_is_given_somewhere():
+    source = "\n".join(file.read_text() for file in LIBRARY.rglob("*.py"))
+    given = set(re.findall(r'Hint\("([\w-]+)"', source))
+    assert given == set(library.SENTENCES)
+
+
+def test_sentences_of_the_command_line_have_no_python_in_them():
+    args = {"name": "orders", "timeline": "clock", "columns": "_time"}
+    for code in hints.SENTENCES:
+        assert not PYTHON.search(hints.sentence(Hint(code, args), can_wait=True)), code
 
 
 def test_help_is_in_plain_english():
@@ -45,7 +56,6 @@ WRONG = [
     (("create", "orders", "--key", "id:int64"), "--replace"),
     (("create", "orders", "--key", "id:int64", "--if-not-exists"), "--replace"),
     (("create", "orders", *SAME, "--timeline", "clock"), "--timeline counter"),
-    (("create", "orders", *SAME, "--timeline", "counter", "--merging", "by-level"), "leave out --merging"),
     (("create", "other", "--key", "id:int64", "--timeline", "counter", "--retain", "7 days"), "--timeline clock"),
     (("snapshot", "less"), "--multiplicity column"),
     (("snapshot", "orders", "--as-of", "2024-01-31"), "has no zone"),
@@ -53,8 +63,8 @@ WRONG = [
     (("tail", "orders", "--timeout", "nan"), "error"),
     (("lookup", "nested", "list=[1]"), "--where SQL"),
     (("append", "orders", "at.json", "--at", "7"), "leave out --at"),
-    (("append", "orders", "empty.csv"), "no --upper"),
-    (("lookup", "orders", "id=1", "--low", "id=2"), "no key column is left for --low and --high"),
+    (("append", "orders", "empty.csv"), "give rows, or --upper"),
+    (("lookup", "orders", "id=1", "--low", "id=2"), "no key column is left for a range"),
     (("lookup", "nested", "--low", "list=[1]"), "use `timespine snapshot --where SQL`"),
     (("append", "orders", "struct.json"), "column 'total': it holds an object where float64 is needed"),
 ]
@@ -84,5 +94,7 @@ def test_only_verbs_that_can_wait_say_how(store, verb, can_wait):
     assert not PYTHON.search(line), line
 
 
-def test_other_words_stay_as_they_are():
-    assert on_command_line("there is no column 'dict'") == "there is no column 'dict'"
+def test_types_of_values_are_those_of_json_and_no_other_words_change():
+    error = InvalidRows.of_type("dict", "column 'a dict': it holds a dict where int64 is needed")
+    assert hints.describe(error) == "column 'a dict': it holds an object where int64 is needed"
+    assert hints.describe(UsageError("there is no column 'dict'")) == "there is no column 'dict'"

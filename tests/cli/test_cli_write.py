@@ -61,8 +61,8 @@ def test_rows_that_come_too_late_go_by_rule(events, late, kept):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ((), "--at TIME, --time-column NAME, or in _time"),
-        (("--at", 7, "--time-column", "minute"), "give either --at or the column that has the times"),
+        ((), "--at TIME, --time-column NAME, or the columns _time"),
+        (("--at", 7, "--time-column", "minute"), "give either --at or --time-column"),
         (("--time-column", "minute"), "no column 'minute' to take times from"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 import timespine as ts
 from timespine.client.diagnostics.doctor import Kind, examine
-from timespine.client.maintenance.report import Report
+from timespine.client.maintenance.report import MaintenanceReport
 from timespine.client.open_store import BLOBS, CONSENSUS_FILES, accept_loss
 from timespine.errors import CorruptionError, UsageError
 
@@ -160,7 +160,7 @@ def test_times_from_a_column_that_are_no_milliseconds_are_a_usage_error(tmp_path
 
 
 def test_a_condition_is_told_once_for_as_long_as_it_holds(caplog):
-    report = Report()
+    report = MaintenanceReport()
     with caplog.at_level(logging.WARNING, "timespine.maintenance"):
         for size in range(36):
             report.skip(f"no room for {size} bytes", "no space")

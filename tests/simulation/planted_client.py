@@ -309,8 +309,8 @@ def the_reads_of_a_transaction_are_checked_before_its_commit_only() -> Iterator[
 def a_new_collection_takes_a_name_that_is_taken() -> Iterator[None]:
     real = catalog.Catalog.create
 
-    def create(self, name, entry, schema, arity, merging, *, replace):
-        return real(self, name, entry, schema, arity, merging, replace=True)
+    def create(self, name, entry, schema, arity, *, replace):
+        return real(self, name, entry, schema, arity, replace=True)
 
     with patched(catalog.Catalog, "create", create):
         yield

@@ -108,7 +108,7 @@ def on_a_cluster():
     from timespine.spark import merge_job
     from timespine.spark.read import read_task, to_spark
     from timespine.spark.setup.session import session
-    from timespine.spark.write import append, upsert_delete, write_task
+    from timespine.spark.write import run_tasks, upsert_delete, write_task
 
     conf = {
         "spark.driver.host": "127.0.0.1",
@@ -121,7 +121,7 @@ def on_a_cluster():
         "spark.executor.extraJavaOptions": os.environ["JDK_JAVA_OPTIONS"],
     }
     spark = session(master="local-cluster[2,1,1024]", conf=conf)
-    append.SMALL_ROWS = 1
+    run_tasks.SMALL_ROWS = 1
     told = {}
     with ts.open(os.path.abspath("store"), maintenance=False) as store:
         items = store.create("items", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
@@ -139,13 +139,13 @@ def on_a_cluster():
                 "killed": killed,
             }
 
-        append.appended = dies_before_it_answers(write_task.appended, os.path.abspath("append"))
+        run_tasks.append_task = dies_before_it_answers(write_task.append_task, os.path.abspath("append"))
         done = items.append(frame(spark, 0, 3000, "a"))
         look("append", items.snapshot().to_pylist(), done.rows)
         to_spark.over_slices = dies_half_way(read_task.over_slices, os.path.abspath("read"))
         rows = items.snapshot().to_spark(spark, partitions=2).toArrow().to_pylist()
         look("read", rows, len(rows))
-        upsert_delete.changed = dies_before_it_answers(write_task.changed, os.path.abspath("upsert"))
+        upsert_delete.delta_task = dies_before_it_answers(write_task.delta_task, os.path.abspath("upsert"))
         done = items.upsert(frame(spark, 2000, 5000, "b"))
         look("upsert", items.snapshot().to_pylist(), done.rows)
         merge_job.TASK_ROWS = 500
@@ -182,14 +182,14 @@ def write_and_die():
 
     import timespine as ts
     from timespine.config import Config
-    from timespine.spark.write import append
+    from timespine.spark.write import run_tasks
 
     spark = small_session()
     store = ts.open(os.path.abspath("store"), maintenance=False, config=Config(writer_lease_ms=2000))
     items = created(store)
     items.append([{"id": 0, "name": "first"}])
-    append.SMALL_ROWS = 1
-    append.commit_runs = lambda *_: die()
+    run_tasks.SMALL_ROWS = 1
+    run_tasks.append_runs_step = lambda *_, **__: die()
     items.append(frame(spark, 1, 3001, "a"))
 
 

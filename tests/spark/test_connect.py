@@ -58,17 +58,17 @@ def writes(spark, store, small_rows):
     from pyspark.sql import functions as F
 
     from timespine.errors import UsageError
-    from timespine.spark.write import append, upsert_delete
+    from timespine.spark.write import run_tasks, upsert_delete
 
-    built, jobs = append.built, []
+    built, jobs = run_tasks.run_write_tasks, []
 
     def counted(*arguments):
         jobs.append(1)
         return built(*arguments)
 
-    before = append.SMALL_ROWS
-    append.built = upsert_delete.built = counted
-    append.SMALL_ROWS = small_rows
+    before = run_tasks.SMALL_ROWS
+    run_tasks.run_write_tasks = upsert_delete.run_write_tasks = counted
+    run_tasks.SMALL_ROWS = small_rows
     try:
         items = create(store, f"writes-{small_rows}")
         frame = spark.range(0, 300).select("id", F.lit("a").alias("name"))
@@ -91,8 +91,8 @@ def writes(spark, store, small_rows):
             "orphans": [key for key in store.vacuum().blobs if key.startswith(items.id)],
         }
     finally:
-        append.SMALL_ROWS = before
-        append.built = upsert_delete.built = built
+        run_tasks.SMALL_ROWS = before
+        run_tasks.run_write_tasks = upsert_delete.run_write_tasks = built
 
 
 def by_driver(spark, store):

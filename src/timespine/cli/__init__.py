@@ -13,22 +13,32 @@ Exit codes, the same for every verb:
     130  interrupted by Ctrl-C; 143 by a termination signal; 141 the reader of the output went away
 
 Rows and documents go to standard output, everything else to standard error.
+It needs typer and rich, the extra `cli`.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
-from timespine.cli.app import app
-from timespine.cli.error_report import TERMINATED
+__all__ = ["main"]
 
-__all__ = ["app", "main"]
+NEEDED = ("typer", "click", "rich")
+"""The packages that the extra `cli` brings."""
 
 
 def main() -> None:
-    """The console entry."""
+    """Run the command that the arguments name."""
+    try:
+        from timespine.cli.app import app
+        from timespine.cli.error_report import TERMINATED
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] not in NEEDED:
+            raise
+        print(f"error: {missing.name} is not installed: pip install 'timespine[cli]'", file=sys.stderr)
+        raise SystemExit(2) from None
 
     def terminate(number: int, frame: FrameType | None) -> None:
         raise SystemExit(TERMINATED)  # through every `with`, so that leases are given back

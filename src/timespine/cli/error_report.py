@@ -10,15 +10,14 @@ from typing import Any
 
 import msgspec
 
+from timespine.cli.hints import describe, sentence
 from timespine.cli.output.text import one_line, typed
-from timespine.cli.wording import on_command_line
 from timespine.client.diagnostics.inspect import plain
 from timespine.errors import (
     Conflict,
     CorruptionError,
     HandleExpired,
     Indeterminate,
-    NotSealed,
     SinceError,
     TimespineError,
     Unavailable,
@@ -76,17 +75,14 @@ def is_typers(error: Exception) -> bool:
 
 
 def hint(error: Exception, *, can_wait: bool = False) -> str:
-    """What to do about it, where the message does not say so itself; or nothing."""
+    """What to do about it: the hint of the error, or what its group stands for; or nothing."""
     if is_typers(error):
         context = getattr(error, "ctx", None)
         return f"see {context.command_path} --help" if context is not None else ""
+    if isinstance(error, TimespineError) and error.hint is not None:
+        return sentence(error.hint, can_wait=can_wait)
     if isinstance(error, SinceError):
         return f"ask for a time at or after {typed(error.since)}"
-    if isinstance(error, NotSealed):
-        later = "wait for it with --wait SECONDS" if can_wait else "again later"
-        if error.expired:
-            return later
-        return f"ask for an earlier time or for none, or {later}"
     if isinstance(error, NotTold):
         return "do not run it again"
     if isinstance(error, Indeterminate):
@@ -103,11 +99,11 @@ def hint(error: Exception, *, can_wait: bool = False) -> str:
 
 
 def message(error: Exception) -> str:
-    """What happened, in one line."""
+    """What happened, in one line, without the hint."""
     if is_typers(error):
         return one_line(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
     if isinstance(error, TimespineError):
-        return one_line(on_command_line(str(error)))
+        return one_line(describe(error))
     if isinstance(error, OSError) and error.strerror:
         return one_line(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
     return one_line(f"{type(error).__name__}: {error}")

@@ -77,26 +77,6 @@ class Timeline(enum.StrEnum):
     counter = "counter"
 
 
-class MergingRule(enum.StrEnum):
-    """By which rule batches are merged, as one writes it without quotes."""
-
-    fueled = "fueled"
-    by_level = "by-level"
-
-    @property
-    def rule(self) -> str:
-        """As the library calls it."""
-        return self.value.replace("-", " ")
-
-
-MergingOption = Annotated[
-    MergingRule | None,
-    typer.Option(
-        "--merging",
-        help="Merge batches as they come in (fueled, unless given), or two of a level once both have expired.",
-        show_default=False,
-    ),
-]
 TimelineOption = Annotated[
     Timeline,
     typer.Option("--timeline", help="Times are milliseconds of the wall clock, or count 0, 1, 2."),

@@ -23,7 +23,8 @@ from timespine.client.read.contents import Contents, contents
 from timespine.client.read.reads import Asked, read_changes, read_snapshot, read_updates
 from timespine.client.read.rows import Rows, Snapshot, Updates
 from timespine.client.read.to_dicts import to_dicts
-from timespine.client.results import Committed, Sealed, Written
+from timespine.client.results import CommitResult, SealResult, WriteResult
+from timespine.client.signatures import LatePolicy, Multiplicity, RowsLike
 from timespine.client.spark_bridge import handed, is_spark_frame
 from timespine.client.time_args import Moment, Progress, to_ms
 from timespine.client.write import append_batcher, delta
@@ -33,11 +34,13 @@ from timespine.client.write.prepare import materialize_once
 from timespine.client.write.step_commit import commit_steps
 from timespine.client.write.transaction_steps import CommandStep, UnsealedWriteStep
 from timespine.client.write.unsealed_write import REFUSE
+from timespine.columnar.predicate.column import Where
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import Schema
 from timespine.core.state import HistoryEntry
-from timespine.core.transitions import AdvanceUpper, Command, Expired, Retain, RollUpAll, Seal
+from timespine.core.transitions import AdvanceUpper, Command, ExpireResult, Retain, RollUpAll, Seal
 from timespine.errors import UsageError, shown
+from timespine.hints import Hint
 from timespine.model.frontier import Frontier
 
 
@@ -80,23 +83,25 @@ class Collection(OneProcess):
 
     def append(
         self,
-        rows: Any,
+        rows: RowsLike,
         *,
         at: Moment | None = None,
         upper: Progress | None = None,
         expected_upper: Progress | None = None,
-    ) -> Committed:
+    ) -> CommitResult:
         """Add updates. Rows may carry `_time` and `_diff`; without, they get `at` (or the next free time) and +1.
 
         `upper` says how far that completes the collection: a time, or with several coordinates a list of times.
         Columns of the key must be there; values that are not are null, or the default of their column.
         """
         if is_spark_frame(rows):
-            committed: Committed = handed("write.append").append(self._access, rows, at, upper, expected_upper)
+            committed: CommitResult = handed("write.frames").append(self._access, rows, at, upper, expected_upper)
             return committed
         return append_batcher.append_or_wait(self._access, rows, at, upper, expected_upper)
 
-    def write(self, rows: Any, *, at: Moment | None = None, times: str | None = None, late: str = REFUSE) -> Written:
+    def write(
+        self, rows: RowsLike, *, at: Moment | None = None, times: str | None = None, late: LatePolicy = REFUSE
+    ) -> WriteResult:
         """Make updates durable ahead of the seal: at any times that are not complete yet, in any order, by anybody.
 
         Their times are in `_time`, or in a column that `times` names, or `at`. They become part of the collection
@@ -104,13 +109,13 @@ class Collection(OneProcess):
         is still open: "refuse", "drop", "move".
         """
         if is_spark_frame(rows):
-            written: Written = handed("write.unsealed").write(self._access, rows, at, times, late)
+            written: WriteResult = handed("write.frames").write(self._access, rows, at, times, late)
             return written
         (done,) = commit_steps(UnsealedWriteStep(self._access, materialize_once(rows), at, times, late))
-        assert isinstance(done, Written)
+        assert isinstance(done, WriteResult)
         return done
 
-    def seal(self, upper: Progress) -> Sealed:
+    def seal(self, upper: Progress) -> SealResult:
         """Say that nothing more comes before a time: what was written before it is part of the collection now.
 
         The same time again is fine; an earlier one is an error. With several coordinates it may be a list of times.
@@ -118,46 +123,46 @@ class Collection(OneProcess):
         """
         reached = self._access.frontier_of(upper)
         (done,) = commit_steps(CommandStep(self._access, lambda: [Seal(reached)], sealed=reached))
-        assert isinstance(done, Sealed)
+        assert isinstance(done, SealResult)
         return done
 
-    def upsert(self, rows: Any) -> Committed:
+    def upsert(self, rows: RowsLike) -> CommitResult:
         """Rows take the place of those with the same key, or are added.
 
         Without key columns a row is known by all of its columns: those that are not there yet are added, once.
         """
         if is_spark_frame(rows):
-            committed: Committed = handed("write.upsert_delete").upsert(self._access, rows)
+            committed: CommitResult = handed("write.frames").upsert(self._access, rows)
             return committed
         return delta.change(self._access, delta.upsert_delta(rows), "upsert")
 
-    def delete(self, keys: Any = None, *, where: Any = None) -> Committed:
+    def delete(self, keys: RowsLike | None = None, *, where: Where | None = None) -> CommitResult:
         """Rows with these keys, or for which a condition holds, go.
 
         Keys may be given as whole rows: values are passed over, and rows go whatever theirs are. Only without key
         columns a row is known by all of its columns, and all of them are needed.
         """
         if is_spark_frame(keys) and where is None:
-            committed: Committed = handed("write.upsert_delete").delete(self._access, keys)
+            committed: CommitResult = handed("write.frames").delete(self._access, keys)
             return committed
         return delta.change(self._access, delta.delete_delta(keys, where), "delete")
 
-    def update(self, *, where: Any = None, set: Mapping[str, Any]) -> Committed:
+    def update(self, *, where: Where | None = None, set: Mapping[str, Any]) -> CommitResult:
         """Rows for which a condition holds get other values; all rows without one."""
         return delta.change(self._access, delta.update_delta(where, set), "update")
 
-    def replace(self, rows: Any, *, where: Any = None) -> Committed:
+    def replace(self, rows: RowsLike, *, where: Where | None = None) -> CommitResult:
         """Rows for which a condition holds (all, without one) go, and these come instead."""
         return delta.change(self._access, delta.replace_delta(where, rows), "replace")
 
-    def merge(self, source: Any) -> Merge[Committed]:
+    def merge(self, source: RowsLike) -> Merge[CommitResult]:
         """Begin a merge with matched and not matched clauses; `.execute()` carries it out."""
         return Merge(partial(delta.change, self._access), source)
 
-    def advance(self, upper: Progress) -> Sealed:
+    def advance(self, upper: Progress) -> SealResult:
         """Say that nothing more comes before a time."""
         answers = self._access.committer.commit((self.id, AdvanceUpper(self._access.frontier_of(upper))))
-        return Sealed(Frontier(answers[0].elements), answers.seqno(self.id))
+        return SealResult(Frontier(answers[0].elements), answers.seqno(self.id))
 
     def close_for_good(self) -> None:
         """Say that nothing more will ever come."""
@@ -174,8 +179,8 @@ class Collection(OneProcess):
         as_of: Moment | None = None,
         *,
         columns: Sequence[str] | None = None,
-        where: Any = None,
-        multiplicity: str = "rows",
+        where: Where | None = None,
+        multiplicity: Multiplicity = "rows",
         timeout: float | None = WAIT_S,
     ) -> Snapshot:
         """The collection as of a time; the newest complete one if none is named. Waits while it is not complete.
@@ -190,7 +195,7 @@ class Collection(OneProcess):
         until: Moment | None = None,
         *,
         columns: Sequence[str] | None = None,
-        where: Any = None,
+        where: Where | None = None,
         images: bool = False,
         timeout: float | None = WAIT_S,
     ) -> Changes:
@@ -207,7 +212,7 @@ class Collection(OneProcess):
         upper: Moment | None = None,
         *,
         columns: Sequence[str] | None = None,
-        where: Any = None,
+        where: Where | None = None,
     ) -> Updates:
         """Every update that was written at a time from `lower` to before `upper`, and that is not sealed yet."""
         return unsealed.unsealed(self._access, lower, upper, columns, where)
@@ -217,8 +222,8 @@ class Collection(OneProcess):
         as_of: Moment | None = None,
         *,
         columns: Sequence[str] | None = None,
-        where: Any = None,
-        multiplicity: str = "rows",
+        where: Where | None = None,
+        multiplicity: Multiplicity = "rows",
         timeout: float | None = WAIT_S,
     ) -> Contents:
         """Read what is sealed and what is not sealed yet together: a snapshot and the unsealed updates of one state.
@@ -232,7 +237,7 @@ class Collection(OneProcess):
         *,
         until: Moment | None = None,
         columns: Sequence[str] | None = None,
-        where: Any = None,
+        where: Where | None = None,
         timeout: float | None = WAIT_S,
     ) -> Updates:
         """Every (row, time, diff), times advanced to since, not accumulated. Only what is complete."""
@@ -243,14 +248,12 @@ class Collection(OneProcess):
         as_of: Moment | None = None,
         *,
         columns: Sequence[str] | None = None,
-        where: Any = None,
+        where: Where | None = None,
         snapshot: bool = True,
         timeout: float | None = None,
     ) -> ChangeFeed:
         """A feed: the rows as of a time, then changes and progress as they come."""
-        self._access.committer.check_writable(
-            ", and a feed holds history while it is read: listen(), or ask for changes(after=...) now and then instead"
-        )
+        self._access.committer.check_writable(", and a feed holds history while it is read", Hint("listen"))
         state = self._access.state()
         if state.arity != 1:
             raise UsageError("a feed needs totally ordered times: this collection has several coordinates")
@@ -263,7 +266,7 @@ class Collection(OneProcess):
         self,
         *,
         columns: Sequence[str] | None = None,
-        where: Any = None,
+        where: Where | None = None,
         snapshot: bool = True,
         timeout: float | None = None,
         callback: Callable[[CommitEvent], object] | None = None,
@@ -282,7 +285,7 @@ class Collection(OneProcess):
 
     def lookup(
         self,
-        keys: Any = None,
+        keys: RowsLike | None = None,
         as_of: Moment | None = None,
         *,
         between: tuple[Any, Any] | None = None,
@@ -301,7 +304,7 @@ class Collection(OneProcess):
             table = rows.to_arrow()
         return to_dicts(table) if isinstance(keys, Mapping) and between is None else table
 
-    def count(self, as_of: Moment | None = None, *, where: Any = None, timeout: float | None = WAIT_S) -> int:
+    def count(self, as_of: Moment | None = None, *, where: Where | None = None, timeout: float | None = WAIT_S) -> int:
         """How many rows there are as of a time."""
         with self.snapshot(as_of, where=where, timeout=timeout) as rows:
             return rows.count()
@@ -326,7 +329,7 @@ class Collection(OneProcess):
             return holds.take_critical(self._access, critical, time, token)
         return holds.take_hold(self._access, time, to_ms(ttl) if ttl is not None else None)
 
-    def expire(self, before: Progress, *, ahead: bool = False) -> Expired:
+    def expire(self, before: Progress, *, ahead: bool = False) -> ExpireResult:
         """Let history before a time go: reads before it fail from now on, unless somebody holds it.
 
         The newest complete time stays readable, whatever is asked, unless `ahead` says that times which are not
@@ -335,7 +338,7 @@ class Collection(OneProcess):
         """
         *commands, retain = expiring(self._access, before, ahead=ahead)
         *_, reply = self._access.committer.commit(*((self.id, each) for each in (*commands, retain)))
-        return Expired(self._access.frontier_of(before), reply.since, reply.held_by)
+        return ExpireResult(self._access.frontier_of(before), reply.since, reply.held_by)
 
     def retain(self, duration: Policy) -> None:
         """Keep history for so long, as a standing policy that maintenance carries out; None: for ever.

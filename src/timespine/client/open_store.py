@@ -13,6 +13,7 @@ from timespine.client.load.file_source import as_path
 from timespine.client.store import Store
 from timespine.config import DEFAULT, Config
 from timespine.errors import CorruptionError, TimespineError, UsageError, shown
+from timespine.hints import Hint
 from timespine.location import sqlite
 from timespine.location.durable import PRIVATE_FILE, PRIVATE_FOLDER, make_folders, refuse_links, shared_modes
 from timespine.location.local import LocalBlob
@@ -105,7 +106,7 @@ def _missing_log(root: pathlib.Path) -> TimespineError:
     log = root / CONSENSUS
     mark = log.with_name(CONSENSUS + MARK_SUFFIX)
     if not mark.is_file():
-        return UsageError(f"there is no store in {root}: create it with timespine.open(path) or `timespine init`")
+        return UsageError(f"there is no store in {root}", hint=Hint("create-store"))
     return CorruptionError(
         f"{log} is gone, although its mark {mark} is there: the log of this store was deleted or moved; "
         "restore the store from a copy, or remove the whole store to start anew"

@@ -1,4 +1,4 @@
-"""What writes answer to their callers."""
+"""The results that writes give to their callers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
 
-class Committed(msgspec.Struct, frozen=True):
-    """What an append came to."""
+class CommitResult(msgspec.Struct, frozen=True):
+    """The result of an append, or of a change of rows."""
 
     time: int | Time | None
     """The time of its updates; None if they have several, or there are none."""
@@ -21,8 +21,8 @@ class Committed(msgspec.Struct, frozen=True):
     """The number of the state that has them: that of its commit; if nothing was changed, of the state that was read."""
 
 
-class Written(msgspec.Struct, frozen=True):
-    """What a write came to."""
+class WriteResult(msgspec.Struct, frozen=True):
+    """The result of a write ahead of the seal."""
 
     number: int | None
     """Its number among the writes of the collection; None if there was nothing to write."""
@@ -38,8 +38,8 @@ class Written(msgspec.Struct, frozen=True):
     """The number of the state that has them: that of its commit; None if there was nothing to write."""
 
 
-class Sealed(msgspec.Struct, frozen=True):
-    """What a seal came to."""
+class SealResult(msgspec.Struct, frozen=True):
+    """The result of a seal."""
 
     upper: Frontier
     """The collection is complete below this now."""
@@ -47,5 +47,5 @@ class Sealed(msgspec.Struct, frozen=True):
     """The number of the state that says so: that of its commit, if it was not so before."""
 
 
-NOTHING = Written(None, 0, None, None)
+NOTHING = WriteResult(None, 0, None, None)
 """The answer to a write of no rows."""

@@ -22,7 +22,7 @@ from timespine.client.catalog.retention import (
     policy_of_store,
     retention_of,
 )
-from timespine.client.catalog.same_definition import check_alike, check_merging, rule_of
+from timespine.client.catalog.same_definition import check_alike
 from timespine.client.close_store import end_background
 from timespine.client.collection import Collection
 from timespine.client.commit.driver import Driver, fresh_id
@@ -32,14 +32,15 @@ from timespine.client.diagnostics.metrics import of_store
 from timespine.client.handles import Handles
 from timespine.client.load import bulk_load, file_source
 from timespine.client.maintenance.heartbeat import Heart
-from timespine.client.maintenance.report import Report, said
+from timespine.client.maintenance.report import MaintenanceReport, said
 from timespine.client.maintenance.scheduler import Maintenance
-from timespine.client.maintenance.vacuum import Vacuumed, vacuum
+from timespine.client.maintenance.vacuum import VacuumResult, vacuum
 from timespine.client.process_guard import OneProcess
 from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.leases import Leases
 from timespine.client.read.multi_snapshot import MultiSnapshot, snapshot_many
-from timespine.client.results import Sealed
+from timespine.client.results import SealResult
+from timespine.client.signatures import IfExists, Multiplicity, Timeline
 from timespine.client.time_args import Moment, Progress, checked_clock, to_time
 from timespine.client.write.transaction import Transaction, as_list
 from timespine.columnar.merge_engine import Engine
@@ -48,9 +49,9 @@ from timespine.columnar.parts.hollow_run import count
 from timespine.columnar.schema.schema import Schema, infer
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
-from timespine.core.spine.layers import Merging
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import ClosedError, CollectionExists, TimespineError, Unavailable, UsageError, shown
+from timespine.hints import Hint
 from timespine.location.blob import Blob
 from timespine.location.consensus import WRITES_MAX, Consensus
 from timespine.locks import Lock
@@ -58,7 +59,7 @@ from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.pool import Pool
 
-LOAD_OPTIONS = ("timeline", "retain", "forget_within", "if_exists", "merging")
+LOAD_OPTIONS = ("timeline", "retain", "forget_within", "if_exists")
 """What `load` takes besides what it names itself: options of `create`."""
 
 READ_THREADS = 4
@@ -143,12 +144,11 @@ class Store(OneProcess):
         schema: Any = None,
         cluster: Sequence[str] = (),
         arity: int = 1,
-        timeline: str = "clock",
-        retain: Any = None,
-        forget_within: Any = None,
+        timeline: Timeline = "clock",
+        retain: Policy = None,
+        forget_within: Policy = None,
         replace: bool = False,
-        if_exists: str = "error",
-        merging: str | None = None,
+        if_exists: IfExists = "error",
     ) -> Collection:
         """Create a collection. `if_exists="open"` opens one of the same shape; `replace=True` takes its name over.
 
@@ -156,37 +156,31 @@ class Store(OneProcess):
         text such as "id bigint, name string", an Arrow schema or a StructType of Spark; then `key` names columns.
         The name of a collection that was dropped stays blocked, unless `replace=True` takes it.
         "The same shape": the same schema, or one that it had before it was evolved, the same timeline and, if given,
-        the same `retain`, `forget_within` and `merging`.
-        `merging` is the rule by which its batches are merged, for good: "fueled", unless given, bounds the batches that
-        a reader meets; "by level" (`timespine.core.spine.policy_leveled`) never merges what has not expired yet.
+        the same `retain` and `forget_within`.
         """
         made = shape_of(key, value, schema, cluster, arity)
-        options = {"replace": replace, "if_exists": if_exists, "merging": merging, "forget_within": forget_within}
+        options: dict[str, Any] = {"replace": replace, "if_exists": if_exists, "forget_within": forget_within}
         return self._create(name, made, timeline, retain, **options)[0]
 
     def _create(
         self,
         name: str,
         made: Schema,
-        timeline: str = "clock",
-        retain: Any = None,
+        timeline: Timeline = "clock",
+        retain: Policy = None,
         *,
         replace: bool = False,
-        if_exists: str = "error",
-        merging: str | None = None,
-        forget_within: Any = None,
+        if_exists: IfExists = "error",
+        forget_within: Policy = None,
     ) -> tuple[Collection, bool]:
         """A collection of that name and shape, and whether it is new."""
         if if_exists not in ("error", "open"):
             raise UsageError(f"if_exists is 'error' or 'open', not {shown(if_exists)}")
-        rule = rule_of(merging)
         self._committer.check_writable()
         entry = entry_of(name, made, timeline, retain, self._shared.clock(), forget_within)
         if replace:
             self.check_replaceable(name)
-        found, new = self._catalog.create(
-            name, entry, made.encode(), made.arity, rule or Merging.FUELED, replace=replace
-        )
+        found, new = self._catalog.create(name, entry, made.encode(), made.arity, replace=replace)
         if replace:
             self._dropping.close()
         if not new and if_exists == "error":
@@ -195,7 +189,6 @@ class Store(OneProcess):
         if not new:
             state = collection._access.state()
             check_alike(name, (found, [decoded_schema(each) for each in state.schemas]), (entry, made))
-            check_merging(name, state.trace.merging, rule)
         return collection, new
 
     def adopt(self, access: Access, *, replace: bool) -> None:
@@ -266,7 +259,7 @@ class Store(OneProcess):
         """Make a collection of an existing Parquet file, folder of files, or Delta table, in one commit.
 
         With `replace` the rows are loaded first, and take over the name when all are there. Further options are
-        those of `create`: `timeline`, `retain`, `forget_within`, `if_exists`, `merging`.
+        those of `create`: `timeline`, `retain`, `forget_within`, `if_exists`.
         """
         self._committer.check_writable()
         unknown = next((option for option in options if option not in LOAD_OPTIONS), None)
@@ -299,7 +292,9 @@ class Store(OneProcess):
         self._committer.check_writable()
         return Transaction(self._found, self._committer, Nursery(self, self._shared, self._catalog))
 
-    def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Progress) -> dict[str, Sealed]:
+    def seal(
+        self, collections: str | Collection | Sequence[str | Collection], upper: Progress
+    ) -> dict[str, SealResult]:
         """Say of some collections, all or none, that nothing more comes before a time; by name, what it came to."""
         with self.transaction() as transaction:
             transaction.seal(collections, upper)
@@ -311,7 +306,7 @@ class Store(OneProcess):
         collections: Sequence[str | Collection],
         as_of: Moment | None = None,
         *,
-        multiplicity: str = "rows",
+        multiplicity: Multiplicity = "rows",
         timeout: float | None = WAIT_S,
     ) -> MultiSnapshot:
         """Several collections as of one time; the largest that is complete in all of them, if none is named."""
@@ -325,7 +320,7 @@ class Store(OneProcess):
 
     # Maintenance.
 
-    def maintain(self, *names: str, sweep: bool = False) -> Report:
+    def maintain(self, *names: str, sweep: bool = False) -> MaintenanceReport:
         """Do now what the background does: merges, rollups, garbage collection, expiry."""
         self._committer.check_writable()
         self._learn(self._catalog.read())
@@ -338,7 +333,7 @@ class Store(OneProcess):
             report.skipped += buried.skipped
         return report
 
-    def vacuum(self, *, dry_run: bool = True) -> Vacuumed:
+    def vacuum(self, *, dry_run: bool = True) -> VacuumResult:
         """Find blobs that nobody can reach, and delete them unless it is a dry run."""
         if not dry_run:
             self._committer.check_writable()
@@ -443,7 +438,7 @@ class Store(OneProcess):
         """CollectionInUse if there is a critical hold on what has a name: no process could release it afterwards."""
         known = self._catalog.read().entries.get(check_name(name))
         if known is not None:
-            self._dropping.check_unheld(name, known.id, f"drop it first with store.drop({name!r}, force=True)")
+            self._dropping.check_unheld(name, known.id, Hint("release-or-drop", {"name": name}))
 
     def _learn(self, names: Names) -> None:
         """Take over what others changed about collections that are open here: names, and how long history is kept."""

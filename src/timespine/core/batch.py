@@ -93,7 +93,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class HollowBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A batch without its rows."""
+    """The description of a batch whose rows are in blobs."""
 
     desc: Description
     """The times it speaks for, and from when on it is exact."""

@@ -20,6 +20,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from timespine.core.batch import Count, HollowBatch, Part
+from timespine.core.encoding.flat_spine import Id
 from timespine.core.spine.layers import Merging
 from timespine.core.spine.spine import Spine, empty_spine
 from timespine.core.totals import NOTHING, Totals
@@ -151,24 +152,20 @@ class Status(enum.IntEnum):
     """A tombstone: closed, released by every reader, and emptied. Stays so."""
 
 
-class State(msgspec.Struct, frozen=True, gc=False):
-    """One collection as of one sequence number."""
+class Fields(msgspec.Struct, frozen=True, gc=False):
+    """What a state is made of besides its batches: stored as it is (`core/encoding/codec.py`)."""
 
     collection: str
     """Its id: the first segment of all its blobs, and its key in consensus."""
     arity: int
     """Coordinates per time."""
-    seqno: int
+    seqno: Count
     """How many commits there were before this state."""
     upper: Frontier
     """The collection is complete below this."""
-    trace: Spine
-    """The batches; may lag behind `upper` until unsealed updates are drained into it."""
     retention: Frontier
     """The built-in hold that `expire` moves."""
-    unsealed: Forest = Forest()
-    """Written ahead of the seal, in order of their number."""
-    unsealed_next: int = 0
+    unsealed_next: Count = 0
     """The number of the next write."""
     readers: dict[str, Reader] = {}
     """Leased readers by id."""
@@ -184,11 +181,11 @@ class State(msgspec.Struct, frozen=True, gc=False):
     """Schemas by id. Opaque here."""
     rollups: dict[int, Rollup] = {}
     """Rollups by the sequence number of the state they hold."""
-    claims: dict[tuple[int, int], Claim] = {}
+    claims: dict[Id, Claim] = {}
     """Soft claims on merges by the id of the fueled batch."""
     history: tuple[HistoryEntry, ...] = ()
     """What was committed when, bounded, for times not below since."""
-    inline_bytes: int = 0
+    inline_bytes: Count = 0
     """Data that lives in the state itself."""
     totals: Totals = NOTHING
     """What it has cost so far."""
@@ -198,6 +195,15 @@ class State(msgspec.Struct, frozen=True, gc=False):
     """Where the collection is in its life."""
     turn: Turn | None = None
     """The last turn that a change claimed; None: none ever was."""
+
+
+class State(Fields, frozen=True, gc=False, kw_only=True):
+    """One collection as of one sequence number."""
+
+    trace: Spine
+    """The batches; may lag behind `upper` until unsealed updates are drained into it."""
+    unsealed: Forest = Forest()
+    """Written ahead of the seal, in order of their number."""
 
     @property
     def since(self) -> Frontier:
@@ -245,7 +251,7 @@ def new_state(collection: str, arity: int = 1, merging: Merging = Merging.FUELED
     """The state of a collection at its creation, as sequence number 0."""
     check_segment(collection, "collection id")
     minimum = Frontier.minimum(check_arity(arity))
-    return State(collection, arity, 0, minimum, empty_spine(arity, merging), minimum)
+    return State(collection, arity, 0, minimum, minimum, trace=empty_spine(arity, merging))
 
 
 def settle_since(state: State, now_ms: int) -> State:

@@ -80,8 +80,6 @@ FIELDS = Totals.__struct_fields__
 
 def increase(old: Totals, new: Totals) -> dict[Place, Count]:
     """What a diff says: by the place of the field, how much more there is."""
-    if old is new:
-        return {}
     pairs = ((place, getattr(new, name) - getattr(old, name)) for place, name in enumerate(FIELDS))
     return {place: by for place, by in pairs if by}
 

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from timespine.errors import CorruptionError, Determinate, TimespineError, UsageError
+from timespine.errors import CorruptionError, Determinate, ReadOnlyStore, TimespineError, UsageError
 from timespine.location.sqlite_file import SqliteFile
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class SqliteFileAtRest(SqliteFile):
 
     def write(self, work: object) -> NoReturn:
         """Refused."""
-        raise UsageError(f"{self.path} is open for reading only")
+        raise ReadOnlyStore(f"{self.path} is open for reading only")
 
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         for _ in range(LOOKS):

@@ -43,23 +43,26 @@ def __getattr__(name: str) -> Any:
 
 def drop_sink(collection: Collection, name: str) -> int:
     """Forget a streaming sink, by its name or the id of its query; how many records there were of it."""
+    from timespine.client.engines import access_of
     from timespine.spark.stream.sink_progress import drop_sink
 
-    return drop_sink(collection._access, name)
+    return drop_sink(access_of(collection), name)
 
 
 def drop_reads(collection: Collection) -> int:
     """End what `spark.read` and `register` hold of a collection, before its term; how many leases that were."""
+    from timespine.client.engines import access_of
     from timespine.spark.read.read_leases import drop_reads
 
-    return drop_reads(collection._access)
+    return drop_reads(access_of(collection))
 
 
 def drop_hold(collection: Collection, name: str) -> bool:
     """End the hold of a stream that will not go on; whether there was one."""
+    from timespine.client.engines import access_of
     from timespine.spark.read.stream_reader import drop_hold
 
-    return drop_hold(collection._access, name)
+    return drop_hold(access_of(collection), name)
 
 
 __all__ = [

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 
-from timespine.client.context import Access
+from timespine.client.engines import Access
 from timespine.client.open_store import BLOBS
 from timespine.columnar.parts.cache import PartCache
 from timespine.columnar.scan.slice import CACHE_BYTES
@@ -17,7 +17,7 @@ from timespine.location.local import LocalBlob
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlobLocation:
     """A store, as tasks know it. It travels with every task."""
 
     location: str
@@ -38,11 +38,11 @@ class Place:
         return os.path.join(self.location, BLOBS, *key.split("/"))
 
 
-def place_of(access: Access) -> Place:
+def blob_location_of(access: Access) -> BlobLocation:
     """Where tasks find the blobs of a collection."""
     if not access.shared.location:
         raise UsageError("this store is not in a folder that executors could open")
-    return Place(os.path.abspath(access.shared.location), access.config)
+    return BlobLocation(os.path.abspath(access.shared.location), access.config)
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE
+from timespine.client.engines import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE
 
 COMMIT_VERSION, COMMIT_TIMESTAMP = "_commit_version", "_commit_timestamp"
 """The columns of a feed that say when: the time, and its moment if it is one of the wall clock."""
@@ -22,27 +22,27 @@ KINDS = {
 }
 """What logs call the kinds of changes, in lower case."""
 
-COMES = (INSERT, POSTIMAGE, UPSERT, "update")
-"""The row takes the place of what is there with its key."""
+UPSERT_KINDS = (INSERT, POSTIMAGE, UPSERT, "update")
+"""The row replaces the one with its key."""
 
-GOES = (DELETE,)
-"""What is there with its key goes."""
+DELETE_KINDS = (DELETE,)
+"""The row with this key is deleted."""
 
-PASSED_OVER = (PREIMAGE,)
-"""Says nothing that the others do not."""
+IGNORED_KINDS = (PREIMAGE,)
+"""The other kinds say the same."""
 
 __all__ = [
     "CHANGE_TYPE",
-    "COMES",
     "COMMIT_TIMESTAMP",
     "COMMIT_VERSION",
     "DELETE",
-    "GOES",
+    "DELETE_KINDS",
+    "IGNORED_KINDS",
     "INSERT",
     "KINDS",
-    "PASSED_OVER",
     "POSTIMAGE",
     "PREIMAGE",
     "SEQUENCE",
     "UPSERT",
+    "UPSERT_KINDS",
 ]

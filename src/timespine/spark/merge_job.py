@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from timespine.client.commit.driver import fresh_id
+from timespine.client.engines import fresh_id
 from timespine.client.store import Store
 from timespine.columnar.merge_engine import Engine, Work
 from timespine.columnar.parts.cache import PartCache
@@ -28,7 +28,7 @@ from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Part, Run
 from timespine.errors import CorruptionError
-from timespine.spark.blob_location import Place
+from timespine.spark.blob_location import BlobLocation
 from timespine.spark.read.read_task import Batches
 from timespine.spark.setup.workers import check_workers
 
@@ -52,7 +52,7 @@ _SCHEMA = pa.schema([pa.field("place", pa.int32()), pa.field("parts", pa.binary(
 class Merging:
     """What a task needs to know to merge a range."""
 
-    place: Place
+    place: BlobLocation
     """Where the blobs are."""
     schemas: tuple[bytes, ...]
     """The schemas of the collection."""
@@ -63,7 +63,7 @@ class Merging:
 @contextlib.contextmanager
 def merging_on(store: Store, spark: SparkSession, *, least_rows: int = LEAST_ROWS) -> Iterator[None]:
     """While this is open, merges of so many updates or more are done by the executors of a session."""
-    place = Place(store.location, store._shared.config)
+    place = BlobLocation(store.location, store._shared.config)
 
     def elsewhere(work: Work, schemas: Sequence[Schema], parts: Parts) -> list[Part] | None:
         if sum(part.rows for run in work.runs for part in run.parts) < least_rows:
@@ -78,7 +78,7 @@ def merging_on(store: Store, spark: SparkSession, *, least_rows: int = LEAST_ROW
 
 
 def _merged(
-    spark: SparkSession, place: Place, work: Work, schemas: Sequence[Schema], parts: Parts
+    spark: SparkSession, place: BlobLocation, work: Work, schemas: Sequence[Schema], parts: Parts
 ) -> list[Part] | None:
     """Merge by tasks; the parts of all ranges, one after the other. None if keys cannot be cut into ranges."""
     works = ranges(work, schemas[-1], parts)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from timespine.client.time_args import to_ms
+from timespine.client.engines import to_ms
 from timespine.errors import UsageError, shown
 from timespine.ids import check_segment
 from timespine.spark.names import local_path

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client.write.delta import keys_of
-from timespine.client.write.prepare import refuse_missing
+from timespine.client.engines import keys_of, refuse_missing
 from timespine.columnar.ingest.cast import mismatch
 from timespine.columnar.ingest.to_arrow import check_names
 from timespine.columnar.schema.schema import Schema, is_reserved
@@ -32,29 +31,29 @@ _WIDER = {
 
 
 @lru_cache(maxsize=1024)
-def carried(kind: pa.DataType) -> pa.DataType:
-    """The Arrow type in which Spark takes the values of a type."""
+def to_spark_type(kind: pa.DataType) -> pa.DataType:
+    """Give the Arrow type in which Spark takes the values of a type."""
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp("us", "UTC")
     if pa.types.is_list(kind):
-        return pa.list_(pa.field("element", carried(kind.value_type)))
+        return pa.list_(pa.field("element", to_spark_type(kind.value_type)))
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, carried(field.type)) for field in kind])
+        return pa.struct([pa.field(field.name, to_spark_type(field.type)) for field in kind])
     return _WIDER.get(kind, kind)
 
 
-def carried_schema(schema: pa.Schema) -> pa.Schema:
+def to_spark_schema(schema: pa.Schema) -> pa.Schema:
     """The Arrow schema in which Spark takes rows of a schema."""
-    return pa.schema([pa.field(field.name, carried(field.type), field.nullable) for field in schema])
+    return pa.schema([pa.field(field.name, to_spark_type(field.type), field.nullable) for field in schema])
 
 
-def carried_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows as Spark takes them, with the columns of a schema that `carried_schema` made."""
-    columns = [_carried_column(table.column(field.name), field.type) for field in schema]
+def to_spark_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows as Spark takes them, with the columns of a schema that `to_spark_schema` made."""
+    columns = [_to_spark_column(table.column(field.name), field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _carried_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+def _to_spark_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     return column if column.type.equals(kind, check_metadata=True) else column.cast(kind)
 
 
@@ -62,7 +61,7 @@ def struct_type(schema: pa.Schema) -> StructType:
     """The same columns as Spark names their types."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return from_arrow_schema(carried_schema(schema))
+    return from_arrow_schema(to_spark_schema(schema))
 
 
 def columns_of(schema: StructType) -> pa.Schema:
@@ -100,7 +99,7 @@ def check_frame(given: Any, schema: Schema, extra: tuple[str, ...] = ()) -> None
         if field.name in extra and field.name not in (*schema.names, *schema.system_names):
             continue
         wanted = pa.int64() if field.name in schema.system_names else schema.types[field.name]
-        reason = mismatch(carried_back(field.type, wanted), wanted)
+        reason = mismatch(unsigned_type(field.type, wanted), wanted)
         if reason is not None:
             raise UsageError(f"column {shown(field.name)} {reason}")
 
@@ -121,25 +120,25 @@ def check_keys(given: StructType, schema: Schema) -> list[str]:
     return list(keys.names)
 
 
-def carried_back(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
-    """The type as which a column of Spark is looked at: a number that stands for an unsigned one is one."""
+def unsigned_type(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+    """Give the type of a column of Spark, with the unsigned types that its numbers stand for."""
     if wanted == pa.uint64() and pa.types.is_decimal(given) and given.scale == 0:
         return wanted
     if pa.types.is_list(wanted) and pa.types.is_list(given):
-        return pa.list_(given.value_field.with_type(carried_back(given.value_type, wanted.value_type)))
+        return pa.list_(given.value_field.with_type(unsigned_type(given.value_type, wanted.value_type)))
     if pa.types.is_struct(wanted) and pa.types.is_struct(given):
         kinds = {field.name: field.type for field in wanted}
-        fields = [field.with_type(carried_back(field.type, kinds.get(field.name, field.type))) for field in given]
+        fields = [field.with_type(unsigned_type(field.type, kinds.get(field.name, field.type))) for field in given]
         return pa.struct(fields)
     return given
 
 
-def brought_back(batch: pa.RecordBatch, schema: Schema) -> pa.Table:
-    """A batch that Spark gave, with decimals that stand for unsigned numbers as numbers."""
+def from_spark_batch(batch: pa.RecordBatch, schema: Schema) -> pa.Table:
+    """Convert a batch of Spark: decimals that stand for unsigned numbers become numbers."""
     table = pa.Table.from_batches([batch])
     for place, field in enumerate(table.schema):
         wanted = schema.types.get(field.name)
-        known = field.type if wanted is None else carried_back(field.type, wanted)
+        known = field.type if wanted is None else unsigned_type(field.type, wanted)
         if known != field.type:
             try:
                 table = table.set_column(place, field.name, table.column(place).cast(known))

@@ -154,7 +154,7 @@ Step = Callable[[DrawFn, Spine], Spine]
 
 
 def _insert(draw: DrawFn, spine: Spine) -> Spine:
-    return spine if spine.upper.is_closed else spine.insert_quietly(draw(next_batches(spine)))
+    return spine if spine.upper.is_closed else spine.insert(draw(next_batches(spine)))
 
 
 def _apply(draw: DrawFn, spine: Spine) -> Spine:

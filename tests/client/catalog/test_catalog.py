@@ -14,7 +14,7 @@ from timespine.client.catalog import catalog
 from timespine.client.catalog.catalog import FOR_EVER, LOG, Catalog, Entry, Names, decode, encode
 from timespine.client.maintenance.scheduler import EXPIRE_S
 from timespine.columnar.schema.schema import define
-from timespine.core.envelope import Kind, seal
+from timespine.core.encoding.envelope import Kind, seal
 from timespine.errors import (
     ClosedError,
     CorruptionError,
@@ -92,7 +92,7 @@ def test_what_exists_is_opened_if_it_has_the_same_shape_and_refused_otherwise(pl
         store.create("orders", key=KEY, value={"v": "int64"}, timeline="counter", if_exists="open")
     with pytest.raises(UsageError, match="another schema"):
         store.create("orders", key=KEY, value={"v": "string"}, arity=2, timeline="counter", if_exists="open")
-    with pytest.raises(UsageError, match="timeline='counter', not timeline='clock'"):
+    with pytest.raises(UsageError, match="timeline 'counter', not 'clock'"):
         store.create("orders", key=KEY, value={"v": "string"}, if_exists="open")
     with pytest.raises(UsageError, match="exists"):
         store.create("orders", key=KEY, value={"v": "string"})
@@ -142,12 +142,12 @@ def test_a_policy_that_is_not_that_of_what_exists_is_refused_and_changes_nothing
     for same in ("7 days", "168 h", None):
         assert store.create("orders", key=KEY, retain=same, if_exists="open").id == orders.id
     with pytest.raises(
-        UsageError, match=r"retain=604800000 ms, not retain=691200000 ms: change it with store\['orders'\].retain"
+        UsageError, match=r"retain=604800000 ms, not retain=691200000 ms; change it with store\['orders'\].retain"
     ):
         store.create("orders", key=KEY, retain="8 days", if_exists="open")
-    with pytest.raises(UsageError, match="retain=604800000 ms, not retain='for ever': change it"):
+    with pytest.raises(UsageError, match="retain=604800000 ms, not retain='for ever'; change it"):
         store.create("orders", key=KEY, retain="for ever", if_exists="open")
-    with pytest.raises(UsageError, match="no retain of its own, not retain=604800000 ms: change it"):
+    with pytest.raises(UsageError, match="no retain of its own, not retain=604800000 ms; change it"):
         store.create("plain", key=KEY, retain="7 days", if_exists="open")
     kept = {name: entry.retain_ms for name, entry in store._catalog.read().entries.items()}
     assert kept == {"orders": 7 * 86_400_000, "plain": None}
@@ -347,7 +347,7 @@ def test_the_name_of_a_dropped_collection_stays_blocked_until_replace_takes_it(p
         assert store.drop("orders") is True
         for again in (store, place.open()):
             for if_exists in ("error", "open"):
-                with pytest.raises(UsageError, match="was dropped, and its name stays blocked: pass replace=True"):
+                with pytest.raises(UsageError, match="was dropped, and its name stays blocked; pass replace=True"):
                     again.create("orders", key=KEY, timeline="counter", if_exists=if_exists)
     store.maintain()
     names = place.open()._catalog.read()
@@ -408,7 +408,7 @@ def test_a_collection_cannot_be_renamed_onto_a_dropped_name_and_leaves_no_block_
     store.create("gone", key=KEY)
     store.drop("gone")
     orders = store.create("orders", key=KEY)
-    with pytest.raises(UsageError, match="gone was dropped, and its name stays blocked: give another name"):
+    with pytest.raises(UsageError, match="gone was dropped, and its name stays blocked; give another name"):
         store.rename("orders", "gone")
     store.rename("orders", "sales")
     assert store.create("orders", key=KEY).id != orders.id
@@ -451,7 +451,7 @@ def test_what_is_under_a_critical_hold_is_not_dropped_or_replaced_unless_forced(
         lambda: store.create("orders", key=KEY, replace=True),
         lambda: store.load("orders", tmp_path / "rows.parquet", key=["n"], replace=True),
     ):
-        with pytest.raises(UsageError, match=r"critical holds \(backup\): release them, or .*force=True"):
+        with pytest.raises(UsageError, match=r"critical holds \(backup\); release them, or .*force=True"):
             refused()
     assert store["orders"].id == orders.id
     orders.append([{"n": 2}])  # it is as it was

@@ -7,7 +7,8 @@ from places import BLOBS, QUICK, Script, in_threads
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from timespine.client.diagnostics.metrics import GAUGES, of_collection, register
+from timespine.client.diagnostics.metrics import GAUGES, of_collection
+from timespine.client.diagnostics.prometheus import register
 from timespine.config import Config
 from timespine.core.batch import Part
 from timespine.core.state import State

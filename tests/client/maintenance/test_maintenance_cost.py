@@ -3,6 +3,7 @@
 The background does between two steps of the clock what its thread would do in that time.
 """
 
+import functools
 import random
 from collections import Counter
 
@@ -12,12 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import BLOBS, Place, Script
 
+from timespine.client.catalog import catalog
 from timespine.client.maintenance.scheduler import REST_S
 from timespine.columnar.parts.inline import decode_inline
 from timespine.config import Config
 from timespine.core.encoding.codec import decode_diff, decode_state
-from timespine.core.envelope import Kind, kind_of
-from timespine.core.state import Forgetting
+from timespine.core.encoding.envelope import Kind, kind_of
+from timespine.core.spine.layers import Merging
+from timespine.core.state import Forgetting, new_state
 from timespine.core.upkeep import GARBAGE_MIN, run_count, written_rows_max
 
 HOUR_S = 3600.0
@@ -133,10 +136,11 @@ def test_the_log_of_commits_without_rows_is_cut(place):
 
 
 @pytest.mark.parametrize("retain", [None, "10 min"])
-@pytest.mark.parametrize("merging", ["fueled", "by level"])
-def test_upserts_stay_within_the_bound(place, retain, merging):
+@pytest.mark.parametrize("merging", Merging)
+def test_upserts_stay_within_the_bound(place, retain, merging, monkeypatch):
+    monkeypatch.setattr(catalog, "new_state", functools.partial(new_state, merging=merging))
     store = place.open(config=BLOBS)
-    collection = create(store, retain=retain, merging=merging)
+    collection = create(store, retain=retain)
     for number in range(40):
         collection.upsert(rows(20, of=100, seed=number))
         passing(store, place.clock, 60.0, step=30.0)

@@ -1,11 +1,16 @@
-"""Collections that are merged by level: chosen when they are made, and like all others to whoever reads them."""
+"""Collections whose spine merges by level (no option of a store: docs/design/0012) are like all others to readers."""
+
+import functools
 
 import pytest
 from places import counted
 
+from timespine.client.catalog import catalog
 from timespine.client.maintenance.scheduler import REST_S
 from timespine.config import Config
-from timespine.errors import SinceError, UsageError
+from timespine.core.spine.layers import Merging
+from timespine.core.state import new_state
+from timespine.errors import SinceError
 
 OFTEN = Config(retry_pause_ms=1, storage_attempts=3, inline_part_bytes=1, rollup_seqnos=16)
 """Everything in blobs, and rollups after a few commits."""
@@ -13,8 +18,14 @@ OFTEN = Config(retry_pause_ms=1, storage_attempts=3, inline_part_bytes=1, rollup
 KEY = {"k": "int64"}
 
 
+@pytest.fixture(autouse=True)
+def by_level(monkeypatch):
+    """Every collection that a test creates is merged by level."""
+    monkeypatch.setattr(catalog, "new_state", functools.partial(new_state, merging=Merging.BY_LEVEL))
+
+
 def create(store, name="orders", **options):
-    options = {"key": KEY, "value": {"v": "string"}, "timeline": "counter", "merging": "by level", **options}
+    options = {"key": KEY, "value": {"v": "string"}, "timeline": "counter", **options}
     return store.create(name, **options)
 
 
@@ -57,7 +68,7 @@ def test_maintenance_merges_what_expired_and_nothing_else_and_no_snapshot_change
     assert store.maintain().merges == 0
 
     other = place.open(config=OFTEN)["orders"]
-    assert (other.inspect().merging, levels(other)) == ("by level", [4, 0, 1, 1])
+    assert (other._access.state().trace.merging, levels(other)) == (Merging.BY_LEVEL, [4, 0, 1, 1])
     fill(other, 4, first=16)
     other.expire(before=20)
     store.maintain()
@@ -133,33 +144,6 @@ def test_the_output_of_an_answer_that_came_too_late_is_deleted(place, monkeypatc
     assert not written & set(place.blobs(f"{orders.id}/"))
     assert store._upkeep.session.counters["merges dropped"] == 1
     assert as_of(orders, 2) == {(n, f"v{n}"): 1 for n in range(3)}
-
-
-# Choosing it.
-
-
-def test_the_rule_is_chosen_when_a_collection_is_made_and_stays(place):
-    store = place.open()
-    orders = create(store)
-    assert orders.inspect().merging == orders.inspect().to_dict()["merging"] == "by level"
-    plain = create(store, "plain", merging=None)
-    assert plain.inspect().merging == create(store, "same", merging="fueled").inspect().merging == "fueled"
-    for merging in (None, "by level"):
-        assert create(store, merging=merging, if_exists="open").id == orders.id
-    with pytest.raises(UsageError, match="collection orders is merged 'by level' and stays so: leave out merging="):
-        create(store, merging="fueled", if_exists="open")
-    with pytest.raises(UsageError, match="collection plain is merged 'fueled' and stays so"):
-        create(store, "plain", if_exists="open")
-    replaced = create(store, merging=None, replace=True)
-    assert (replaced.id != orders.id, replaced.inspect().merging) == (True, "fueled")
-
-
-@pytest.mark.parametrize("wrong", ["level", "BY_LEVEL", 1, [], b"fueled"])
-def test_a_rule_that_there_is_not_is_refused_and_nothing_is_made(place, wrong):
-    store = place.open()
-    with pytest.raises(UsageError, match="merging is 'fueled' or 'by level', not"):
-        create(store, merging=wrong)
-    assert store.names() == []
 
 
 def test_a_dropped_collection_is_buried_whatever_its_rule(place):

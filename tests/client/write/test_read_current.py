@@ -17,7 +17,7 @@ from places import BLOBS, QUICK, SMALL, Place, Script, counted, in_threads
 
 import timespine as ts
 from timespine.client.commit.retry import RETRY, RetryPolicy
-from timespine.client.results import Committed, Written
+from timespine.client.results import CommitResult, WriteResult
 from timespine.client.write import delta, read_current, step_commit
 from timespine.client.write.read_current import Grain
 from timespine.columnar.schema.schema import define
@@ -481,7 +481,7 @@ def is_alone(table, done):
     """
     written, by_time = {}, {}
     for each, (_, work) in done:
-        if isinstance(each, Written):
+        if isinstance(each, WriteResult):
             written.setdefault(each.first, []).append(work)
         elif each.time is not None:
             assert by_time.setdefault(each.time, work) is work, "each has a time of its own"
@@ -491,7 +491,7 @@ def is_alone(table, done):
         models[time] = +reduce(lambda model, work: work(model), works, models[time - 1])
         assert now(table, time) == models[time]
     for each, (_, work) in done:
-        if isinstance(each, Committed) and each.time is None and each.upper.elements[0][0] not in written:
+        if isinstance(each, CommitResult) and each.time is None and each.upper.elements[0][0] not in written:
             read = models[each.upper.elements[0][0] - 1]
             assert +work(read) == read, "nothing was to be changed in what was read"
 

@@ -99,13 +99,13 @@ def test_everything_that_changes_a_collection_can_be_part_of_it(place):
     assert rows(items, 9) == {(5, "a"): 1}
     assert rows(prices) == {(1, "new"): 1, (2, "old"): 1, (3, "old"): 1}
     assert [type(reply).__name__ for reply in tx.replies] == [
-        "Committed",
-        "Written",
-        "Written",
-        "Sealed",
-        "Sealed",
-        "Committed",
-        "Expired",
+        "CommitResult",
+        "WriteResult",
+        "WriteResult",
+        "SealResult",
+        "SealResult",
+        "CommitResult",
+        "ExpireResult",
     ]
     with store.transaction() as tx:
         tx.delete("prices", {"k": 2})
@@ -579,7 +579,7 @@ def test_a_collection_is_created_and_filled_together_with_all_else_by_one_compar
         tx.append("audit", [row(1)])
         tx.append(audit, [row(2)])
         tx.append("orders", [row(1)])
-        tx.create("empty", **SHAPE, merging="by level")
+        tx.create("empty", **SHAPE)
         assert "audit" not in store
     announced = [1] if config is BLOBS else []  # by the catalog, before anything is put
     assert keys_of(gate) == [*announced, 4], "the catalog, two that are new, and one that was there"
@@ -588,7 +588,6 @@ def test_a_collection_is_created_and_filled_together_with_all_else_by_one_compar
     other = place.open()
     assert other.names() == ["audit", "empty", "orders"]
     assert rows(other["audit"], 4) == {(1, "a"): 1, (2, "a"): 1}
-    assert other["empty"].inspect().merging == "by level"
     audit.append([row(3)])
     other["audit"].append([row(4)])
     assert len(rows(audit)) == 4

@@ -95,7 +95,7 @@ def test_empty_writes_touch_no_storage(place):
 
 def test_rows_need_times(place):
     orders = create(place.open())
-    with pytest.raises(UsageError, match="say at which times"):
+    with pytest.raises(UsageError, match="do not say at which times"):
         orders.write([row(1)])
     with pytest.raises(UsageError, match="either"):
         orders.write([row(1)], at=1, times="k")

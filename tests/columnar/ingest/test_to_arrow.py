@@ -415,10 +415,10 @@ def test_python_values_are_read_exactly(type_, value, expected):
         ("list<int8>", [True], "it holds a bool where int8"),
         ("list<timestamp>", [datetime.datetime(2020, 1, 1), datetime.datetime(2020, 1, 1, tzinfo=UTC)], "has a zone"),
         ("list<date>", [datetime.datetime(2020, 1, 1)], "it holds a datetime"),
-        ("struct<a:int8>", {"a": 1, "b": 2}, "a key 'b' that struct<a:int8> does not have"),
+        ("struct<a:int8>", {"a": 1, "b": 2}, "a field 'b' that struct<a:int8> does not have"),
         ("struct<a:int8>", [("a", 1)], "it holds a list"),
         ("struct<a:string>", {"a": b"x"}, "it holds a bytes where string"),
-        ("list<struct<a:int8>>", [{"a": 1}, {1: 1}], "a key 1"),
+        ("list<struct<a:int8>>", [{"a": 1}, {1: 1}], "a field 1"),
     ],
 )
 def test_python_values_that_would_change_are_refused(type_, value, why):

@@ -13,10 +13,11 @@ from kernel_cases import MAX, SMALL, TYPES, counted, keys, order_of, small, tabl
 
 from timespine.columnar.kernels import row_words as ordering
 from timespine.columnar.kernels import take
-from timespine.columnar.kernels.consolidate import advance, consolidate, consolidate_runs
+from timespine.columnar.kernels.consolidate import consolidate, consolidate_runs
+from timespine.columnar.scan.visibility import advanced
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 from timespine.model import oracle
-from timespine.model.frontier import CLOSED, Frontier, advance_by
+from timespine.model.frontier import Frontier, advance_by
 
 
 def expected(table, order):
@@ -257,6 +258,14 @@ def test_a_run_that_falls_is_corrupt_but_a_new_run_may_begin_lower():
         consolidate_runs(within, ["k", "v"], [0], 2)
 
 
+def advance(table, since):
+    """The table with its times advanced, as a merge does it."""
+    names = [name for name in table.column_names if name.startswith("_time")]
+    for name, times in zip(names, advanced([table.column(name).to_numpy() for name in names], since), strict=True):
+        table = table.set_column(table.schema.get_field_index(name), table.schema.field(name), pa.array(times))
+    return table
+
+
 ELEMENTS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=3)
 
 
@@ -286,31 +295,6 @@ def columns_of(table):
 
 
 def test_times_that_need_no_advancing_cost_nothing():
-    table = pa.table({"k": [1, 2], "_time": [5, 7], "_diff": [1, 1]})
-    assert advance(table, Frontier.at(5)) is table
-    assert advance(table, Frontier.at(6)).column("_time").to_pylist() == [6, 7]
-
-
-def test_times_cannot_be_advanced_to_nothing_nor_by_other_coordinates():
-    table = pa.table({"k": [1], "_time": [5], "_diff": [1]})
-    with pytest.raises(UsageError, match="closed"):
-        advance(table, CLOSED)
-    with pytest.raises(UsageError, match="coordinates"):
-        advance(table, Frontier.at(1, 2))
-    with pytest.raises(UsageError, match="no times"):
-        advance(table.drop_columns(["_time"]), Frontier.at(1))
-
-
-def test_messages_carry_no_values():
-    table = pa.table({"k": ["secret", "secret"], "_diff": pa.array([MAX, 1])})
-    with pytest.raises(DiffOverflow) as raised:
-        consolidate(table, ["k"])
-    assert "secret" not in str(raised.value)
-
-
-def test_rows_that_are_told_apart_in_a_second_look_keep_their_digits() -> None:
-    # The column has nulls, the rows that tie have none: what says so is left out of their second words.
-    flags = pa.array([None, None, None, True, None, False, None, None], pa.bool_())
-    values = pa.array([None, 0, 1 << 56, None, -(1 << 62), None, -2, -1], pa.int64())
-    table = pa.table({"b": flags, "v": values, "_diff": pa.array([1] * 8)})
-    assert consolidate(table, ["b", "v"]).num_rows == 8
+    times = np.array([5, 7])
+    assert advanced([times], Frontier.at(5))[0] is times
+    assert advanced([times], Frontier.at(6))[0].tolist() == [6, 7]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from timespine.columnar.write import batch_envelope
 from timespine.columnar.write.batch_envelope import decode_batch, encode_batch, rewrite
-from timespine.core import envelope
 from timespine.core.batch import HollowBatch, Order, Part, Run
-from timespine.core.envelope import Kind, seal
+from timespine.core.encoding import envelope
+from timespine.core.encoding.envelope import Kind, seal
 from timespine.core.read_plan import seen_through
 from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.model import CLOSED, Description, Frontier, advance_by

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from scene import TERM_MS, WRITER, Scene, at, same_state, up
 from walk import seeded
 
-from timespine.core import envelope
 from timespine.core.batch import Part
+from timespine.core.encoding import envelope
 from timespine.core.encoding.codec import decode_diff, decode_run, decode_state, encode_diff, encode_run, encode_state
+from timespine.core.encoding.envelope import HEADER, VERSION, Kind, kind_of
 from timespine.core.encoding.flat_spine import validate_deep
 from timespine.core.encoding.state_diff import StateDiff, diff
-from timespine.core.envelope import HEADER, VERSION, Kind, kind_of
 from timespine.core.state import State, new_state
 from timespine.core.transitions import (
     AddRollup,

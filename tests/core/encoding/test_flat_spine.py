@@ -44,7 +44,7 @@ def batch(lower: int, upper: int, length: int = 1, since: int = 0) -> HollowBatc
 def spine_of(*lengths: int) -> Spine:
     spine = empty_spine(1)
     for i, length in enumerate(lengths):
-        spine = spine.insert_quietly(batch(i, i + 1, length))
+        spine = spine.insert(batch(i, i + 1, length))
     return spine
 
 
@@ -98,8 +98,8 @@ def test_a_restored_spine_goes_on_like_the_original(data: st.DataObject) -> None
     for _ in range(3):
         if not spine.upper.is_closed:
             new = data.draw(ts.next_batches(spine))
-            (spine, asked), (again, asked_again) = spine.insert(new), again.insert(new)
-            assert [r.desc for r in asked] == [r.desc for r in asked_again]
+            spine, again = spine.insert(new), again.insert(new)
+            assert [r.desc for r in spine.requests()] == [r.desc for r in again.requests()]
             assert flatten(spine) == flatten(again)
 
 

@@ -30,7 +30,7 @@ def five(diff_sum: int | None = None) -> Spine:
     """[0-4] fueled, of four hollow batches, and [4-5] merged."""
     spine = empty_spine(1)
     for i in range(5):
-        spine = spine.insert_quietly(batch(i, i + 1, diff_sum=diff_sum))
+        spine = spine.insert(batch(i, i + 1, diff_sum=diff_sum))
     return spine
 
 

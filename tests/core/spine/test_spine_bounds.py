@@ -28,7 +28,7 @@ from timespine.core.spine.layers import level_for
 from timespine.core.spine.merge_result import apply_merge_result
 from timespine.core.spine.policy_fueled import FUEL
 from timespine.core.spine.rope import Fork, Rope
-from timespine.core.spine.spine import Spine, _woven, empty_spine
+from timespine.core.spine.spine import Spine, empty_spine, freeze
 from timespine.model import Description, Frontier
 
 at = Frontier.at
@@ -136,7 +136,7 @@ def test_bounds_hold_whatever_is_inserted(sizes: Sizes, between: Callable[[Spine
     for step, length in enumerate(islice(sizes(random), STEPS)):
         loom = spine.loom()
         loom.insert(HollowBatch(Description(at(step), at(step + 1), spine.since), length))
-        spine = _woven(loom)
+        spine = freeze(loom)
         inserted += max(length, 1)
         work += sum(request.rope.len for request in loom.requests)
         check_layers(spine)
@@ -160,7 +160,7 @@ def test_each_merge_gets_eight_units_of_fuel_per_virtual_update(sizes: Sizes) ->
         before = {layer.batches[0].rope.lo: layer.merge.remaining for layer in spine.layers if layer.merge}
         loom = spine.loom()
         loom.insert(HollowBatch(Description(at(step), at(step + 1), at(0)), length))
-        after = _woven(loom)
+        after = freeze(loom)
         for layer in after.layers:
             if layer.merge and layer.batches[1].rope.hi <= spine.next_id and layer.batches[0].rope.lo in before:
                 given = before[layer.batches[0].rope.lo] - layer.merge.remaining
@@ -186,7 +186,7 @@ def test_an_insertion_takes_logarithmic_steps_however_many_hollow_batches_there_
     inserted = 0
     for step, length in enumerate(islice(sizes(random), STEPS)):
         steps = 0
-        spine = spine.insert_quietly(HollowBatch(Description(at(step), at(step + 1), at(0)), length))
+        spine = spine.insert(HollowBatch(Description(at(step), at(step + 1), at(0)), length))
         inserted += max(length, 1)
         assert steps <= level_for(inserted) + 2
     deepest = max(depth(batch.rope) for batch in spine.batches())
@@ -198,7 +198,7 @@ def test_many_insertions_leave_a_handful_of_batches() -> None:
     spine = empty_spine(1)
     batch = HollowBatch(Description(at(0), at(1), at(0)), 1)
     for step in range(20_000):
-        spine = spine.insert_quietly(HollowBatch(Description(at(step), at(step + 1), at(0)), batch.len))
+        spine = spine.insert(HollowBatch(Description(at(step), at(step + 1), at(0)), batch.len))
     assert spine.hollow_count == 20_000
     assert spine.batch_count <= 2 * level_for(20_000) + 4
     assert len(spine.layers) <= level_for(20_000) + 2
@@ -215,9 +215,7 @@ def test_partially_ordered_frontiers_change_nothing_about_the_layers(arity: int)
         upper = Frontier(
             tuple(tuple(step + 1 if i == axis else 0 for i in range(arity)) for axis in range(arity))
         ).join(partial.upper)
-        plain = plain.insert_quietly(HollowBatch(Description(at(step), at(step + 1), at(0)), length))
-        partial = partial.insert_quietly(
-            HollowBatch(Description(partial.upper, upper, Frontier.minimum(arity)), length)
-        )
+        plain = plain.insert(HollowBatch(Description(at(step), at(step + 1), at(0)), length))
+        partial = partial.insert(HollowBatch(Description(partial.upper, upper, Frontier.minimum(arity)), length))
         assert plain.describe() == partial.describe()
     check_layers(partial)

@@ -11,9 +11,9 @@ from timespine.core.state import Hold, Reader
 from timespine.core.transitions import (
     CompareAndDowngrade,
     DowngradeReader,
-    Expired,
     ExpireLeases,
     ExpireReader,
+    ExpireResult,
     Granted,
     RegisterHold,
     RegisterReader,
@@ -285,7 +285,7 @@ def test_released_hold_lets_since_follow() -> None:
 
 def test_expire_says_what_took_effect_when_nobody_holds_it_back() -> None:
     scene = scene_at(5)
-    assert scene.do(Retain(at(3))) == Expired(at(3), at(3), ())
+    assert scene.do(Retain(at(3))) == ExpireResult(at(3), at(3), ())
     scene.agree()
 
 
@@ -294,7 +294,7 @@ def test_expire_names_everybody_who_holds_it_back() -> None:
     scene.do(RegisterReader("r1", at(1), TERM_MS))
     scene.do(RegisterReader("r2", at(5), TERM_MS))
     scene.do(RegisterHold("h1", at(2), "t"))
-    assert scene.do(Retain(at(4))) == Expired(at(4), at(1), ("reader r1", "hold h1"))
+    assert scene.do(Retain(at(4))) == ExpireResult(at(4), at(1), ("reader r1", "hold h1"))
     scene.do(ExpireReader("r1"))
     assert scene.state.since == at(2)
     scene.do(ReleaseHold("h1", "t"))
@@ -310,7 +310,7 @@ def test_expire_again_changes_nothing_and_says_so() -> None:
 
 def test_expire_to_an_earlier_time_never_goes_back() -> None:
     scene = scene_at(5, since=3)
-    assert scene.declined(Retain(at(1))) == Expired(at(1), at(3), ())
+    assert scene.declined(Retain(at(1))) == ExpireResult(at(1), at(3), ())
 
 
 def test_expire_may_go_beyond_the_upper() -> None:
@@ -323,7 +323,7 @@ def test_expire_may_go_beyond_the_upper() -> None:
 
 def test_expire_of_everything_closes_since() -> None:
     scene = scene_at(5)
-    assert scene.do(Retain(CLOSED)) == Expired(CLOSED, CLOSED, ())
+    assert scene.do(Retain(CLOSED)) == ExpireResult(CLOSED, CLOSED, ())
     scene.agree()
 
 

@@ -13,8 +13,8 @@ from timespine.client.commit.group_commit import Committer
 from timespine.core.transitions import CommitSink
 from timespine.errors import Determinate, Indeterminate, UsageError
 from timespine.spark import drop_sink, foreach_batch_together
-from timespine.spark.stream.foreach_batch_multi import EachBatchTogether
-from timespine.spark.write import append
+from timespine.spark.stream.foreach_batch import ForeachBatchWriter
+from timespine.spark.write import run_tasks
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
 
@@ -35,7 +35,7 @@ def shop(store):
 def small(request, monkeypatch):
     rows = getattr(request.node, "callspec", None)
     if rows is not None and "small_rows" in rows.params:
-        monkeypatch.setattr(append, "SMALL_ROWS", rows.params["small_rows"])
+        monkeypatch.setattr(run_tasks, "SMALL_ROWS", rows.params["small_rows"])
 
 
 def batch(spark, *rows):
@@ -171,7 +171,7 @@ def test_a_batch_is_in_once_though_nobody_heard_of_its_commit(store, spark, smal
 
 def test_whoever_was_first_is_looked_at_again(store, spark, monkeypatch):
     """An upsert that was worked out from rows that are not the newest any more is worked out anew, with its time."""
-    monkeypatch.setattr(append, "SMALL_ROWS", 1)
+    monkeypatch.setattr(run_tasks, "SMALL_ROWS", 1)
     store["items"].append([{"id": 10, "name": "old"}])
     original = Committer.commit
 
@@ -305,8 +305,8 @@ def test_what_cannot_be_meant_is_one_clear_error_and_nothing_is_written(store, s
 
 def test_it_travels_without_the_open_store_and_needs_a_name_then(store, spark):
     again = pickle.loads(pickle.dumps(foreach_batch_together(store, split, sink="shop")))
-    assert isinstance(again, EachBatchTogether)
-    assert again.store is not store
+    assert isinstance(again, ForeachBatchWriter)
+    assert again.route.store is not store
     again(batch(spark, *ROWS), 0)
     assert len(names(store, "orders")) == 2
     with pytest.raises(UsageError, match="name the sink, foreach_batch_together"):

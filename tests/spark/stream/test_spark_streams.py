@@ -129,8 +129,9 @@ def test_rows_of_a_batch_never_change_what_was_read_before_it_was_committed(orde
     """Others may have committed while its tasks wrote, or another batch of the same sink."""
     orders.append([{"id": 0, "name": "first"}])
     options = Options({"path": f"{store.location}/orders", "sinkId": "sink"})
-    sink = StreamSink(*writing_of(options, NAMED, overwrite=False))
     for batch in range(3):
+        sink = StreamSink(*writing_of(options, NAMED, overwrite=False))
+        sink.begin()
         rows = pa.record_batch({"id": [10 + batch], "name": [f"batch {batch}"]})
         message = sink.write(iter([rows]))
         orders.append([{"id": 20 + batch, "name": "other"}])

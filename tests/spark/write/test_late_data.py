@@ -18,7 +18,7 @@ from timespine.errors import Determinate, UsageError
 from timespine.spark import foreach_batch
 from timespine.spark.options import Options
 from timespine.spark.stream.data_source_writer import StreamSink, writing_of
-from timespine.spark.write import append
+from timespine.spark.write import run_tasks
 from timespine.spark.write.seal_rule import Rule, rule_of
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
@@ -41,7 +41,7 @@ def events(store):
 def small(request, monkeypatch):
     rows = getattr(request.node, "callspec", None)
     if rows is not None and "small_rows" in rows.params:
-        monkeypatch.setattr(append, "SMALL_ROWS", rows.params["small_rows"])
+        monkeypatch.setattr(run_tasks, "SMALL_ROWS", rows.params["small_rows"])
 
 
 def batch(spark, *rows):
@@ -176,7 +176,7 @@ def test_what_is_sealed_while_tasks_write_is_looked_at_again(events, spark, smal
         if any(isinstance(command, Write) for _, command in pairs):
             monkeypatch.undo()
             if small_rows == 1:
-                monkeypatch.setattr(append, "SMALL_ROWS", 1)
+                monkeypatch.setattr(run_tasks, "SMALL_ROWS", 1)
             events.seal(7)
         return original(self, *pairs, **options)
 
@@ -376,17 +376,25 @@ def test_a_stream_through_the_sink_is_written_ahead_of_the_seal_once(events, sto
 
 
 @pytest.mark.parametrize("late", ["refuse", "move"])
-def test_an_empty_batch_of_the_sink_is_noted_and_one_writer_serves_many_batches(events, store, late):
-    """Spark may keep a writer while batches seal: what is late is judged by whoever commits, then."""
+def test_an_empty_batch_of_the_sink_is_noted_and_each_has_a_writer(events, store, late):
+    """Batches seal while tasks write: what is late is decided by the process that commits."""
     options = Options(
         {"path": f"{store.location}/events", "sinkId": "s", "timeColumn": "t", "seal": "max", "late": late}
     )
-    sink = StreamSink(*writing_of(options, TIMED, overwrite=False))
+
+    def begun():
+        sink = StreamSink(*writing_of(options, TIMED, overwrite=False))
+        sink.begin()
+        return sink
+
+    sink = begun()
     sink.commit([sink.write(iter([]))], 0)
     assert events._access.state().sinks == {"s": 0}
     for number in (1, 2):
+        sink = begun()
         sink.commit([sink.write(iter([pa.record_batch({"id": [number], "t": [10 * number]})]))], number)
     assert events.upper.elements == ((21,),)
+    sink = begun()
     message = sink.write(iter([pa.record_batch({"id": [3], "t": [15]})]))
     if late == "refuse":
         with pytest.raises(UsageError, match="too late"):
@@ -403,9 +411,10 @@ def test_tasks_that_write_little_fill_the_state_no_further_than_it_may(tmp_path,
         events = store.create("events", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
         options = Options({"path": f"{store.location}/events", "sinkId": "s"})
         schema = StructType([StructField("id", LongType())])
-        sink = StreamSink(*writing_of(options, schema, overwrite=False))
-        sink._access = lambda: events._access
         for number in range(12):
+            sink = StreamSink(*writing_of(options, schema, overwrite=False))
+            sink._handle = lambda: events._access
+            sink.begin()
             sink.commit([sink.write(iter([pa.record_batch({"id": [number]})]))], number)
         assert sealed(events) == list(range(12))
         assert 0 < events._access.state().inline_bytes <= 3000

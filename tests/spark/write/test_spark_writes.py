@@ -12,7 +12,7 @@ import timespine as ts
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import SchemaChanged, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
-from timespine.spark.write import append, write_task
+from timespine.spark.write import run_tasks, write_task
 from timespine.spark.write.upsert_delete import DeltaByTasksStep
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
@@ -33,7 +33,7 @@ def items(store):
 def small(request, monkeypatch):
     rows = getattr(request.node, "callspec", None)
     if rows is not None and "small_rows" in rows.params:
-        monkeypatch.setattr(append, "SMALL_ROWS", rows.params["small_rows"])
+        monkeypatch.setattr(run_tasks, "SMALL_ROWS", rows.params["small_rows"])
 
 
 def frame(spark, start, stop, name="a", step=1):
@@ -134,7 +134,7 @@ def test_a_key_that_is_upserted_twice_is_an_error(items, spark, small_rows):
 
 def beside(monkeypatch, items, *works):
     """Let others do something as soon as tasks have worked out a change; how often they did that."""
-    original, calls, left = append.built, [], list(works)
+    original, calls, left = run_tasks.run_write_tasks, [], list(works)
 
     def racing(*arguments):
         sent = original(*arguments)
@@ -143,7 +143,7 @@ def beside(monkeypatch, items, *works):
             left.pop(0)()
         return sent
 
-    monkeypatch.setattr("timespine.spark.write.upsert_delete.built", racing)
+    monkeypatch.setattr("timespine.spark.write.upsert_delete.run_write_tasks", racing)
     items._access.changing = _Open()  # the same thread plays both
     return calls
 
@@ -231,7 +231,7 @@ def _put(items, rows, how):
 
 def _race(monkeypatch, happens):
     """Let something happen once, when the tasks have written their rows and the driver has not committed them."""
-    original, raced = append.built, []
+    original, raced = run_tasks.run_write_tasks, []
 
     def racing(*arguments):
         sent = original(*arguments)
@@ -240,7 +240,7 @@ def _race(monkeypatch, happens):
         return sent
 
     for module in ("ahead", "changing", "writing"):
-        monkeypatch.setattr(f"timespine.spark.{module}.built", racing)
+        monkeypatch.setattr(f"timespine.spark.{module}.run_write_tasks", racing)
 
 
 class _Open:
@@ -265,8 +265,8 @@ def test_what_failed_tasks_leave_behind_is_never_seen_and_swept(items, store, sp
             raise RuntimeError("a task fails after it has put its parts")
         yield from sent
 
-    _appended = write_task.appended
-    monkeypatch.setattr(append, "appended", lambda made: lambda batches: fails_once(made, batches))
+    _appended = write_task.append_task
+    monkeypatch.setattr(run_tasks, "append_task", lambda made: lambda batches: fails_once(made, batches))
     wide = frame(spark, 0, 3000).withColumn("name", F.sha2(F.col("id").cast("string"), 512))
     with pytest.raises(PySparkException, match="after it has put its parts"):
         items.append(wide)
@@ -280,7 +280,7 @@ def test_what_failed_tasks_leave_behind_is_never_seen_and_swept(items, store, sp
 @pytest.mark.parametrize("small_rows", [1])
 def test_a_job_ends_with_its_writer_and_a_long_one_is_kept_alive(items, store, spark, small_rows, monkeypatch):
     seen = []
-    original = append.built
+    original = run_tasks.run_write_tasks
 
     def looking(*arguments):
         (writer,) = [each for each in items._access.shared.writing if each[0] == items.id]
@@ -291,7 +291,7 @@ def test_a_job_ends_with_its_writer_and_a_long_one_is_kept_alive(items, store, s
         seen.append((writer[1], before))
         return original(*arguments)
 
-    monkeypatch.setattr(append, "built", looking)
+    monkeypatch.setattr(run_tasks, "run_write_tasks", looking)
     items.append(frame(spark, 0, 100))
     ((writer, _),) = seen
     assert writer not in items._access.state().writers

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from timespine.cli.hints import reword
 from timespine.cli.input.load_errors import LoadedFiles
 from timespine.cli.input.read_rows import FileFormat, read_rows
 from timespine.cli.input.source import STDIN
 from timespine.cli.options import (
     ClusterColumns,
-    MergingOption,
     Name,
     Output,
     Replace,
@@ -134,7 +134,6 @@ def load(
     cluster: ClusterColumns = None,
     timeline: TimelineOption = Timeline.clock,
     retain: Retain = None,
-    merging: MergingOption = None,
     replace: Replace = False,
     output: Output = None,
 ) -> None:
@@ -164,11 +163,10 @@ def load(
                 progress=taken,
                 timeline=timeline.value,
                 retain=retain,
-                merging=merging.rule if merging else None,
                 replace=replace,
             )
         except UsageError as error:
-            raise UsageError(source.blamed(rows, error)) from error
+            raise reword(error, source.blamed(rows, error)) from error
         upper = plain(made.upper)
     result = {"name": name, "id": made.id, "rows": rows, "upper": upper}
     write_done(where, result, lambda: f"{counted(rows, 'row')} loaded into {name}; complete below {typed(upper)}\n")

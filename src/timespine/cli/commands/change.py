@@ -21,7 +21,7 @@ from timespine.cli.output.row_writers import write_done
 from timespine.cli.output.text import counted, typed
 from timespine.client.collection import Collection
 from timespine.client.diagnostics.inspect import plain
-from timespine.client.results import Committed
+from timespine.client.results import CommitResult
 from timespine.columnar.predicate.predicate import Constant
 from timespine.errors import UsageError
 
@@ -80,7 +80,7 @@ def delete(
         which = "COLUMN=VALUE for every key column, or --where SQL, or --all"
         raise UsageError(f"say in one way which rows go: {which}" if given else f"say which rows go: {which}")
 
-    def change(collection: Collection) -> Committed:
+    def change(collection: Collection) -> CommitResult:
         keys = to_key(key, null, collection.schema, whole=True)
         return collection.delete(keys, where=Constant(True) if all_rows else where)
 
@@ -112,7 +112,7 @@ def update(
     if (where is not None) == all_rows:
         raise UsageError("say which rows change: --where SQL, or --all")
 
-    def change(collection: Collection) -> Committed:
+    def change(collection: Collection) -> CommitResult:
         schema = collection.schema
         return collection.update(where=where, set=to_values(values or (), null or (), schema, schema.names, "a column"))
 
@@ -158,7 +158,7 @@ def merge(
     """
     out = for_document(output)
 
-    def change(collection: Collection, rows: pa.Table) -> Committed:
+    def change(collection: Collection, rows: pa.Table) -> CommitResult:
         merging = collection.merge(rows)
         if matched is not Matched.keep:
             merging = merging.when_matched_update() if matched is Matched.update else merging.when_matched_delete()
@@ -179,11 +179,11 @@ def _change_by_file(
     file: str,
     format: FormatOption,
     out: Destination,
-    change: Callable[[Collection, pa.Table], Committed],
+    change: Callable[[Collection, pa.Table], CommitResult],
 ) -> None:
     check_path(file, "the file")
 
-    def changed(collection: Collection) -> Committed:
+    def changed(collection: Collection) -> CommitResult:
         with waiting(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
             rows = read_rows(file, format, collection.schema)
         with waiting(f"changing rows by {counted(rows.num_rows, 'row')}"):
@@ -192,7 +192,7 @@ def _change_by_file(
     _change(store, name, out, changed)
 
 
-def _change(store: str, name: str, out: Destination, change: Callable[[Collection], Committed]) -> None:
+def _change(store: str, name: str, out: Destination, change: Callable[[Collection], CommitResult]) -> None:
     """Change a collection, and say what came of it."""
     with opened(store, writes_rows=True) as open_store:
         done = change(open_store.collection(name))

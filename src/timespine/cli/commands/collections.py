@@ -11,7 +11,6 @@ import typer
 from timespine.cli.options import (
     ClusterColumns,
     ForgetWithin,
-    MergingOption,
     Name,
     Output,
     Replace,
@@ -28,7 +27,7 @@ from timespine.cli.output.destination import destination, for_document
 from timespine.cli.output.row_writers import write_document, write_done, write_table
 from timespine.cli.output.text import Columns, amplified, clock, fields, size, typed
 from timespine.client.catalog.retention import duration
-from timespine.client.collection import Collection
+from timespine.client.collection import Collection, access_of
 from timespine.client.diagnostics.inspect import plain
 from timespine.client.open_store import CONSENSUS
 from timespine.client.store import Store
@@ -97,7 +96,6 @@ def create(
     ] = 1,
     retain: Retain = None,
     forget_within: ForgetWithin = None,
-    merging: MergingOption = None,
     replace: Replace = False,
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Leave a collection of the same name and columns as it is.")
@@ -129,7 +127,6 @@ def create(
             timeline=timeline.value,
             retain=retain,
             forget_within=forget_within,
-            merging=merging.rule if merging else None,
             replace=replace,
             if_exists="open" if if_not_exists else "error",
         )
@@ -197,7 +194,7 @@ def describe(store: StorePath, name: Name, output: Output = None, to: To = None)
 def _described(collection: Collection) -> dict[str, Any]:
     state = collection.inspect()
     schema = collection.schema
-    entry = collection._access.entry
+    entry = access_of(collection).entry
     retention = collection.retention
     key = schema.key_names if schema.key else ()
     return {
@@ -207,8 +204,7 @@ def _described(collection: Collection) -> dict[str, Any]:
         "retain_ms": retention.duration_ms,
         "retain_by": retention.by,
         "history": f"kept {retention}, unless expired",
-        "forget_within_ms": collection._access.forget_within_ms,
-        "merging": state.merging,
+        "forget_within_ms": access_of(collection).forget_within_ms,
         "created_ms": entry.created_ms,
         "coordinates": schema.arity,
         "since": state.since,
@@ -242,7 +238,6 @@ def _description(found: dict[str, Any]) -> str:
             ("complete below", time(found["upper"])),
             ("history", found["history"]),
             ("forgotten", f"within {duration(found['forget_within_ms']).removeprefix('for ')} after it expired"),
-            ("merging", found["merging"]),
             ("size", f"{found['updates']:,} updates, {size(found['bytes'])}"),
             ("amplification", found["cost"]),
         ]

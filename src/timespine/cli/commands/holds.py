@@ -12,7 +12,7 @@ from timespine.cli.output.destination import Destination, destination, for_docum
 from timespine.cli.output.row_writers import write_done, write_table
 from timespine.cli.output.text import typed
 from timespine.client.catalog.retention import duration as as_words
-from timespine.client.collection import Collection
+from timespine.client.collection import Collection, access_of
 from timespine.client.commit.driver import fresh_id
 from timespine.client.diagnostics.inspect import plain
 from timespine.client.read.holds import CriticalHold
@@ -170,7 +170,7 @@ def hold(
 
 
 def _list(collection: Collection, where: Destination) -> None:
-    state = collection._access.state()
+    state = access_of(collection).state()
     rows = [{"kind": "retention", "name": None, "since": plain(state.retention), "until_ms": None}]
     rows += [
         {"kind": "hold", "name": name, "since": plain(each.since), "until_ms": None}
@@ -200,12 +200,12 @@ def _change(
     collection: Collection, where: Destination, action: Action, title: str, as_of: str | None, token: str | None
 ) -> None:
     """Move or release a hold that is there."""
-    holds = collection._access.state().holds
+    holds = access_of(collection).state().holds
     if title not in holds:
         raise UsageError(f"there is no hold {shown(title)}; there are: {', '.join(sorted(holds)) or 'none'}")
     if token is None:
         raise UsageError(f"--token is needed to {action.value} a hold: `add` printed it")
-    found = CriticalHold(collection._access, title, token, holds[title].since)
+    found = CriticalHold(access_of(collection), title, token, holds[title].since)
     moment = to_moment(as_of)
     if action is Action.release:
         found.release()

@@ -11,13 +11,13 @@ from timespine.cli.options import Name, Output, StorePath, To, opened
 from timespine.cli.output.destination import Destination, destination, for_document
 from timespine.cli.output.row_writers import write_document, write_table
 from timespine.cli.output.text import amplified, fields, size, typed
-from timespine.client.collection import Collection
+from timespine.client.collection import Collection, access_of
 from timespine.client.diagnostics.inspect import plain
 from timespine.columnar.scan.part_set import meta_of
 from timespine.core.batch import Part
 from timespine.core.encoding.codec import decode_diff
+from timespine.core.encoding.envelope import Kind, kind_of
 from timespine.core.encoding.state_diff import StateDiff
-from timespine.core.envelope import Kind, kind_of
 from timespine.core.state import State
 from timespine.errors import UsageError, shown
 
@@ -180,7 +180,7 @@ def _levels(collection: Collection) -> Table:
 
 
 def _holds(collection: Collection) -> Table:
-    state = collection._access.state()
+    state = access_of(collection).state()
     rows = [
         {"holder": who, "since": plain(since), "holds_back": since <= state.since} for who, since in state.holders()
     ]
@@ -188,7 +188,7 @@ def _holds(collection: Collection) -> Table:
 
 
 def _diffs(collection: Collection) -> Table:
-    access = collection._access
+    access = access_of(collection)
     rows = []
     for seqno, data in access.committer.driver.consensus.scan(access.id, 0):
         kind = kind_of(data)
@@ -215,7 +215,7 @@ _VIEWS = {
 
 def _part(collection: Collection, where: Destination, key: str) -> None:
     """One part: what the state and its footer say of it."""
-    access = collection._access
+    access = access_of(collection)
     state = access.state()
     parts = access.parts(state)
     schema, part = _found(collection, state, key)
@@ -247,7 +247,7 @@ def _part(collection: Collection, where: Destination, key: str) -> None:
 
 def _found(collection: Collection, state: State, key: str) -> tuple[int | None, Part]:
     """The part with rows whose key is, or ends in, that text."""
-    parts = collection._access.parts(state)
+    parts = access_of(collection).parts(state)
     runs = [(run.schema, run.parts) for batch in state.hollow_batches() for run in batch.runs]
     runs += [(unsealed.schema, unsealed.parts) for unsealed in state.unsealed]
     found: dict[str, tuple[int | None, Part]] = {}

@@ -17,8 +17,8 @@ from timespine.cli.output.destination import Destination, Format, destination, f
 from timespine.cli.output.progress import progress, waiting
 from timespine.cli.output.row_writers import done, write_document, write_done, write_table
 from timespine.cli.output.text import counted, fields, one_line, size
-from timespine.client.diagnostics.doctor import Report, examine
-from timespine.client.maintenance.report import Report as Upkept
+from timespine.client.diagnostics.doctor import HealthReport, examine
+from timespine.client.maintenance.report import MaintenanceReport
 from timespine.client.open_store import accept_loss as accept_loss_of
 from timespine.client.store import Store
 
@@ -127,7 +127,7 @@ def _on_spark(store: Store) -> Iterator[None]:
         made.stop()
 
 
-def _tell(report: Upkept, where: Destination) -> None:
+def _tell(report: MaintenanceReport, where: Destination) -> None:
     """Say what a round of upkeep did."""
     lines = [
         f"{counted(report.merges, 'merge')}, {counted(report.rollups, 'rollup')}, "
@@ -213,7 +213,7 @@ def doctor(
         raise typer.Exit(CORRUPT)
 
 
-def _told(report: Report) -> str:
+def _told(report: HealthReport) -> str:
     lines = [
         f"{each.kind.value}: {each.what}{f' of {each.collection}' if each.collection else ''}: {one_line(each.message)}"
         for each in report.findings

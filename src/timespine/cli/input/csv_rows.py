@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.csv as csv
 
+from timespine.cli.hints import reword
 from timespine.cli.input.row_errors import first_wrong, header_of, line_of, without_row
 from timespine.cli.input.source import Source
 from timespine.cli.input.values import decode_json, from_json
@@ -119,4 +120,4 @@ def _converted(read: _Csv, texts: list[str | None], name: str, type: pa.DataType
         if wrong is None:
             raise
         place, why = wrong
-        raise UsageError(f"{read.line(place + 2)}: {without_row(why)}") from None
+        raise reword(why, f"{read.line(place + 2)}: {without_row(why)}") from None

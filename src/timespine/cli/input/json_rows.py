@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from timespine.cli.hints import reword
 from timespine.cli.input.row_errors import first_wrong, without_row
 from timespine.cli.input.source import Source
 from timespine.cli.input.values import from_json
@@ -49,7 +50,7 @@ def read_json(source: Source, schema: Schema) -> pa.Table:
         if wrong is None:
             raise
         number, why = wrong
-        raise UsageError(f"{places[number]}: {without_row(why)}") from None
+        raise reword(why, f"{places[number]}: {without_row(why)}") from None
 
 
 def _table(rows: Sequence[dict[str, Any]], schema: Schema) -> pa.Table:

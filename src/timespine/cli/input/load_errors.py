@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from timespine.cli.hints import describe
 from timespine.cli.input.row_errors import counted_from
 from timespine.errors import UsageError
 
@@ -29,7 +30,7 @@ class LoadedFiles:
             if 0 < taken < before + rows:
                 return f"{file}: {counted_from(taken - before + 1, error)}"
             before += rows
-        return str(error)
+        return describe(error)
 
 
 def _counted(path: Path) -> list[tuple[Path, int]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from timespine.cli.hints import describe, reword
 from timespine.cli.input.csv_rows import read_csv
 from timespine.cli.input.json_rows import read_json
 from timespine.cli.input.row_errors import counted_from
@@ -46,7 +47,7 @@ def read_rows(file: str, given: FileFormat | None, schema: Schema) -> pa.Table:
     try:
         return _read(source, kind, schema)
     except UsageError as error:
-        raise UsageError(f"{source.name}: {error}") from None
+        raise reword(error, f"{source.name}: {describe(error)}") from None
 
 
 def _read(source: Source, kind: FileFormat, schema: Schema) -> pa.Table:
@@ -72,5 +73,5 @@ def _read_parquet(source: Source, schema: Schema) -> pa.Table:
             if name in schema.types:
                 table = table.set_column(place, name, cast_column(name, table.column(name), schema.types[name]))
     except UsageError as error:
-        raise UsageError(counted_from(1, error)) from None
+        raise reword(error, counted_from(1, error)) from None
     return table

@@ -1,17 +1,15 @@
-"""Which row it was: looked for only when something is wrong, so that what is right is read once."""
+"""Find the row that an error is about. Nothing is searched unless rows were refused."""
 
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from timespine.errors import UsageError
+from timespine.cli.hints import describe
+from timespine.errors import InvalidRows, UsageError
 
 R = TypeVar("R")
-
-_ROW = re.compile(r"\brow (\d+)\b")
 
 
 def first_wrong(rows: Sequence[R], convert: Callable[[Sequence[R]], object]) -> tuple[int, UsageError] | None:
@@ -36,13 +34,14 @@ def _refused(rows: Sequence[R], convert: Callable[[Sequence[R]], object]) -> Usa
 
 
 def without_row(error: UsageError) -> str:
-    """What is wrong with a row that was converted alone: its number says nothing then."""
-    return _ROW.sub("it", str(error))
+    """Describe an error of a row that was converted alone, where its number says nothing."""
+    return describe(error, "it")
 
 
 def counted_from(first: int, error: UsageError) -> str:
-    """What is wrong with a row, with the numbers of rows as people count them."""
-    return _ROW.sub(lambda found: f"row {first + int(found[1])}", str(error))
+    """Describe an error of rows, with their numbers as people count them."""
+    row = error.row if isinstance(error, InvalidRows) else None
+    return describe(error, None if row is None else f"row {first + row}")
 
 
 def line_of(lines: Iterable[str], record: int, *, empty_counts: bool) -> int | None:

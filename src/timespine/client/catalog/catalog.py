@@ -19,10 +19,9 @@ import msgspec
 from timespine.client.commit.driver import Driver, fresh_id
 from timespine.core.effects import CompareAndSet, Protocol, Scan, Sleep, Truncate
 from timespine.core.encoding.codec import encode_state
-from timespine.core.envelope import Kind, seal, unseal
+from timespine.core.encoding.envelope import Kind, seal, unseal
 from timespine.core.protocols.commit import Beside
 from timespine.core.protocols.session import Session, determinately_retried, pause_ms, retried
-from timespine.core.spine.layers import Merging
 from timespine.core.state import Commit, State, new_state
 from timespine.core.transitions import AddSchema, apply
 from timespine.errors import (
@@ -36,6 +35,7 @@ from timespine.errors import (
     UsageError,
     shown,
 )
+from timespine.hints import Hint
 from timespine.ids import check_segment
 from timespine.model.time import INT64_MAX
 
@@ -43,7 +43,6 @@ LOG = "catalog"
 """The key of the log. No collection can have it: their ids end in a random part."""
 
 TIMELINES = ("clock", "counter")
-NO_RETENTION = "retain needs times that are points of the wall clock: timeline='clock', one coordinate"
 FOR_EVER = INT64_MAX
 """The policy of a collection that keeps all history, whatever the policy of the store is."""
 NAME_MAX = 128
@@ -189,7 +188,7 @@ def renamed(id: str, old: str, new: str, names: Names) -> Names | None:
     if new in names.entries:
         raise CollectionExists(new, f"there is a collection {new} already")
     if new in names.graves:
-        raise NameBlocked(new)
+        raise NameBlocked(new, hint=Hint("use-another-name"))
     entries = {new if name == old else name: entry for name, entry in names.entries.items()}
     return msgspec.structs.replace(names, entries=entries)
 
@@ -228,10 +227,15 @@ def _named(names: Names, name: str, entry: Entry) -> Names:
     return msgspec.structs.replace(names, entries={**names.entries, name: entry}, dropped=gone, graves=graves)
 
 
+def no_retention() -> UsageError:
+    """Make the error for a retention policy of times that are not points of the wall clock."""
+    return UsageError("retain needs times of one coordinate that are points of the wall clock", hint=Hint("use-clock"))
+
+
 def check_not_blocked(names: Names, name: str) -> None:
     """NameBlocked if a name was that of a collection that was dropped."""
     if name in names.graves:
-        raise NameBlocked(name, "pass replace=True to give it again, or give another name")
+        raise NameBlocked(name, hint=Hint("replace-blocked-name"))
 
 
 def born(births: Sequence[tuple[str, Entry, bool]], awaited: Collection[str], names: Names) -> Names:
@@ -268,7 +272,7 @@ def retained(id: str, retain_ms: int | None, names: Names) -> Names | None:
     """With another policy for the history of a collection."""
     name, entry = entry_by_id(id, names)
     if retain_ms not in (None, FOR_EVER) and entry.timeline != "clock":
-        raise UsageError(NO_RETENTION)
+        raise no_retention()
     if entry.retain_ms == retain_ms:
         return None
     changed = msgspec.structs.replace(entry, retain_ms=retain_ms)
@@ -323,9 +327,7 @@ class Catalog:
                 raise names.unknown(name)
         return [names.entries[name] for name in wanted]
 
-    def create(
-        self, name: str, entry: Entry, schema: bytes, arity: int, merging: Merging, *, replace: bool
-    ) -> tuple[Entry, bool]:
+    def create(self, name: str, entry: Entry, schema: bytes, arity: int, *, replace: bool) -> tuple[Entry, bool]:
         """Give a name to a new collection; the entry that has the name now, and whether it is the new one.
 
         The name of what was dropped stays blocked, unless it is to be replaced: whoever reads or writes by name
@@ -345,7 +347,7 @@ class Catalog:
             if self._store(
                 change,
                 _named(names, name, entry),
-                ((entry.id, None, encode_state(first_state(entry.id, arity, merging, schema))),),
+                ((entry.id, None, encode_state(first_state(entry.id, arity, schema))),),
             ):
                 return entry, True
         raise Determinate(f"collection {name} could not be created: others keep changing the catalog")
@@ -415,9 +417,9 @@ class Catalog:
         return stored
 
 
-def first_state(id: str, arity: int, merging: Merging, schema: bytes) -> State:
+def first_state(id: str, arity: int, schema: bytes) -> State:
     """The state of a collection that was just created: empty, with its schema."""
-    outcome = apply(new_state(id, arity, merging), AddSchema(None, schema), 0)
+    outcome = apply(new_state(id, arity), AddSchema(None, schema), 0)
     if not isinstance(outcome, Commit):
         raise UsageError(str(outcome.reply))
     return outcome.state

@@ -10,23 +10,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from timespine.client.catalog.catalog import (
     FOR_EVER,
-    NO_RETENTION,
     TIMELINES,
     Catalog,
     Entry,
     check_name,
     first_state,
     fresh_collection_id,
+    no_retention,
 )
 from timespine.client.catalog.reservations import check_expected, give_up
 from timespine.client.catalog.retention import policy_of
-from timespine.client.catalog.same_definition import rule_of
 from timespine.client.collection import Collection
 from timespine.client.context import Access, Shared
 from timespine.client.spark_bridge import handed, is_spark_schema
@@ -34,8 +33,10 @@ from timespine.client.time_args import to_ms
 from timespine.columnar.schema.schema import Schema, define, infer
 from timespine.columnar.schema.types import parse_schema
 from timespine.core.group import Answers, Transaction
-from timespine.core.spine.layers import Merging
 from timespine.errors import CollectionExists, Determinate, Indeterminate, TimespineError, UsageError, shown
+
+if TYPE_CHECKING:
+    from timespine.client.store import Store
 
 
 def shape_of(
@@ -84,19 +85,9 @@ def entry_of(name: str, made: Schema, timeline: str, retain: Any, now: float, fo
         raise UsageError(f"timeline is 'clock' or 'counter', not {shown(timeline)}")
     retain_ms = policy_of(retain) if retain is not None else None
     if retain_ms not in (None, FOR_EVER) and (timeline != "clock" or made.arity != 1):
-        raise UsageError(NO_RETENTION)
+        raise no_retention()
     within_ms = to_ms(forget_within) if forget_within is not None else None
     return Entry(fresh_collection_id(check_name(name)), timeline, retain_ms, int(now * 1000), within_ms)
-
-
-class Home(Protocol):
-    """The store that takes care of what is born."""
-
-    def check_replaceable(self, name: str) -> None:
-        """A UsageError if what has a name cannot be replaced."""
-
-    def adopt(self, access: Access, *, replace: bool) -> None:
-        """Take care of it."""
 
 
 class Expected(NamedTuple):
@@ -110,8 +101,8 @@ class Expected(NamedTuple):
 class Nursery:
     """What one transaction creates."""
 
-    def __init__(self, home: Home, shared: Shared, catalog: Catalog) -> None:
-        self._home = home
+    def __init__(self, store: Store, shared: Shared, catalog: Catalog) -> None:
+        self._store = store
         self._shared = shared
         self._catalog = catalog
         self._expected: dict[str, Expected] = {}
@@ -130,7 +121,6 @@ class Nursery:
         retain: Any = None,
         forget_within: Any = None,
         replace: bool = False,
-        merging: str | None = None,
         if_exists: str = "error",
     ) -> Collection:
         """A collection that will be created with the transaction."""
@@ -138,14 +128,13 @@ class Nursery:
             raise UsageError("a transaction creates what does not exist: leave out if_exists, or open the collection")
         made = shape_of(key, value, schema, cluster, arity)
         entry = entry_of(name, made, timeline, retain, self._shared.clock(), forget_within)
-        rule = rule_of(merging) or Merging.FUELED
         if name in self._expected:
             raise CollectionExists(name, f"this transaction creates {name} already")
         if replace:
-            self._home.check_replaceable(name)
+            self._store.check_replaceable(name)
         self._catalog.beside([(name, entry, replace)])  # a name that is taken is refused at once
-        collection = Collection(Access(self._shared, name, entry), self._home)
-        first = first_state(entry.id, made.arity, rule, made.encode())
+        collection = Collection(Access(self._shared, name, entry), self._store)
+        first = first_state(entry.id, made.arity, made.encode())
         self._shared.committer.expect(first, partial(self._reserve, entry.id))
         self._expected[name] = Expected(collection, replace)
         return collection
@@ -161,7 +150,7 @@ class Nursery:
             return self._shared.committer.commit_placed(place)
         answers = self._shared.committer.commit_placed(place, lambda: self._catalog.beside(births, self._announced))
         for each in self._expected.values():
-            self._home.adopt(each.collection._access, replace=each.replace)
+            self._store.adopt(each.collection._access, replace=each.replace)
         return answers
 
     @property

@@ -19,12 +19,13 @@ from timespine.client.catalog.catalog import Catalog, Names, buried_for_good, ch
 from timespine.client.catalog.reservations import REMEMBERED_MS, forget_given_up, give_up_late
 from timespine.client.commit.group_commit import Committer
 from timespine.client.context import Access
-from timespine.client.maintenance.report import Report, said
+from timespine.client.maintenance.report import MaintenanceReport, said
 from timespine.client.maintenance.scheduler import Maintenance
 from timespine.columnar.parts.hollow_run import delete_keys
 from timespine.core.state import State
 from timespine.core.transitions import AdvanceUpper, Command, ReleaseHold
 from timespine.errors import CollectionInUse, TimespineError
+from timespine.hints import Hint
 from timespine.location.blob import Blob
 from timespine.model.frontier import CLOSED
 
@@ -55,13 +56,13 @@ class Dropping:
             if entry is None:
                 raise names.unknown(name)
             if not force:
-                self.check_unheld(name, entry.id, "pass force=True to drop it all the same")
+                self.check_unheld(name, entry.id, Hint("release-or-force"))
             if self._catalog.change(partial(dropped, entry.id, name, force), frees_space=True):
                 self.close()
                 return True
             # Somebody else dropped, renamed or replaced it just now: look again.
 
-    def check_unheld(self, name: str, id: str, instead: str) -> None:
+    def check_unheld(self, name: str, id: str, hint: Hint) -> None:
         """CollectionInUse if there are critical holds on a collection; it names them, and what to do instead.
 
         One that is taken at this moment is kept all the same: nothing is buried that a hold can reach.
@@ -70,7 +71,7 @@ class Dropping:
         if holds:
             more = f" and {len(holds) - HOLDS_NAMED} more" if len(holds) > HOLDS_NAMED else ""
             listed = f"{', '.join(holds[:HOLDS_NAMED])}{more}"
-            raise CollectionInUse(f"collection {name} is under critical holds ({listed}): release them, or {instead}")
+            raise CollectionInUse(f"collection {name} is under critical holds ({listed})", hint=hint)
 
     def close(self) -> None:
         """Close what was dropped: whoever has a handle still is told so, and is not promised what nobody will keep.
@@ -111,7 +112,7 @@ class Dropping:
             self._committer.driver.consensus.restore_reserve()
         return buried, gone
 
-    def sweep_given_up(self, blob: Blob, report: Report, *, at_once: bool) -> int:
+    def sweep_given_up(self, blob: Blob, report: MaintenanceReport, *, at_once: bool) -> int:
         """Give up ids that were expected for too long, and delete what is under such ids; how many blobs went.
 
         A process looks under an id that was given up once an hour, unless it is to look `at_once`.

@@ -14,9 +14,10 @@ from functools import partial
 
 import msgspec
 
-from timespine.client.catalog.catalog import FOR_EVER, NO_RETENTION, Catalog, Entry, Names, entry_by_id, retained
+from timespine.client.catalog.catalog import FOR_EVER, Catalog, Entry, Names, entry_by_id, no_retention, retained
 from timespine.client.time_args import to_ms
 from timespine.errors import UsageError
+from timespine.hints import Hint
 
 Policy = str | float | datetime.timedelta | None
 """A duration; None or "for ever"; for a collection also "store"."""
@@ -61,14 +62,14 @@ def policy_of(given: Policy) -> int | None:
 def policy_of_store(given: Policy) -> int | None:
     """The policy of a store: milliseconds, or None for ever."""
     if given == OF_STORE:
-        raise UsageError("a store has no other policy to go by: give a duration, or None for ever")
+        raise UsageError("a store has no other policy to go by", hint=Hint("give-retention"))
     return None if given is None or given == _FOR_EVER else to_ms(given)
 
 
 def change_policy(catalog: Catalog, id: str, arity: int, retain_ms: int | None) -> None:
     """Give a collection a policy of its own, or none."""
     if retain_ms not in (None, FOR_EVER) and arity != 1:
-        raise UsageError(NO_RETENTION)
+        raise no_retention()
     catalog.change(partial(retained, id, retain_ms))
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from timespine.client.catalog.catalog import FOR_EVER, Entry
 from timespine.columnar.schema.schema import Schema
-from timespine.core.spine.layers import Merging
-from timespine.errors import CollectionExists, UsageError, shown
+from timespine.errors import CollectionExists, shown
+from timespine.hints import Hint
 
 
 def check_alike(name: str, found: tuple[Entry, Sequence[Schema]], asked: tuple[Entry, Schema]) -> None:
@@ -20,46 +20,27 @@ def check_alike(name: str, found: tuple[Entry, Sequence[Schema]], asked: tuple[E
     entry, schemas = found
     wanted, made = asked
     if all(other := _difference(schema, made) for schema in schemas):
-        raise CollectionExists(
-            name, f"collection {name} exists with another schema ({other}): evolve it, or pass replace=True"
-        )
+        raise _differs(name, f"another schema ({other})", Hint("evolve-or-replace"))
     if entry.timeline != wanted.timeline:
-        both = f"timeline={entry.timeline!r}, not timeline={wanted.timeline!r}"
-        raise CollectionExists(name, f"collection {name} exists with {both}: open it with store[{name!r}]")
+        both = f"the timeline {entry.timeline!r}, not {wanted.timeline!r}"
+        raise _differs(name, both, Hint("open-as-it-is", {"name": name, "timeline": entry.timeline}))
     if wanted.retain_ms is not None and entry.retain_ms != wanted.retain_ms:
         both = f"{_policy(entry.retain_ms)}, not {_policy(wanted.retain_ms)}"
-        raise CollectionExists(
-            name, f"collection {name} exists with {both}: change it with store[{name!r}].retain(...)"
-        )
+        raise _differs(name, both, Hint("change-retention", {"name": name}))
     if wanted.forget_within_ms is not None and entry.forget_within_ms != wanted.forget_within_ms:
         both = f"forget_within={entry.forget_within_ms} ms, not {wanted.forget_within_ms} ms"
-        raise CollectionExists(
-            name, f"collection {name} exists with {both}: change it with store[{name!r}].forget_within(...)"
-        )
+        raise _differs(name, both, Hint("change-deadline", {"name": name}))
+
+
+def _differs(name: str, what: str, hint: Hint) -> CollectionExists:
+    """Make the error for a collection that exists with something else than was asked for."""
+    return CollectionExists(name, f"collection {name} exists with {what}", hint=hint)
 
 
 def _policy(retain_ms: int | None) -> str:
     if retain_ms is None:
         return "no retain of its own"
     return "retain='for ever'" if retain_ms == FOR_EVER else f"retain={retain_ms} ms"
-
-
-def rule_of(merging: object) -> Merging | None:
-    """The rule of merging of that name, if one is given, or a UsageError that names those that there are."""
-    if merging is None:
-        return None
-    try:
-        return Merging(merging)
-    except ValueError:
-        names = " or ".join(repr(each.value) for each in Merging)
-        raise UsageError(f"merging is {names}, not {shown(merging)}") from None
-
-
-def check_merging(name: str, found: Merging, asked: Merging | None) -> None:
-    """A UsageError if a collection is merged by another rule than was asked for, if one was."""
-    if asked not in (None, found):
-        kept = f"collection {name} is merged {found.value!r} and stays so"
-        raise CollectionExists(name, f"{kept}: leave out merging=, or pass replace=True")
 
 
 def _difference(known: Schema, asked: Schema) -> str:

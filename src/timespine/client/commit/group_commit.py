@@ -53,6 +53,7 @@ from timespine.errors import (
     VersionError,
     WrongProcess,
 )
+from timespine.hints import Hint
 from timespine.locks import Lock
 
 T = TypeVar("T")
@@ -310,11 +311,11 @@ class Committer:
         """Whether this process opened it: a forked child did not."""
         return self._pid == os.getpid()
 
-    def check_writable(self, instead: str = "") -> None:
-        """StoreClosed, or ReadOnlyStore with what to do instead."""
+    def check_writable(self, why: str = "", hint: Hint | None = None) -> None:
+        """StoreClosed, or ReadOnlyStore with why it matters and what to do instead."""
         self.check_open()
         if self._read_only:
-            raise ReadOnlyStore(f"this store is open for reading only{instead}")
+            raise ReadOnlyStore(f"this store is open for reading only{why}", hint=hint)
 
     def close(self) -> None:
         """Give up the ids of this process everywhere: what it left behind need not wait to expire. Twice is fine."""
@@ -328,7 +329,7 @@ class Committer:
 
     def _named(self, error: TimespineError, transaction: Transaction) -> TimespineError:
         """An error in the words of people, who know collections by their names."""
-        text = str(error)
+        text = error.message
         for id in {each for each, _ in (*transaction.commands, *transaction.reads)}.intersection(self.session.states):
             text = text.replace(id, self.name_of(id))
         named = copy.copy(error)

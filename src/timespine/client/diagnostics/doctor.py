@@ -53,7 +53,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be."""
+    """One damage that `examine` found."""
 
     collection: str
     """The name of the collection; empty for the catalog of the store."""
@@ -68,8 +68,8 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Report:
-    """What was looked at, and what was found."""
+class HealthReport:
+    """The result of `examine`: what was read, and what is damaged."""
 
     collections: int = 0
     parts: int = 0
@@ -89,9 +89,9 @@ class Report:
         return not self.findings
 
 
-def examine(store: Store, *names: str, progress: Progress | None = None) -> Report:
+def examine(store: Store, *names: str, progress: Progress | None = None) -> HealthReport:
     """Look at some collections, or at all of them."""
-    report = Report()
+    report = HealthReport()
     try:
         accesses = [store.collection(name)._access for name in names or store.names()]
     except (CorruptionError, VersionError) as error:
@@ -128,7 +128,7 @@ def _links(store: Store) -> Iterator[Finding]:
 class _Examination:
     """Looks at one collection."""
 
-    def __init__(self, access: Access, report: Report, progress: Progress) -> None:
+    def __init__(self, access: Access, report: HealthReport, progress: Progress) -> None:
         self._access = access
         self._blob = access.shared.blob
         self._report = report
@@ -303,4 +303,4 @@ def _quiet(done: int, total: int) -> None:
     return None
 
 
-__all__ = ["Finding", "Kind", "Progress", "Report", "examine"]
+__all__ = ["Finding", "HealthReport", "Kind", "Progress", "examine"]

@@ -18,7 +18,7 @@ from timespine.model.frontier import Frontier
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """One part."""
+    """One part of a batch, as `Inspection` lists it."""
 
     key: str
     rows: int
@@ -63,8 +63,6 @@ class Inspection:
     batches: list[BatchInfo]
     levels: list[tuple[int, int]]
     """Per layer of the spine: batches and updates."""
-    merging: str
-    """The rule by which they are merged."""
     merges_due: int
     unsealed: int
     readers: dict[str, Any]
@@ -99,7 +97,6 @@ def inspect(access: Access, state: State, *, parts: bool = False) -> Inspection:
         inline_bytes=state.inline_bytes,
         batches=[_batch(batch, parts) for batch in batches],
         levels=state.trace.describe(),
-        merging=state.trace.merging.value,
         merges_due=len(state.trace.requests()),
         unsealed=len(state.unsealed),
         readers={name: plain(reader.since) for name, reader in state.readers.items()},

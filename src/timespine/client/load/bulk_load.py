@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from timespine.client.context import Access
 from timespine.client.load.bounded_batches import bounded
-from timespine.client.results import Committed
+from timespine.client.results import CommitResult
 from timespine.client.write.batch_writer import Writer
 from timespine.client.write.prebuilt_steps import PrebuiltAppendStep
 from timespine.client.write.prepare import next_free_time, require_key_columns, upper_after
@@ -25,7 +25,7 @@ Progress = Callable[[int], None]
 
 def load(
     access: Access, batches: Iterable[pa.RecordBatch], progress: Progress | None = None, operation: str = "load"
-) -> Committed:
+) -> CommitResult:
     """Append all rows at the next free time, as one commit, within the memory of a few parts."""
     state = access.state()
     _, schema = access.schema(state)
@@ -52,6 +52,6 @@ def load(
         if did_not_commit(error):
             writer.delete(built)
         raise
-    assert isinstance(committed, Committed)
+    assert isinstance(committed, CommitResult)
     writer.hand_over(built)
     return committed

@@ -20,7 +20,7 @@ COUNTED = ("merges", "rollups", "collected", "swept", "leases", "passed_over", "
 
 
 @dataclass(slots=True)
-class Report:
+class MaintenanceReport:
     """What a round of maintenance did."""
 
     merges: int = 0
@@ -55,9 +55,9 @@ class Report:
         """How often what was done so far."""
         return {name: getattr(self, name) for name in COUNTED}
 
-    def since(self, before: dict[str, int]) -> Report:
+    def since(self, before: dict[str, int]) -> MaintenanceReport:
         """What came after it was counted like this."""
-        later = Report()
+        later = MaintenanceReport()
         for name, count in self.counts().items():
             setattr(later, name, count - before[name])
         later.skipped = self.skipped[-later.failures :] if later.failures else []

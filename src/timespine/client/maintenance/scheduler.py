@@ -32,7 +32,7 @@ from timespine.client.context import Access
 from timespine.client.maintenance.due import is_claimed, is_one_run, is_untidy, size_of
 from timespine.client.maintenance.forget_expired import oldest_to_rewrite, worth_forgetting
 from timespine.client.maintenance.idle_tracker import Settled
-from timespine.client.maintenance.report import NO_SPACE, Report, said
+from timespine.client.maintenance.report import NO_SPACE, MaintenanceReport, said
 from timespine.client.maintenance.rewrite_unsealed import worth_rewriting
 from timespine.core.protocols import garbage, maintain
 from timespine.core.spine.layers import MergeRequest
@@ -124,7 +124,7 @@ class Maintenance:
         self._stop = Flag()
         self._thread: threading.Thread | None = None
         self._at_work = Lock("the maintenance of this store", TURN_S)
-        self.report = Report()
+        self.report = MaintenanceReport()
         """What was done since the store was opened."""
         self.reason = ""
         """Why the last merge that failed did."""
@@ -240,7 +240,7 @@ class Maintenance:
         """For a `with`: no step is under way meanwhile."""
         return self._at_work
 
-    def maintain(self, accesses: list[Access], *, sweep: bool = False) -> Report:
+    def maintain(self, accesses: list[Access], *, sweep: bool = False) -> MaintenanceReport:
         """Do all there is to do now. If some collection cannot be looked after, the others are all the same."""
         failure: TimespineError | None = None
         with self._at_work:

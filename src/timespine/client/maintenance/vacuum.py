@@ -12,8 +12,8 @@ from timespine.location.blob import Blob
 
 
 @dataclass(frozen=True, slots=True)
-class Vacuumed:
-    """What a vacuum found."""
+class VacuumResult:
+    """The result of a vacuum: the blobs that no state can reach."""
 
     blobs: list[str]
     """Blobs of writers that are gone, which no state refers to."""
@@ -23,7 +23,7 @@ class Vacuumed:
     """Whether they were deleted."""
 
 
-def vacuum(accesses: list[Access], blob: Blob, committer: Committer, *, dry_run: bool) -> Vacuumed:
+def vacuum(accesses: list[Access], blob: Blob, committer: Committer, *, dry_run: bool) -> VacuumResult:
     """Find what leaked in these collections, and delete it unless it is a dry run."""
     found: list[str] = []
     size = 0
@@ -34,4 +34,4 @@ def vacuum(accesses: list[Access], blob: Blob, committer: Committer, *, dry_run:
         size += sum(info.size for info in blob.list_keys(f"{access.id}/") if info.key in wanted) if wanted else 0
         if not dry_run:
             committer.run(access.id, partial(garbage.sweep, collection=access.id))
-    return Vacuumed(found, size, not dry_run)
+    return VacuumResult(found, size, not dry_run)

@@ -17,7 +17,6 @@ from typing import Any
 
 from timespine.client.context import Access
 from timespine.client.read.leases import LeasedState, closed_on_error
-from timespine.client.read.rows import Shape
 from timespine.client.time_args import Moment, to_user
 from timespine.columnar.predicate.column import as_predicate
 from timespine.columnar.scan.request import Wanted
@@ -25,6 +24,7 @@ from timespine.columnar.scan.visibility import Window
 from timespine.core.read_plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
 from timespine.errors import Conflict, NotSealed, SinceError, UsageError, shown
+from timespine.hints import Hint
 from timespine.model.time import Time
 
 WAIT_S = 10.0
@@ -124,7 +124,7 @@ def _check_since(state: State, time: Time) -> None:
 def last_complete(state: State) -> Time | None:
     """The newest complete time; None if there is none. Of one coordinate only."""
     if state.arity != 1:
-        raise UsageError("with several coordinates there is no newest time: say as_of=(...)")
+        raise UsageError("with several coordinates there is no newest time", hint=Hint("give-as-of"))
     last = state.upper.last_complete()
     return (last,) if last is not None else None
 
@@ -150,11 +150,10 @@ def wanted_of(
     return Wanted(schema, names, window, timed=timed, where=predicate)
 
 
-def shape_of(multiplicity: str) -> Shape:
-    """How rows are given that count more than once, or a UsageError."""
+def check_multiplicity(multiplicity: str) -> None:
+    """Raise a UsageError if there is no such way to give rows that count more than once."""
     if multiplicity not in ("rows", "column"):
         raise UsageError(f"multiplicity is 'rows' or 'column', not {shown(multiplicity)}")
-    return Shape(multiplicity)
 
 
 def plan_of(state: State, until: Time, after: Time | None = None) -> Plan:
@@ -174,5 +173,5 @@ def seconds_of(timeout: float | None) -> float:
     if timeout is None:
         return float("inf")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout != timeout:
-        raise UsageError(f"timeout is a number of seconds, or None to wait for ever, not {shown(timeout)}")
+        raise UsageError(f"{shown(timeout)} is not a timeout", hint=Hint("give-seconds"))
     return float(timeout)

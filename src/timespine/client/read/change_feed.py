@@ -15,7 +15,7 @@ from timespine.client.context import Access
 from timespine.client.read.acquire import plan_of
 from timespine.client.read.follow import Follower
 from timespine.client.read.leases import LeasedState, closed_on_error
-from timespine.client.read.rows import Rows, Shape, Updates, check_schema
+from timespine.client.read.rows import Rows, Updates, check_schema
 from timespine.columnar.scan.request import Wanted
 from timespine.columnar.scan.visibility import Window
 from timespine.core.state import State
@@ -29,7 +29,7 @@ NOTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class FeedEvent:
-    """One thing that a feed tells."""
+    """One event of a change feed: rows, changes, or progress."""
 
     kind: str
     """snapshot: the rows at the beginning; changes: updates after that; progress: nothing new, but complete so far."""
@@ -109,7 +109,7 @@ class ChangeFeed(Follower[FeedEvent]):
                 with leases.pinned(leased.lease, leased.state) as pinned:
                     self._start(leased, pinned, start)
             elif self._snapshot:
-                rows = Rows(self.access, leased, None, self.request, Shape("column")).to_arrow()
+                rows = Rows(self.access, leased, None, self.request, "column").to_arrow()
                 self._pending.append(FeedEvent("snapshot", rows, NOTHING))
             return leased
 
@@ -118,7 +118,7 @@ class ChangeFeed(Follower[FeedEvent]):
         plan = plan_of(state, start)
         if self._snapshot:
             request = replace(self.request, window=Window(until=start))
-            rows = Rows(self.access, leased, plan, request, Shape("column"), state=state).to_arrow()
+            rows = Rows(self.access, leased, plan, request, "column", state=state).to_arrow()
             self._pending.append(FeedEvent("snapshot", rows, start[0]))
         self._through = self._taken = start[0]
 
@@ -158,7 +158,7 @@ class ChangeFeed(Follower[FeedEvent]):
         """Read the updates after what was told, up to a time."""
         plan = plan_of(state, (until,), (self._through,) if self._through > NOTHING else None)
         request = replace(self.request, window=Window(after=plan.after, until=plan.until), timed=True)
-        return Updates(self.access, self.leased, plan, request, Shape("column"), state=state).to_arrow()
+        return Updates(self.access, self.leased, plan, request, "column", state=state).to_arrow()
 
     @property
     def _is_behind(self) -> bool:

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from timespine.client.context import POLL_MAX_S, Access, Shared
 from timespine.client.read.follow import Follower
 from timespine.client.read.leases import closed_on_error
-from timespine.client.read.rows import REPLANS, Shape, Updates, check_schema
+from timespine.client.read.rows import REPLANS, Updates, check_schema
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.parts.hollow_run import count
 from timespine.columnar.scan.request import Wanted
@@ -53,7 +53,7 @@ LOG = logging.getLogger("timespine")
 
 @dataclass(frozen=True, slots=True)
 class CommitEvent:
-    """One thing that a listener hears."""
+    """One event of a commit stream."""
 
     kind: str
     """snapshot: all updates at the beginning; updates: those of one commit; sealed: that the upper moved."""
@@ -221,7 +221,7 @@ class CommitStream(Follower[CommitEvent]):
         check_schema(self.request, access.schema(state)[1], f"listening to {access.name}")
         request = replace(self.request, window=window)
         plan = plan_runs(state, runs)
-        return Updates(access, self.leased, plan, request, Shape("column"), state=state, one_state=True).to_arrow()
+        return Updates(access, self.leased, plan, request, "column", state=state, one_state=True).to_arrow()
 
     # Holding on, and letting go.
 

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from timespine.client.context import Access
-from timespine.client.read.acquire import acquire, plan_of, shape_of, wanted_of
-from timespine.client.read.rows import Shape, Snapshot, Updates
+from timespine.client.read.acquire import acquire, check_multiplicity, plan_of, wanted_of
+from timespine.client.read.rows import Snapshot, Updates
 from timespine.client.time_args import Moment, to_user
 from timespine.columnar.scan.visibility import Window
 from timespine.core.read_plan import plan_runs, plan_unsealed
@@ -52,7 +52,7 @@ def contents(
     timeout: float | None,
 ) -> Contents:
     """Plan both reads on one state."""
-    shape = shape_of(multiplicity)
+    check_multiplicity(multiplicity)
     with acquire(access, as_of, timeout, unsealed=True) as (leased, time):
         state = leased.state
         plan = plan_of(state, time) if time is not None else None
@@ -60,7 +60,7 @@ def contents(
         wanted = replace(wanted, repeats=multiplicity == "rows")
         timed = wanted_of(access, state, columns, where, Window(since=state.since), timed=True)
         ahead = plan_runs(state, plan_unsealed(state, Frontier.minimum(state.arity), CLOSED))
-        unsealed = Updates(access, leased.share(), ahead, timed, Shape("column"), one_state=True)
-        sealed = Snapshot(access, leased, plan, wanted, shape)
+        unsealed = Updates(access, leased.share(), ahead, timed, "column", one_state=True)
+        sealed = Snapshot(access, leased, plan, wanted, multiplicity)
         sealed.as_of = to_user(time) if time is not None else None
         return Contents(sealed, unsealed, state.since, state.upper, state.seqno)

@@ -45,7 +45,7 @@ class Hold(OneProcess):
 
 
 class CriticalHold(OneProcess):
-    """A hold that never expires. It belongs to whoever knows its token, in any process."""
+    """A hold that never expires. Any process that knows its token may move or release it."""
 
     def __init__(self, access: Access, name: str, token: str, since: Frontier) -> None:
         self._access = access

@@ -20,6 +20,7 @@ from timespine.columnar.predicate.keyset import KeySet
 from timespine.columnar.predicate.predicate import Predicate
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import UsageError, shown
+from timespine.hints import Hint
 
 _SIGNS = {"=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
@@ -31,7 +32,7 @@ def restrict(rows: Rows, keys: Any, between: Any) -> None:
     """
     schema = rows.columns_of
     if keys is None and between is None:
-        raise UsageError("say which rows to look up: a key, its first columns, or between=(low, high)")
+        raise UsageError("this does not say which rows to look up", hint=Hint("give-key-or-range"))
     leading = _leading(keys, schema) if keys is not None else ()
     if keys is not None:
         rows.only(KeySet(keys_of(keys, schema, leading)))
@@ -58,9 +59,9 @@ def _range(between: Any, schema: Schema, left: tuple[str, ...]) -> Predicate:
     if low is None and high is None:
         raise UsageError("between=(None, None) is no range: read a snapshot for all rows")
     if not schema.key:
-        raise UsageError("this collection has no key columns to take a range of: read a snapshot with where=")
+        raise UsageError("this collection has no key columns to take a range of", hint=Hint("range-by-where"))
     if not left:
-        raise UsageError("the whole key is given, so no key column is left for between=")
+        raise UsageError("the whole key is given, so no key column is left for a range")
     ends = [_end(end, sign, left) for end, sign in ((low, ">"), (high, "<")) if end is not None]
     found = reduce(lambda one, other: one & other, ends)
     found.check(schema)
@@ -77,11 +78,11 @@ def _end(end: Any, sign: str, left: tuple[str, ...]) -> Predicate:
     names = tuple(takewhile(values.__contains__, left))
     if not values or set(names) != set(values):
         raise UsageError(
-            f"an end of between= names the key columns {', '.join(left)}, from the first on, not "
+            f"an end of a range names the key columns {', '.join(left)}, from the first on, not "
             f"{', '.join(map(shown, values)) or 'none'}"
         )
     if any(value is None for value in values.values()):
-        raise UsageError("an end of between= has no null: leave the end open with None, or look up the null as a key")
+        raise UsageError("an end of a range has no null: leave that end open, or look up the null as a key")
     *before, last = names
     found = _beside(last, f"{sign}=", values[last])
     for name in reversed(before):

@@ -15,6 +15,7 @@ from timespine.client.read.rows import Snapshot
 from timespine.client.time_args import Moment, to_user
 from timespine.core.state import State
 from timespine.errors import NotSealed, SinceError, UsageError
+from timespine.hints import Hint
 from timespine.model.time import INT64_MAX, Time
 
 ATTEMPTS = 16
@@ -86,7 +87,7 @@ def _read_newest(handles: Sequence[Access], timeout: float | None, multiplicity:
     for access, state in zip(handles, states, strict=True):
         time = last_complete(state)
         if time is None:
-            raise UsageError(f"{access.name} has no complete time yet: append to it, seal it, or store.advance()")
+            raise UsageError(f"{access.name} has no complete time yet", hint=Hint("complete-first"))
         newest.append(time)
     return _read_all(handles, min(newest), timeout, multiplicity, states)
 
@@ -105,7 +106,7 @@ def _read_all(
             try:
                 snapshot = read_snapshot(access, as_of, Asked(timeout=timeout, state=state), multiplicity)
             except (NotSealed, SinceError) as error:
-                error.args = (f"{access.name}: {error}",)
+                error.args = (f"{access.name}: {error.message}",)
                 raise
             snapshots[access.name] = snapshot
             stack.callback(snapshot.close)
@@ -121,5 +122,5 @@ def _wait_for_since(handles: Sequence[Access], deadline: float, monotonic: Calla
         left = deadline - monotonic()
         if each.wait(lambda state: not state.upper.less_equal(first), left) is None:
             error = NotSealed(to_user(first), each.known().upper, expired=True)
-            error.args = (f"{each.name}: {error}",)
+            error.args = (f"{each.name}: {error.message}",)
             raise error

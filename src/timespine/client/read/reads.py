@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from timespine.client.context import Access
-from timespine.client.read.acquire import WAIT_S, Hold, acquire, plan_of, shape_of, wanted_of
+from timespine.client.read.acquire import WAIT_S, Hold, acquire, check_multiplicity, plan_of, wanted_of
 from timespine.client.read.change_set import Changes
-from timespine.client.read.rows import Shape, Snapshot, Updates
+from timespine.client.read.rows import Snapshot, Updates
 from timespine.client.time_args import Moment, to_user
 from timespine.columnar.scan.visibility import Window
 from timespine.core.state import State
@@ -37,12 +37,12 @@ class Asked:
 
 def read_snapshot(access: Access, as_of: Moment | None, asked: Asked, multiplicity: str = "rows") -> Snapshot:
     """Plan a snapshot as of a time, or as of the newest complete one."""
-    shape = shape_of(multiplicity)
+    check_multiplicity(multiplicity)
     with acquire(access, as_of, asked.timeout, hold=asked.hold, state=asked.state) as (leased, time):
         plan = plan_of(leased.state, time) if time is not None else None
         request = wanted_of(access, leased.state, asked.columns, asked.where, Window(until=time))
         request = replace(request, repeats=multiplicity == "rows")
-        snapshot = Snapshot(access, leased, plan, request, shape)
+        snapshot = Snapshot(access, leased, plan, request, multiplicity)
         snapshot.as_of = to_user(time) if time is not None else None
         return snapshot
 
@@ -55,7 +55,7 @@ def read_changes(
         first = access.time_of(after) if after is not None else None
         plan = plan_of(leased.state, last, first) if last is not None else None
         request = wanted_of(access, leased.state, asked.columns, asked.where, Window(first, last))
-        return Changes(access, leased, plan, request, Shape("column"), images=images)
+        return Changes(access, leased, plan, request, "column", images=images)
 
 
 def read_updates(access: Access, until: Moment | None, asked: Asked) -> Updates:
@@ -64,4 +64,4 @@ def read_updates(access: Access, until: Moment | None, asked: Asked) -> Updates:
         plan = plan_of(leased.state, last) if last is not None else None
         window = Window(until=last, since=plan.since if plan is not None else None)
         request = wanted_of(access, leased.state, asked.columns, asked.where, window, timed=True)
-        return Updates(access, leased, plan, request, Shape("column"))
+        return Updates(access, leased, plan, request, "column")

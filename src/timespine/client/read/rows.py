@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +33,7 @@ from timespine.core.batch import Part, Run
 from timespine.core.read_plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
 from timespine.errors import CorruptionError, DiffOverflow, HandleExpired, LeaseExpired, UsageError, shown
+from timespine.hints import Hint
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
@@ -54,14 +56,6 @@ REPEATED_MAX = 1 << 31
 """Rows that one table of a scan may become when each is given as often as it counts. As a stream there is no limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How rows are given to the user."""
-
-    multiplicity: str = "rows"
-    """Each row as often as it counts ("rows"), or once with its count in `_diff` ("column")."""
-
-
 class Rows(OneProcess):
     """What was asked for, not read yet. It holds history until it is closed or garbage collected.
 
@@ -74,7 +68,7 @@ class Rows(OneProcess):
         leased: LeasedState,
         plan: Plan | None,
         request: Wanted,
-        shape: Shape,
+        multiplicity: str,
         *,
         state: State | None = None,
         one_state: bool = False,
@@ -87,8 +81,8 @@ class Rows(OneProcess):
         """What to read; None if no time is complete."""
         self.request = request
         """Which rows and columns are read, and how."""
-        self.shape = shape
-        """How rows are given."""
+        self.multiplicity = multiplicity
+        """How rows are given: each as often as it counts ("rows"), or once with its count in `_diff` ("column")."""
         self._state = state if state is not None else leased.state
         self._one_state = one_state
         """Whether only this state has just these rows, so that no read of them is planned again on a newer one."""
@@ -128,12 +122,27 @@ class Rows(OneProcess):
         """Read by the plan. Without a lease, plan again on a newer state if what was planned was merged away."""
         for _ in range(REPLANS):
             try:
-                with _missing(self):
+                with self._explain_failures():
                     return read()
             except LeaseExpired:
                 if not self._plan_again():
                     raise
         raise LeaseExpired("what was being read keeps going away: read with a lease")
+
+    @contextmanager
+    def _explain_failures(self) -> Iterator[None]:
+        """Turn a blob that is not there into LeaseExpired, or CorruptionError if the lease is still held."""
+        try:
+            yield
+        except DiffOverflow as error:
+            raise DiffOverflow(
+                f"a row of {self.access.name} counts more than 64 bits can as of this time: look for it with "
+                "updates(), which gives every diff by itself, and append the opposite of some of them; other keys can "
+                "be read with `where`"
+            ) from error
+        except MissingBlob as error:
+            self.leased.check()
+            raise CorruptionError(f"blob {error.key} is missing though a live lease holds it") from error
 
     def _plan_again(self) -> bool:
         """Plan on a newer state; False if a lease should have kept the last one, or if only that has these rows."""
@@ -157,7 +166,7 @@ class Rows(OneProcess):
         if not tables:
             return self._empty()
         table = pa.concat_tables(tables)
-        if self.shape.multiplicity == "column" and self._is_narrow():
+        if self.multiplicity == "column" and self._is_narrow():
             table = consolidate(table, [name for name in table.column_names if name != DIFF]).select(table.column_names)
         return table
 
@@ -183,7 +192,7 @@ class Rows(OneProcess):
         self._check_pieces()
         if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes < 1):
             raise UsageError(f"memory_bytes is a number of bytes, not {shown(memory_bytes)}")
-        with _missing(self):
+        with self._explain_failures():
             for table in self._tables(memory_bytes or self.access.config.merge_bytes // 4, scan, limit=None):
                 yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
@@ -225,7 +234,7 @@ class Rows(OneProcess):
 
     def untouched(self) -> list[Part] | None:
         """The parts whose rows are exactly these, as they stand in their files; None if there are no such parts."""
-        if self.plan is None or self.shape.multiplicity != "rows":
+        if self.plan is None or self.multiplicity != "rows":
             return None
         return self._read(lambda: untouched_parts(self.parts(), self._runs(), self.request))
 
@@ -246,7 +255,7 @@ class Rows(OneProcess):
 
     def _check_pieces(self) -> None:
         """A UsageError if what is asked for is only right as a whole."""
-        if self.shape.multiplicity == "column" and self._is_narrow():
+        if self.multiplicity == "column" and self._is_narrow():
             raise UsageError(
                 "rows that are told apart by some columns only come from all over the collection: "
                 "ask for the key columns too, or read it whole"
@@ -296,7 +305,7 @@ class Rows(OneProcess):
         for table in scan(self.parts(), self._runs(), self.request, memory_bytes):
             if table.num_rows == 0:
                 continue
-            if self.shape.multiplicity == "column":
+            if self.multiplicity == "column":
                 yield table.select([*names, DIFF])
             else:
                 for piece in repeated(table, DIFF, limit):
@@ -312,7 +321,7 @@ class Rows(OneProcess):
         return set(self.request.read) != set(self.request.columns)
 
     def _empty(self) -> pa.Table:
-        names = [*self.names, DIFF] if self.shape.multiplicity == "column" else list(self.names)
+        names = [*self.names, DIFF] if self.multiplicity == "column" else list(self.names)
         return empty_table(replace(self.request, columns=self.request.schema.names)).select(names)
 
 
@@ -350,16 +359,13 @@ def repeated(table: pa.Table, diff: str, limit: int | None = None) -> Iterator[p
         return
     if counts.min() < 0:
         raise UsageError(
-            "some rows count less than zero at this time, so they cannot be given as rows: "
-            "read with multiplicity='column' to see them with their counts"
+            "some rows count less than zero at this time, so they cannot be given as rows", hint=Hint("read-counts")
         )
     total = int(counts.astype(object).sum())
     if limit is not None and total > limit:
-        raise UsageError(
-            "rows count too often to be given one by one: read with multiplicity='column', or piece by piece"
-        )
+        raise UsageError("rows count too often to be given one by one", hint=Hint("read-counts-or-pieces"))
     if total > INT64_MAX:
-        raise UsageError("rows count too often to be given one by one: read with multiplicity='column'")
+        raise UsageError("rows count too often to be given one by one", hint=Hint("read-counts"))
     ends = counts.cumsum()
     for start in range(0, total, BATCH_ROWS):
         # Of the rows that are given, counted from 0, the one at a place comes from the first that ends after it.
@@ -373,24 +379,3 @@ def check_schema(wanted: Wanted, newest: Schema, what: str) -> None:
         field = wanted.schema.field(name)
         if not newest.has_id(field.id) or newest.by_id(field.id).type != field.type:
             raise HandleExpired(f"column {name} was dropped or widened, so {what} cannot go on: begin again")
-
-
-class _missing:
-    """Turns a blob that is not there into LeaseExpired, or CorruptionError if the lease is still held."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: object) -> None:
-        if isinstance(value, DiffOverflow):
-            raise DiffOverflow(
-                f"a row of {self._rows.access.name} counts more than 64 bits can as of this time: look for it with "
-                "updates(), which gives every diff by itself, and append the opposite of some of them; other keys can "
-                "be read with `where`"
-            ) from value
-        if isinstance(value, MissingBlob):
-            self._rows.leased.check()
-            raise CorruptionError(f"blob {value.key} is missing though a live lease holds it") from value

@@ -7,7 +7,7 @@ from typing import Any
 
 from timespine.client.context import Access
 from timespine.client.read.acquire import lease_newest, wanted_of
-from timespine.client.read.rows import Shape, Updates
+from timespine.client.read.rows import Updates
 from timespine.client.time_args import Moment
 from timespine.columnar.scan.visibility import Window
 from timespine.core.read_plan import plan_runs, plan_unsealed
@@ -24,4 +24,4 @@ def unsealed(
         last = Frontier((access.time_of(upper),)) if upper is not None else CLOSED
         plan = plan_runs(state, plan_unsealed(state, first, last))
         wanted = wanted_of(access, state, columns, where, Window(since=state.since), timed=True)
-        return Updates(access, leased, plan, wanted, Shape("column"), one_state=True)
+        return Updates(access, leased, plan, wanted, "column", one_state=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from timespine.client.context import Access
-from timespine.client.results import Committed
+from timespine.client.results import CommitResult
 from timespine.client.time_args import Moment, Progress
 from timespine.client.write.prepare import has_no_times, materialize_once
 from timespine.client.write.step_commit import commit_steps
@@ -18,10 +18,10 @@ def append(
     at: Moment | None = None,
     upper: Progress | None = None,
     expected_upper: Progress | None = None,
-) -> Committed:
+) -> CommitResult:
     """Append rows by themselves, as a transaction of one step."""
     (committed,) = commit_steps(append_step(access, rows, at, upper, expected_upper))
-    assert isinstance(committed, Committed)
+    assert isinstance(committed, CommitResult)
     return committed
 
 

@@ -23,7 +23,7 @@ from timespine.client.commit.leader_queue import Waiting
 from timespine.client.commit.retry import RETRY
 from timespine.client.context import Access
 from timespine.client.load.bulk_load import load
-from timespine.client.results import Committed
+from timespine.client.results import CommitResult
 from timespine.client.time_args import Moment, Progress
 from timespine.client.write.append import append
 from timespine.client.write.prepare import PreparedRows, names_of, to_updates, upper_after
@@ -73,13 +73,13 @@ class ConvertedAppends(NamedTuple):
 
 def append_or_wait(
     access: Access, rows: Any, at: Moment | None, upper: Progress | None, expected_upper: Progress | None
-) -> Committed:
+) -> CommitResult:
     """Append rows: in a batch with others that wait, if the rows are few and nothing is said about their time."""
     if at is None and upper is None and expected_upper is None:
         key, names = _conversion_key(rows)
         _, schema = access.schema(access.known())
         if key is not None and schema.arity == 1 and schema.time_names[0] not in names:
-            committed: Committed = access.appending.offer(PendingAppend(rows, key), partial(_append_all, access))
+            committed: CommitResult = access.appending.offer(PendingAppend(rows, key), partial(_append_all, access))
             return committed
         if isinstance(rows, pa.RecordBatchReader) and schema.arity == 1 and TIME not in rows.schema.names:
             # All rows are for one time, so they can be stored as they come.
@@ -168,9 +168,9 @@ def _append_together(access: Access, group: list[Waiting[PendingAppend]]) -> lis
     return left
 
 
-def _commit_group(step: GroupAppendStep) -> list[Committed]:
+def _commit_group(step: GroupAppendStep) -> list[CommitResult]:
     """Commit several appends as one batch; Contention if other processes take its times again and again."""
-    results: list[Committed]
+    results: list[CommitResult]
     (results,) = commit_steps(step, starts=RETRY.group_starts)
     return results
 
@@ -228,10 +228,10 @@ class GroupAppendStep(AtTransactionTime):
         placed = moved(runs, self.written, at)
         return [append_command(self.access, placed, self.total, upper, self.next_upper(upper, at), "append")]
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> list[Committed]:
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> list[CommitResult]:
         assert at is not None
         times = [at + number if self._is_numbered else at for number in range(len(self.places))]
-        return [Committed(time, upper_after(time), rows, seqno) for time, rows in zip(times, self.rows, strict=True)]
+        return [CommitResult(time, upper_after(time), rows, seqno) for time, rows in zip(times, self.rows, strict=True)]
 
 
 def _convert(group: list[Waiting[PendingAppend]], schema: Schema) -> list[ConvertedAppends]:

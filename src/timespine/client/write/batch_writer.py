@@ -38,7 +38,7 @@ TRANSMIT_TTL = "1 hour"
 
 
 class Writer(OneProcess):
-    """The handle for those who build batches themselves."""
+    """A writer of batches that the caller builds."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.client.context import Access
-from timespine.client.results import Committed
+from timespine.client.results import CommitResult
 from timespine.client.write.prepare import materialize_once, names_of, refuse_missing, require_key_columns
 from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
 from timespine.client.write.step_commit import commit_steps
@@ -33,16 +33,17 @@ from timespine.columnar.predicate.predicate import is_row_by_row
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.columnar.schema.types import is_nested
 from timespine.errors import UsageError
+from timespine.hints import Hint
 from timespine.model.time import INT64_MAX, INT64_MIN
 
 COPIES_MAX = 1 << 24
 """Copies of rows that count more than once, which a change makes one by one: a bound on its memory."""
 
 
-def change(access: Access, compute: Compute, operation: str) -> Committed:
+def change(access: Access, compute: Compute, operation: str) -> CommitResult:
     """Compute a delta to the newest rows and append it, as a transaction of one step."""
     (committed,) = commit_steps(DeltaStep(access, compute, operation))
-    assert isinstance(committed, Committed)
+    assert isinstance(committed, CommitResult)
     return committed
 
 
@@ -61,8 +62,8 @@ def keys_of(rows: Any, schema: Schema, names: tuple[str, ...] | None = None) -> 
     nested = next((field.name for field in schema.fields if not schema.key and is_nested(field.arrow_type)), None)
     if nested is not None:
         raise UsageError(
-            f"this collection has no key columns, and rows cannot be found by {nested}, which is nested: "
-            "name the rows with where=, or append retractions"
+            f"this collection has no key columns, and rows cannot be found by {nested}, which is nested",
+            hint=Hint("find-by-where"),
         )
     if isinstance(rows, Mapping) and not any(_is_column(value) for value in rows.values()):
         rows = [dict(rows)]
@@ -119,7 +120,7 @@ def _gone(schema: Schema) -> Callable[[pa.Table], RowDelta]:
 def delete_delta(keys: Any, where: Any) -> Compute:
     """Delete rows with these keys, or for which a condition holds."""
     if (keys is None) == (where is None):
-        raise UsageError("delete either keys, or where a condition holds: delete({'id': 1}) or delete(where='id = 1')")
+        raise UsageError("delete either keys, or where a condition holds", hint=Hint("give-keys-or-where"))
     return delete_keys_delta(keys) if where is None else delete_where_delta(where)
 
 

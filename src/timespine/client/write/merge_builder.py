@@ -49,7 +49,7 @@ class Clause:
 
 @dataclass(slots=True)
 class Merge(Generic[R]):
-    """A merge that is being described; `execute` carries it out. Of several clauses the first that fits counts."""
+    """A merge of rows, described clause by clause; `execute` commits it. The first clause that fits a row counts."""
 
     change: Callable[[Compute, str], R]
     """Carries out a change of the collection, or adds it to a transaction."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from timespine.client.context import Access
-from timespine.client.results import Committed
+from timespine.client.results import CommitResult
 from timespine.client.write.prepare import PreparedRows
 from timespine.client.write.stage import Runs, count_appended, delete_flushed, flush_inline, unplaced_description
 from timespine.client.write.transaction_steps import AppendStep, Step, append_at
@@ -44,7 +44,7 @@ class PrebuiltAppendStep(AppendStep):
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         return AppendStep.commands(self, self.flushed or self.runs, upper, at)
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
         count_appended(self.access, self.flushed or self.runs, self.rows)
         return AppendStep.result(self, replies, at, seqno)
 
@@ -87,9 +87,9 @@ class PrebuiltAppendAtStep(Step):
         runs = self.flushed or self.runs
         return [append_at(self.access, runs, self.rows, self.lower, expected, self.upper, self.operation)]
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
         count_appended(self.access, self.flushed or self.runs, self.rows)
-        return Committed(self.time, replies[-1], self.rows, seqno)
+        return CommitResult(self.time, replies[-1], self.rows, seqno)
 
     def flush(self) -> None:
         self.flushed = _flush(self.access, (_unplaced(self.runs, self.rows),))[0].runs

@@ -23,6 +23,7 @@ from timespine.columnar.ingest.update_table import update_table
 from timespine.columnar.kernels.consolidate import check_weights, consolidate
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import InvalidRows, LateRows, UsageError
+from timespine.hints import Hint
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
@@ -170,9 +171,10 @@ def upper_of_append(access: Access, upper: Progress | None, latest: Time | None,
     if upper is not None:
         return access.frontier_of(upper)
     if latest is None:
-        raise UsageError("nothing to append, and no `upper` to advance to")
+        raise UsageError("there is nothing to append", hint=Hint("give-rows-or-upper"))
     if schema.arity != 1:
-        raise UsageError("with several coordinates say how far this completes the collection: upper=(...)")
+        text = "with several coordinates rows do not say how far they complete the collection"
+        raise UsageError(text, hint=Hint("give-upper"))
     return upper_after(latest[0])
 
 

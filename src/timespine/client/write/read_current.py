@@ -27,7 +27,7 @@ import pyarrow as pa
 from timespine.client.context import Access
 from timespine.client.read.acquire import lease_newest, planned
 from timespine.client.read.leases import LeasedState
-from timespine.client.read.rows import Rows, Shape
+from timespine.client.read.rows import Rows
 from timespine.client.write.prepare import next_free_time, upper_after
 from timespine.client.write.stage import Runs, count_appended, delete_unused, make_runs
 from timespine.columnar.kernels.consolidate import consolidate
@@ -157,7 +157,7 @@ class CurrentRows:
 
     def _read(self, plan: Plan | None, state: State, wanted: Wanted) -> pa.Table:
         # SUBTLE: planned again on a newer state, they would hold what `news` counts once more (test_read_current.py).
-        rows = Rows(self.access, self.leased, plan, wanted, Shape("column"), state=state, one_state=True)
+        rows = Rows(self.access, self.leased, plan, wanted, "column", state=state, one_state=True)
         try:
             return rows.to_arrow().select([*self.schema.names, DIFF])
         except LeaseExpired as error:

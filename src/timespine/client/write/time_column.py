@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from timespine.client.write.prepare import names_of
 from timespine.columnar.schema.schema import TIME, Schema
 from timespine.errors import UsageError, shown
+from timespine.hints import Hint
 
 NO_TIMES = pa.chunked_array([], pa.int64())
 
@@ -33,7 +34,7 @@ def with_times(table: pa.Table, schema: Schema, name: str) -> pa.Table:
         many = "are two columns" if name in table.column_names else "is no column"
         raise UsageError(f"there {many} {shown(name)} to take times from")
     if name != TIME and TIME in table.column_names:
-        raise UsageError(f"the rows have times of their own in {TIME}: leave out times={shown(name)}")
+        raise UsageError(f"the rows have times of their own in {TIME}", hint=Hint("leave-out-times", {"name": name}))
     times = milliseconds(table.column(name), name) if table.num_rows else NO_TIMES
     if name not in schema.names:
         table = table.drop_columns([name])

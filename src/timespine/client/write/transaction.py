@@ -29,6 +29,7 @@ from timespine.client.commit.group_commit import Committer
 from timespine.client.context import Access
 from timespine.client.process_guard import OneProcess
 from timespine.client.read.rows import Snapshot
+from timespine.client.signatures import LatePolicy, RowsLike
 from timespine.client.time_args import Moment, Progress
 from timespine.client.write import delta
 from timespine.client.write.merge_builder import Merge
@@ -44,13 +45,14 @@ from timespine.client.write.transaction_steps import (
     UnsealedWriteStep,
 )
 from timespine.client.write.unsealed_write import REFUSE
+from timespine.columnar.predicate.column import Where
 from timespine.core.transitions import AdvanceUpper, Command, Seal
 from timespine.errors import UpperMismatch, UsageError, shown
 from timespine.model.frontier import Frontier
 
 
 class Transaction(OneProcess):
-    """What is to happen together. Leave its `with` to commit it; raise to give it up."""
+    """Writes that are committed together or not at all. Leave its `with` to commit it; raise to give it up."""
 
     def __init__(
         self, find: Callable[[Sequence[str]], list[Collection]], committer: Committer, nursery: Nursery
@@ -85,7 +87,7 @@ class Transaction(OneProcess):
         return collection
 
     def append(
-        self, collection: str | Collection, rows: Any, *, at: Moment | None = None, upper: Progress | None = None
+        self, collection: str | Collection, rows: RowsLike, *, at: Moment | None = None, upper: Progress | None = None
     ) -> None:
         """Add updates, as `collection.append` does; without times of their own, at that of the transaction."""
         access = self._access(collection)
@@ -103,34 +105,34 @@ class Transaction(OneProcess):
         else:
             self.add(AppendStep(access, [rows]))
 
-    def upsert(self, collection: str | Collection, rows: Any) -> None:
+    def upsert(self, collection: str | Collection, rows: RowsLike) -> None:
         """Rows take the place of those with the same key, or are added."""
         self.change(collection, delta.upsert_delta(copy_rows(rows)), "upsert")
 
-    def delete(self, collection: str | Collection, keys: Any = None, *, where: Any = None) -> None:
+    def delete(self, collection: str | Collection, keys: RowsLike | None = None, *, where: Where | None = None) -> None:
         """Rows with these keys, or for which a condition holds, go."""
         self.change(collection, delta.delete_delta(copy_rows(keys), where), "delete")
 
-    def update(self, collection: str | Collection, *, where: Any = None, set: Mapping[str, Any]) -> None:
+    def update(self, collection: str | Collection, *, where: Where | None = None, set: Mapping[str, Any]) -> None:
         """Rows for which a condition holds get other values; all rows without one."""
         self.change(collection, delta.update_delta(where, set), "update")
 
-    def replace(self, collection: str | Collection, rows: Any, *, where: Any = None) -> None:
+    def replace(self, collection: str | Collection, rows: RowsLike, *, where: Where | None = None) -> None:
         """Rows for which a condition holds (all, without one) go, and these come instead."""
         self.change(collection, delta.replace_delta(where, copy_rows(rows)), "replace")
 
-    def merge(self, collection: str | Collection, source: Any) -> Merge[None]:
+    def merge(self, collection: str | Collection, source: RowsLike) -> Merge[None]:
         """Begin a merge with matched and not matched clauses; `.execute()` makes it part of the transaction."""
         return Merge(partial(self.change, collection), copy_rows(source))
 
     def write(
         self,
         collection: str | Collection,
-        rows: Any,
+        rows: RowsLike,
         *,
         at: Moment | None = None,
         times: str | None = None,
-        late: str = REFUSE,
+        late: LatePolicy = REFUSE,
     ) -> None:
         """Make updates durable ahead of the seal, as `collection.write` does."""
         self.add(UnsealedWriteStep(self._access(collection), copy_rows(rows), at, times, late))

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from timespine.client.context import Access
-from timespine.client.results import NOTHING, Committed, Sealed, Written
+from timespine.client.results import NOTHING, CommitResult, SealResult, WriteResult
 from timespine.client.time_args import Moment, Progress
 from timespine.client.write.prepare import (
     PreparedRows,
@@ -44,7 +44,7 @@ from timespine.client.write.unsealed_write import (
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.parts.hollow_run import rows_in
 from timespine.core.batch import HollowBatch
-from timespine.core.transitions import AppendNext, Command, CompareAndAppend, Expired
+from timespine.core.transitions import AppendNext, Command, CompareAndAppend, ExpireResult
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
@@ -199,11 +199,11 @@ class AppendStep(AtTransactionTime):
         placed = moved(runs, self.written, at)
         return [append_command(access, placed, self.rows, upper, self.next_upper(upper, at), self.operation)]
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
         reply = replies[-1]
         if at is None:
-            return Committed(reply.time, reply.upper, self.rows, seqno)
-        return Committed(at, reply, self.rows, seqno)
+            return CommitResult(reply.time, reply.upper, self.rows, seqno)
+        return CommitResult(at, reply, self.rows, seqno)
 
     def _check_below(self, at: int, upper: Frontier) -> None:
         if self.rows and upper.less_equal((at,)):
@@ -246,9 +246,9 @@ class AppendAtStep(Step):
         new_upper = self._new_upper(prepared)
         return [append_at(self.access, runs, self.stored, prepared.lower, upper, new_upper, self.operation)]
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
         assert self.prepared is not None
-        return Committed(self.prepared.time, replies[-1], self.stored, seqno)
+        return CommitResult(self.prepared.time, replies[-1], self.stored, seqno)
 
     def _new_upper(self, prepared: PreparedRows) -> Frontier:
         return upper_of_append(self.access, self.upper, prepared.latest, prepared.schema)
@@ -305,13 +305,13 @@ class DeltaStep(DependsOnRead):
         # read, and must still be so when the other rows are committed (test_transaction.py).
         return [self.pending.command(runs)] if self.must_hold or self.pending.stored else []
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> Committed:
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
         pending = self.pending
         if not replies:
-            return Committed(None, pending.now.upper, 0, pending.now.state.seqno)
+            return CommitResult(None, pending.now.upper, 0, pending.now.state.seqno)
         pending.done()
         rows = pending.net
-        return Committed(at if rows else None, replies[-1], rows, seqno)
+        return CommitResult(at if rows else None, replies[-1], rows, seqno)
 
 
 # Writes ahead of the seal, and seals.
@@ -363,7 +363,7 @@ class UnsealedWriteStep(Step):
             raise late_rows_error(self.access, self.prepared.lower, upper)
         return [write_command(self.access, self.prepared, runs)]
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> Written:
+    def result(self, replies: list[Any], at: int | None, seqno: int) -> WriteResult:
         assert self.prepared is not None
         count_late(self.access, self.late, self.too_late)
         if not replies:
@@ -396,5 +396,5 @@ class CommandStep(Step):
             return None
         reply = replies[-1]
         if self.sealed is not None:
-            return Sealed(Frontier(reply.elements), seqno)
-        return Expired(self.expired, reply.since, reply.held_by) if self.expired is not None else reply
+            return SealResult(Frontier(reply.elements), seqno)
+        return ExpireResult(self.expired, reply.since, reply.held_by) if self.expired is not None else reply

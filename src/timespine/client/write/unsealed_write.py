@@ -9,7 +9,7 @@ They are durable at once, and count when their time is sealed. Rows whose time i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from timespine.client.context import Access
 from timespine.client.diagnostics.inspect import plain
-from timespine.client.results import Written
+from timespine.client.results import WriteResult
 from timespine.client.time_args import Moment, to_user
 from timespine.client.write.prepare import (
     PreparedRows,
@@ -36,9 +36,12 @@ from timespine.columnar.parts.hollow_run import count
 from timespine.columnar.schema.schema import TIME
 from timespine.core.transitions import Write
 from timespine.errors import LateRows, UsageError, shown
+from timespine.hints import Hint
 from timespine.model.frontier import Frontier
 
-REFUSE, DROP, MOVE = "refuse", "drop", "move"
+REFUSE: Final = "refuse"
+DROP: Final = "drop"
+MOVE: Final = "move"
 LATE = (REFUSE, DROP, MOVE)
 """The late policies."""
 
@@ -56,15 +59,14 @@ def prepare_unsealed(
     _, schema = access.schema(access.known())
     if at is not None:
         if times is not None:
-            raise UsageError("give either `at` or the column that has the times")
+            raise UsageError("the times of rows are given twice", hint=Hint("give-at-or-times"))
         prepared = prepare_rows(access, rows, time := access.time_of(at))
         count = to_arrow(rows, prepared.schema).num_rows if late != REFUSE else 0
         return prepared, pa.chunked_array([pa.repeat(pa.scalar(time[0], pa.int64()), count)])
     if times is None:
         if names_of(rows).isdisjoint(schema.time_names):
-            raise UsageError(
-                f"say at which times rows are written: at=..., times='column', or in {', '.join(schema.time_names)}"
-            )
+            hint = Hint("give-write-times", {"columns": ", ".join(schema.time_names)})
+            raise UsageError("the rows do not say at which times they are written", hint=hint)
         if late == REFUSE or schema.arity != 1:
             return prepare_rows(access, rows, None), NO_TIMES
     if isinstance(rows, list | tuple) and not rows:
@@ -120,10 +122,10 @@ def apply_late_policy(table: pa.Table, name: str, first: int, late: str) -> tupl
 def late_rows_error(access: Access, lower: Frontier, upper: Frontier) -> LateRows:
     """Make the error for rows at times that are sealed already."""
     return LateRows(
-        f"rows at {plain(lower)} come too late: {access.name} is complete up to {upper}; "
-        "write them with late='move' or late='drop', or at a later time",
+        f"rows at {plain(lower)} come too late: {access.name} is complete up to {upper}",
         lower,
         upper,
+        hint=Hint("move-or-drop-late"),
     )
 
 
@@ -134,10 +136,10 @@ def count_late(access: Access, late: str, rows: int) -> None:
         count(access.shared.counters_of(access.id), counted, rows)
 
 
-def write_result(prepared: PreparedRows, number: int, late: int, seqno: int) -> Written:
+def write_result(prepared: PreparedRows, number: int, late: int, seqno: int) -> WriteResult:
     """Make the answer to a write."""
     first = to_user(prepared.lower.elements[0]) if len(prepared.lower.elements) == 1 else None
-    return Written(
+    return WriteResult(
         number, prepared.table.num_rows, first, to_user(prepared.latest) if prepared.latest else None, late, seqno
     )
 

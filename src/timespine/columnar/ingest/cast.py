@@ -91,9 +91,7 @@ def cast_column(name: str, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.C
             start += len(chunk)
     except _BadRow as bad:
         why = _TOO_MUCH.get(_kind(wanted), "a value inside of it does not fit")
-        raise InvalidRows(
-            f"column {shown(name)}: row {bad.row} does not fit {type_name(wanted)}: {why}", bad.row
-        ) from None
+        raise InvalidRows.of_row(name, bad.row, f"does not fit {type_name(wanted)}: {why}") from None
     except pa.ArrowNotImplementedError:
         raise InvalidRows(f"column {shown(name)}: {given} cannot be read as {type_name(wanted)}: cast it") from None
     return _coalesced(pa.chunked_array(pieces, wanted))

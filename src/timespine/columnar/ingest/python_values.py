@@ -42,15 +42,17 @@ def column_of(name: str, values: Sequence[Any], wanted: pa.DataType | None) -> p
                 return pa.chunked_array([pa.nulls(len(values))])
             wanted = parse_type(_in_named_zones(wanted))
         built = _build_type(values, wanted)
+    except InvalidRows as error:
+        raise error.in_context(f"column {shown(name)}") from None
     except UsageError as error:
-        raise InvalidRows(f"column {shown(name)}: {error}") from None
+        raise InvalidRows(f"column {shown(name)}: {error.message}", hint=error.hint) from None
     except _FAILURES:
         raise InvalidRows(f"column {shown(name)} holds values of different or unknown types: convert them") from None
     try:
         array = pa.array(values, built, from_pandas=False)
     except _FAILURES:
         row = _first_failing(values, built)
-        raise InvalidRows(f"column {shown(name)}: row {row} does not fit {type_name(wanted)}", row) from None
+        raise InvalidRows.of_row(name, row, f"does not fit {type_name(wanted)}") from None
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
 
@@ -101,7 +103,7 @@ def _struct_type(values: list[dict[str, Any]], wanted: pa.DataType) -> pa.DataTy
     names = {field.name for field in wanted}
     unknown = set(chain.from_iterable(values)) - names
     if unknown:
-        raise InvalidRows(f"a dict has a key {shown(next(iter(unknown)))} that {type_name(wanted)} does not have")
+        raise InvalidRows(f"a struct has a field {shown(next(iter(unknown)))} that {type_name(wanted)} does not have")
     return pa.struct([(field.name, _build_type(values_of(values, field.name), field.type)) for field in wanted])
 
 
@@ -116,9 +118,9 @@ def _timestamp_type(kinds: set[type], values: Sequence[Any], wanted: pa.DataType
     _check(kinds, wanted, (datetime.datetime,))
     zones = set(map(attrgetter("tzinfo"), filter(_given, values)))
     if wanted.tz is None and zones != {None}:
-        raise InvalidRows("a datetime has a zone where wall-clock times are needed: convert it first")
+        raise InvalidRows("a time has a zone where wall-clock times are needed: convert it first")
     if wanted.tz is not None and None in zones:
-        raise InvalidRows(f"a datetime has no zone where {type_name(wanted)} is needed: give it its zone first")
+        raise InvalidRows(f"a time has no zone where {type_name(wanted)} is needed: give it its zone first")
     for kind in kinds:
         # pandas' timestamps have nanoseconds, which Arrow leaves out when it reads them one by one.
         if hasattr(kind, "nanosecond"):
@@ -134,7 +136,8 @@ def _check(kinds: set[type], wanted: pa.DataType, allowed: tuple[type, ...], but
         is_missing = kind.__name__ in ("NaTType", "NAType")
         if is_missing or not issubclass(kind, allowed) or (but is not None and issubclass(kind, but)):
             instead = "; use None for what is missing" if is_missing else ""
-            raise InvalidRows(f"it holds a {kind.__name__} where {type_name(wanted)} is needed{instead}")
+            text = f"it holds a {kind.__name__} where {type_name(wanted)} is needed{instead}"
+            raise InvalidRows.of_type(kind.__name__, text)
 
 
 def _first_failing(values: Sequence[Any], built: pa.DataType) -> int:

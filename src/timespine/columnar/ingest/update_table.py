@@ -18,6 +18,7 @@ from timespine.columnar.ingest.to_arrow import check_names, to_arrow
 from timespine.columnar.schema.schema import DIFF, Field, Schema, shown_names
 from timespine.columnar.schema.types import can_widen
 from timespine.errors import InvalidRows, UsageError, shown
+from timespine.hints import Hint
 from timespine.model.time import INT64_MAX, INT64_MIN, check_time
 
 DEFAULT_BLOCK_BYTES = 1 << 20
@@ -111,11 +112,13 @@ def _times(table: pa.Table, schema: Schema, at: tuple[int, ...] | None) -> list[
     if not there and at is not None:
         return [_repeated(coordinate, table.num_rows) for coordinate in at]
     if at is not None:
-        raise InvalidRows(f"the rows have times of their own in {shown_names(there)}: leave out `at`, or drop them")
+        raise InvalidRows(f"the rows have times of their own in {shown_names(there)}", hint=Hint("leave-out-at"))
     if len(there) < len(names):
         missing = [name for name in names if name not in there]
-        hint = "" if there else "`at` or "
-        raise InvalidRows(f"the rows do not say at which times they are: give {hint}the columns {shown_names(missing)}")
+        if there:
+            raise InvalidRows(f"the rows do not say at which times they are: give the columns {shown_names(missing)}")
+        hint = Hint("give-at", {"columns": shown_names(missing)})
+        raise InvalidRows("the rows do not say at which times they are", hint=hint)
     columns = [_integers(table, name) for name in names]
     for name, column in zip(names, columns, strict=True):
         lowest = pc.min(column).as_py()

@@ -23,9 +23,8 @@ from timespine.columnar.kernels.row_words import WORD_BITS, Index, Packed, pack,
 from timespine.columnar.kernels.take import narrow, read_back, take
 from timespine.columnar.kernels.text_words import Words, blocks
 from timespine.columnar.kernels.tie_break import Flags, group_blocks, settle
-from timespine.columnar.schema.schema import DIFF, TIME, Schema, time_names
+from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
-from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import INT64_MAX
 
 _HALF_BITS = 32
@@ -239,30 +238,3 @@ def check_weights(table: pa.Table, schema: Schema) -> None:
             "the diffs of a row of this batch add up to more than 64 bits can count, whatever their signs: nothing was "
             "written; append fewer at once"
         ) from None
-
-
-def advance(table: pa.Table, since: Frontier) -> pa.Table:
-    """The same collection for whoever reads at or after `since`: times are advanced to it.
-
-    Coordinate by coordinate: meet over s in since of join(t, s) is the larger of t and of the least
-    s. Rows stay where they are: with several coordinates their order may have to be restored.
-    """
-    names = set(table.column_names)
-    arity = 1 if TIME in names else next(count for count in range(len(names) + 1) if f"{TIME}_{count}" not in names)
-    if arity == 0:
-        raise UsageError("there are no times in the table to advance")
-    if check_arity_of(since, arity, "since").is_closed:
-        raise UsageError("nobody reads from a closed since on, so times cannot be advanced to it")
-    for name, *least in zip(time_names(arity), *since, strict=True):
-        before = table.column(name).chunks
-        chunks = [_at_least(chunk, min(least)) for chunk in before]
-        if any(new is not old for new, old in zip(chunks, before, strict=True)):
-            place = table.schema.get_field_index(name)
-            table = table.set_column(place, table.schema.field(place), pa.chunked_array(chunks, pa.int64()))
-    return table
-
-
-def _at_least(times: pa.Array, least: int) -> pa.Array:
-    """The times, the earlier ones replaced by `least`; the array itself if there are none."""
-    values = times.to_numpy()
-    return times if len(values) == 0 or values.min() >= least else pa.array(np.maximum(values, least))

@@ -23,7 +23,7 @@ from typing import Generic, TypeVar
 from timespine.columnar.parts.stats import PartMeta, Range
 from timespine.core.batch import HollowBatch, Part, Run, wrap_int64
 from timespine.core.encoding.codec import decode_run
-from timespine.core.envelope import ENTRY_BYTES_MAX
+from timespine.core.encoding.envelope import ENTRY_BYTES_MAX
 from timespine.errors import CorruptionError, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key
 from timespine.location.blob import Blob

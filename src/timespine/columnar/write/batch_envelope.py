@@ -2,7 +2,7 @@
 
 Executors build batches and a driver commits them, so a batch has to travel: not
 its rows, which are in storage already, but what points at them. A transmitted
-batch is an envelope (core/envelope.py) around MessagePack, and what comes back is
+batch is an envelope (core/encoding/envelope.py) around MessagePack, and what comes back is
 not trusted. The sender of a batch must see to it that it is committed or deleted,
 or its blobs are garbage until its writer expires.
 """
@@ -14,8 +14,8 @@ from typing import Annotated
 import msgspec
 
 from timespine.core.batch import HollowBatch, Part
+from timespine.core.encoding.envelope import Kind, seal, unseal
 from timespine.core.encoding.validate import check_hollow
-from timespine.core.envelope import Kind, seal, unseal
 from timespine.errors import CorruptionError, UsageError
 from timespine.ids import check_segment, parse_blob_key
 from timespine.model.description import Description

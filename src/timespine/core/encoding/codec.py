@@ -1,7 +1,7 @@
 """States and diffs as bytes, and back with every check.
 
-An entry is an envelope (core/envelope.py) and a MessagePack payload. What comes back is not trusted: a wrong type or
-range is a CorruptionError.
+An entry is an envelope (core/encoding/envelope.py) and a MessagePack payload. What comes back is not trusted: a wrong
+type or range is a CorruptionError.
 """
 
 from __future__ import annotations
@@ -10,63 +10,26 @@ from itertools import pairwise
 
 import msgspec
 
-from timespine.core.batch import Count, Part
-from timespine.core.encoding.flat_spine import FlatSpine, Id, flatten, unflatten, validate_deep
+from timespine.core.batch import Part
+from timespine.core.encoding.envelope import Kind, decode_payload, seal, unseal
+from timespine.core.encoding.flat_spine import FlatSpine, flatten, unflatten, validate_deep
 from timespine.core.encoding.state_diff import StateDiff
 from timespine.core.encoding.validate import check_frontiers, check_history, check_holders, check_parts, check_unsealed
-from timespine.core.envelope import Kind, decode_payload, seal, unseal
 from timespine.core.spine.layers import Merging
-from timespine.core.state import (
-    Claim,
-    Committer,
-    Forgetting,
-    HistoryEntry,
-    Hold,
-    Lease,
-    Reader,
-    Rollup,
-    State,
-    Status,
-    Turn,
-)
-from timespine.core.totals import NOTHING, Totals
+from timespine.core.state import Fields, State
 from timespine.core.unsealed_index import Forest, UnsealedBatch
 from timespine.errors import CorruptionError, UsageError
 from timespine.ids import check_segment
-from timespine.model.frontier import Frontier
 from timespine.model.time import check_arity
 
 
-class StateImage(msgspec.Struct, frozen=True, omit_defaults=True):
+class StateImage(Fields, frozen=True, omit_defaults=True, kw_only=True):
     """A whole state as it is stored."""
 
-    collection: str
-    arity: int
-    seqno: Count
-    upper: Frontier
     trace: FlatSpine
-    retention: Frontier
     unsealed: tuple[UnsealedBatch, ...] = ()
-    unsealed_next: Count = 0
-    readers: dict[str, Reader] = {}
-    holds: dict[str, Hold] = {}
-    writers: dict[str, Lease] = {}
-    committers: dict[str, Committer] = {}
-    sinks: dict[str, int] = {}
-    schemas: tuple[bytes, ...] = ()
-    rollups: dict[int, Rollup] = {}
-    claims: dict[Id, Claim] = {}
-    history: tuple[HistoryEntry, ...] = ()
-    inline_bytes: Count = 0
-    totals: Totals = NOTHING
-    forgetting: Forgetting | None = None
-    status: Status = Status.OPEN
-    turn: Turn | None = None
     merging: Merging = Merging.FUELED
 
-
-PLAIN = tuple(name for name in StateImage.__struct_fields__ if name not in ("trace", "unsealed", "merging"))
-"""The fields that are stored as they are."""
 
 _encoder = msgspec.msgpack.Encoder()
 _diff_decoder = msgspec.msgpack.Decoder(StateDiff)
@@ -84,15 +47,15 @@ def decode_diff(data: bytes) -> StateDiff:
     return decode_payload(_diff_decoder, unseal(Kind.DIFF, data))
 
 
+def image_of(state: State) -> StateImage:
+    """Return a state as it is stored."""
+    fields = {name: getattr(state, name) for name in Fields.__struct_fields__}
+    return StateImage(**fields, trace=flatten(state.trace), unsealed=tuple(state.unsealed), merging=state.trace.merging)
+
+
 def encode_state(state: State) -> bytes:
     """A whole state as an entry or a rollup."""
-    image = StateImage(
-        **{name: getattr(state, name) for name in PLAIN},
-        trace=flatten(state.trace),
-        unsealed=tuple(state.unsealed),
-        merging=state.trace.merging,
-    )
-    return seal(Kind.STATE, _encoder.encode(image))
+    return seal(Kind.STATE, _encoder.encode(image_of(state)))
 
 
 def decode_state(data: bytes) -> State:
@@ -116,7 +79,8 @@ def decode_state(data: bytes) -> State:
     numbers = [batch.seqno for batch in image.unsealed]
     if any(a >= b for a, b in pairwise([*numbers, image.unsealed_next])):
         raise CorruptionError(f"stored unsealed batches {numbers} are not in order below {image.unsealed_next}")
-    state = State(**{name: getattr(image, name) for name in PLAIN}, trace=trace, unsealed=Forest.of(image.unsealed))
+    fields = {name: getattr(image, name) for name in Fields.__struct_fields__}
+    state = State(**fields, trace=trace, unsealed=Forest.of(image.unsealed))
     inline = sum(len(part.inline) for part in state.parts() if part.inline is not None)
     if inline != state.inline_bytes:
         raise CorruptionError(f"a stored state counts {state.inline_bytes} inline bytes and has {inline}")

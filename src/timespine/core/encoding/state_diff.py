@@ -9,7 +9,7 @@ step, and a subtree that both have is skipped whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -98,34 +98,56 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """the turn that a change claimed: the new record, or nothing if there is none now"""
 
 
+VALUES = (
+    ("upper", "u"),
+    ("retention", "r"),
+    ("inline_bytes", "i"),
+    ("status", "status"),
+    ("unsealed_next", "unsealed_next"),
+)
+"""Fields of a state that a diff replaces, and their names in the diff. None in the diff: not changed."""
+
+MAPS = (
+    ("readers", "readers"),
+    ("holds", "holds"),
+    ("writers", "w"),
+    ("committers", "c"),
+    ("sinks", "sinks"),
+    ("rollups", "rollups"),
+    ("claims", "claims"),
+)
+"""Maps of which a diff has the entries that are new, changed or gone."""
+
+RECORDS = (("forgetting", "g"), ("turn", "q"))
+"""Fields that may be None: a diff has a tuple of the new record, an empty one if there is none now."""
+
+
 def diff(old: State, new: State) -> StateDiff:
-    """What to apply to `old` to get `new`."""
-    forgotten, remembered = _diff_history(old.history, new.history)
-    removed, added = _diff_unsealed(old.unsealed, new.unsealed)
-    return StateDiff(
-        n=new.seqno,
-        u=_changed(old.upper, new.upper),
-        t=_diff_spine(old.trace, new.trace),
-        r=_changed(old.retention, new.retention),
-        x=removed,
-        y=added,
-        readers=_diff_map(old.readers, new.readers),
-        holds=_diff_map(old.holds, new.holds),
-        w=_diff_map(old.writers, new.writers),
-        c=_diff_map(old.committers, new.committers),
-        sinks=_diff_map(old.sinks, new.sinks),
-        schemas=new.schemas[len(old.schemas) if new.status is old.status else 0 :],
-        rollups=_diff_map(old.rollups, new.rollups),
-        claims=_diff_map(old.claims, new.claims),
-        f=forgotten,
-        h=remembered,
-        i=_changed(old.inline_bytes, new.inline_bytes),
-        status=_changed(old.status, new.status),
-        unsealed_next=_changed(old.unsealed_next, new.unsealed_next),
-        o=increase(old.totals, new.totals),
-        g=None if old.forgetting == new.forgetting else () if new.forgetting is None else (new.forgetting,),
-        q=None if old.turn == new.turn else () if new.turn is None else (new.turn,),
-    )
+    """Return what to apply to `old` to get `new`."""
+    change: dict[str, Any] = {"n": new.seqno}
+    for name, short in VALUES:
+        before, after = getattr(old, name), getattr(new, name)
+        if before is not after and before != after:
+            change[short] = after
+    for name, short in MAPS:
+        before, after = getattr(old, name), getattr(new, name)
+        if before is not after:
+            change[short] = _diff_map(before, after)
+    for name, short in RECORDS:
+        before, after = getattr(old, name), getattr(new, name)
+        if before is not after and before != after:
+            change[short] = () if after is None else (after,)
+    if old.trace is not new.trace:
+        change["t"] = _diff_spine(old.trace, new.trace)
+    if old.unsealed is not new.unsealed:
+        change["x"], change["y"] = _diff_unsealed(old.unsealed, new.unsealed)
+    if old.history is not new.history:
+        change["f"], change["h"] = _diff_history(old.history, new.history)
+    if old.totals is not new.totals:
+        change["o"] = increase(old.totals, new.totals)
+    # A change of status forgets the old schemas.
+    change["schemas"] = new.schemas[len(old.schemas) if new.status is old.status else 0 :]
+    return StateDiff(**change)
 
 
 def apply_diff(old: State, change: StateDiff) -> State:
@@ -156,47 +178,36 @@ def _check_shape(change: StateDiff, arity: int) -> None:
 
 
 def _applied(old: State, change: StateDiff) -> State:
-    return State(
-        old.collection,
-        old.arity,
-        change.n,
-        old.upper if change.u is None else change.u,
-        old.trace if change.t is None else _apply_spine(old.trace, change.t, old.arity),
-        old.retention if change.r is None else change.r,
-        _apply_unsealed(old.unsealed, change.x, change.y),
-        old.unsealed_next if change.unsealed_next is None else change.unsealed_next,
-        _apply_map(old.readers, change.readers),
-        _apply_map(old.holds, change.holds),
-        _apply_map(old.writers, change.w),
-        _apply_map(old.committers, change.c),
-        _apply_map(old.sinks, change.sinks),
-        (*old.schemas, *change.schemas) if change.status is None else change.schemas,
-        _apply_map(old.rollups, change.rollups),
-        _apply_map(old.claims, change.claims),
-        (*old.history[change.f :], *change.h) if change.f or change.h else old.history,
-        old.inline_bytes if change.i is None else change.i,
-        increased(old.totals, change.o),
-        old.forgetting if change.g is None else next(iter(change.g), None),
-        old.status if change.status is None else change.status,
-        old.turn if change.q is None else next(iter(change.q), None),
-    )
-
-
-def _changed(old: V, new: V) -> V | None:
-    return None if old is new or old == new else new
+    new: dict[str, Any] = {"seqno": change.n}
+    for name, short in VALUES:
+        if (value := getattr(change, short)) is not None:
+            new[name] = value
+    for name, short in MAPS:
+        if entries := getattr(change, short):
+            new[name] = _apply_map(getattr(old, name), entries)
+    for name, short in RECORDS:
+        if (record := getattr(change, short)) is not None:
+            new[name] = next(iter(record), None)
+    if change.t is not None:
+        new["trace"] = _apply_spine(old.trace, change.t, old.arity)
+    if change.x or change.y:
+        new["unsealed"] = _apply_unsealed(old.unsealed, change.x, change.y)
+    if change.f or change.h:
+        new["history"] = (*old.history[change.f :], *change.h)
+    if change.o:
+        new["totals"] = increased(old.totals, change.o)
+    if change.schemas or change.status is not None:
+        new["schemas"] = change.schemas if change.status is not None else (*old.schemas, *change.schemas)
+    return msgspec.structs.replace(old, **new)
 
 
 def _diff_map(old: Mapping[K, V], new: Mapping[K, V]) -> dict[K, V | None]:
-    if old is new:
-        return {}
     change: dict[K, V | None] = {key: value for key, value in new.items() if old.get(key) != value}
     change.update((key, None) for key in old if key not in new)
     return change
 
 
 def _apply_map(old: dict[K, V], change: Mapping[K, V | None]) -> dict[K, V]:
-    if not change:
-        return old
     merged = {key: value for key, value in old.items() if key not in change}
     merged.update((key, value) for key, value in change.items() if value is not None)
     return merged
@@ -204,8 +215,6 @@ def _apply_map(old: dict[K, V], change: Mapping[K, V | None]) -> dict[K, V]:
 
 def _diff_history(old: tuple[HistoryEntry, ...], new: tuple[HistoryEntry, ...]) -> tuple[int, tuple[HistoryEntry, ...]]:
     """History only loses lines at the front or middle (all forgotten at once) and gains some at the end."""
-    if old is new:
-        return 0, ()
     # The longest suffix of the old one that the new one begins with, by identity.
     for gone in range(len(old)):
         kept = len(old) - gone
@@ -215,8 +224,6 @@ def _diff_history(old: tuple[HistoryEntry, ...], new: tuple[HistoryEntry, ...]) 
 
 
 def _diff_unsealed(old: Forest, new: Forest) -> tuple[tuple[int, ...], tuple[UnsealedBatch, ...]]:
-    if old is new:
-        return (), ()
     gone, fresh = old.changes(new)
     before = {batch.seqno: batch for batch in gone}
     after = {batch.seqno: batch for batch in fresh}
@@ -225,8 +232,6 @@ def _diff_unsealed(old: Forest, new: Forest) -> tuple[tuple[int, ...], tuple[Uns
 
 
 def _apply_unsealed(old: Forest, removed: Iterable[int], changed: tuple[UnsealedBatch, ...]) -> Forest:
-    if not removed and not changed:
-        return old
     if not removed and changed[0].seqno > (old.last.seqno if old.last else -1):
         return old.extend(changed)
     merged = {batch.seqno: batch for batch in old}
@@ -237,14 +242,12 @@ def _apply_unsealed(old: Forest, removed: Iterable[int], changed: tuple[Unsealed
     return Forest.of(batch for _, batch in sorted(merged.items()))
 
 
-def _diff_spine(old: Spine, new: Spine) -> SpineDiff | None:
-    if old is new:
-        return None
+def _diff_spine(old: Spine, new: Spine) -> SpineDiff:
     added = _added_leaves(_ropes(old), _ropes(new))
     old_batches, old_merges = thin(old)
     new_batches, new_merges = thin(new)
     return SpineDiff(
-        s=_changed(old.since, new.since),
+        s=None if old.since == new.since else new.since,
         a={(leaf.lo, leaf.hi): leaf.batch for leaf in added},
         d=tuple(id for id in old_batches if id not in new_batches),
         b={id: batch for id, batch in new_batches.items() if old_batches.get(id) != batch},

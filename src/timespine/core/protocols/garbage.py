@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from timespine.core.batch import Part
 from timespine.core.effects import DeleteBlobs, GetBlob, ListBlobs, Protocol, Scan, Truncate
 from timespine.core.encoding.codec import decode_run, decode_state
+from timespine.core.encoding.envelope import Kind, kind_of
 from timespine.core.encoding.state_diff import StateDiff
-from timespine.core.envelope import Kind, kind_of
 from timespine.core.protocols.commit import commit
 from timespine.core.protocols.load_state import Entries, diffs_of, refresh
 from timespine.core.protocols.session import Session, retried

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from timespine.core.effects import CompareAndSet, GetBlob, Protocol, Scan
 from timespine.core.encoding.codec import decode_diff, decode_state, encode_state
+from timespine.core.encoding.envelope import Kind, kind_of
 from timespine.core.encoding.state_diff import StateDiff, apply_diff
-from timespine.core.envelope import Kind, kind_of
 from timespine.core.protocols.session import Session, retried
 from timespine.core.spine.layers import Merging
 from timespine.core.state import UNBORN, Rollup, State, new_state

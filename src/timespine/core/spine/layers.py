@@ -104,30 +104,7 @@ class MergeRequest(msgspec.Struct, frozen=True, gc=False):
         """The hollow batches to merge, oldest first."""
         return (leaf.batch for leaf in ropes.leaves(self.rope))
 
-    def covers(self, other: MergeRequest) -> bool:
-        """Whether answering this one makes the other needless."""
-        return (
-            self.desc.lower <= other.desc.lower
-            and other.desc.upper <= self.desc.upper
-            and self.desc.since == other.desc.since
-        )
-
 
 def level_for(count: int) -> int:
     """The smallest layer that may hold a batch of that many updates: ceil(log2 count), 0 for 0."""
     return max(count - 1, 0).bit_length()
-
-
-def without_redundant(requests: list[MergeRequest]) -> list[MergeRequest]:
-    """The requests that no other one covers, last created first.
-
-    Rolling up completes one layer after the other and so asks for (a, b), then
-    (a, b, c), ...; only the last is worth doing. One insertion makes at most one
-    request per layer, so the quadratic search is over a handful.
-    """
-    kept: list[MergeRequest] = []
-    for request in reversed(requests):
-        if not any(other.covers(request) for other in kept):
-            kept = [other for other in kept if not request.covers(other)]
-            kept.append(request)
-    return kept

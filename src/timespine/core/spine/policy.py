@@ -37,6 +37,7 @@ class Loom(ABC):
         self.next_id = next_id
         self.layers = list(layers)
         self.requests: list[MergeRequest] = []
+        """What this change asks for, in the order in which it came due. Later ones may cover earlier ones."""
 
     def insert(self, batch: HollowBatch) -> None:
         """Add a batch at the upper."""
@@ -97,7 +98,7 @@ class Loom(ABC):
         return since
 
     def _merged(self, batches: tuple[SpineBatch, ...], since: Frontier) -> SpineBatch:
-        """Neighbours as one fueled batch, and the request to merge them."""
+        """Return neighbours as one fueled batch, which is the request to merge them."""
         first, last = batches[0], batches[-1]
         desc = Description(first.desc.lower, last.desc.upper, since)
         if all(batch.len == 0 for batch in batches):

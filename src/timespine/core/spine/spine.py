@@ -19,7 +19,7 @@ import msgspec
 
 from timespine.core.batch import HollowBatch
 from timespine.core.spine import rope as ropes
-from timespine.core.spine.layers import Layer, MergeRequest, Merging, SpineBatch, without_redundant
+from timespine.core.spine.layers import Layer, MergeRequest, Merging, SpineBatch
 from timespine.core.spine.policy import Loom
 from timespine.core.spine.policy_fueled import Fueled
 from timespine.core.spine.policy_leveled import ByLevel
@@ -121,19 +121,13 @@ class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
             return self
         moved = msgspec.structs.replace(self, since=joined)
         loom = moved.loom()
-        return _woven(loom) if loom.since_moved() else moved
+        return freeze(loom) if loom.since_moved() else moved
 
-    def insert(self, batch: HollowBatch) -> tuple[Spine, list[MergeRequest]]:
-        """Add a batch at the upper; the requests that came due, without redundant ones."""
+    def insert(self, batch: HollowBatch) -> Spine:
+        """Add a batch at the upper."""
         loom = self.loom()
         loom.insert(batch)
-        return _woven(loom), without_redundant(loom.requests)
-
-    def insert_quietly(self, batch: HollowBatch) -> Spine:
-        """`insert` for callers that derive requests from the state anyway."""
-        loom = self.loom()
-        loom.insert(batch)
-        return _woven(loom)
+        return freeze(loom)
 
     def exert(self, fuel: int) -> Spine:
         """Spend fuel without data, so that a spine that nobody writes to gets compact too.
@@ -148,7 +142,7 @@ class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
             raise UsageError(f"fuel must be an integer from 0 on, not {shown(fuel)}")
         loom = self.loom()
         loom.exert(fuel)
-        return _woven(loom)
+        return freeze(loom)
 
     def refresh(self, id: tuple[int, int]) -> Spine | None:
         """Ask for a merged batch to be merged again, by itself, up to the spine's since.
@@ -183,7 +177,7 @@ class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
         if len(batches) <= 1 and not stale and all(self.since <= batch.desc.since for batch in batches):
             return self
         loom.roll_up_all(lo)
-        return _woven(loom)
+        return freeze(loom)
 
     def requests(self) -> list[MergeRequest]:
         """Every fueled batch, oldest first: what somebody should merge, derived from the state alone."""
@@ -198,7 +192,7 @@ class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
         """This spine with one batch swapped for another of the same times and ids, and what follows from it."""
         loom = self.loom()
         loom.put(level, old, new)
-        return _woven(loom)
+        return freeze(loom)
 
     def loom(self) -> Loom:
         """A working copy to make one change in."""
@@ -211,6 +205,6 @@ def empty_spine(arity: int, merging: Merging = Merging.FUELED) -> Spine:
     return Spine(minimum, minimum, merging=merging)
 
 
-def _woven(loom: Loom) -> Spine:
-    """What came off the loom."""
+def freeze(loom: Loom) -> Spine:
+    """Return the spine that a working copy has become."""
     return Spine(loom.since, loom.upper, loom.next_id, tuple(loom.layers), loom.merging)

@@ -10,7 +10,6 @@ from timespine.core.spine.layers import Layer, SpineBatch
 from timespine.core.spine.spine import Spine
 from timespine.core.state import Commit, Forgetting, NoOp, Rollup, State, Status
 from timespine.core.transitions.writers import refuse_unregistered
-from timespine.core.unsealed_index import Forest
 from timespine.errors import CollectionInUse, SchemaConflict, TimespineError, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import CLOSED, Frontier
@@ -136,10 +135,9 @@ def finalize(state: State, command: Finalize, now_ms: int) -> Commit[None] | NoO
         state.arity,
         state.seqno,
         CLOSED,
-        trace,
         CLOSED,
-        Forest(),
         state.unsealed_next,
+        trace=trace,
         writers=state.writers,
         committers=state.committers,
         rollups=state.rollups,

@@ -81,7 +81,7 @@ class Granted(msgspec.Struct, frozen=True):
     """Nothing that this state refers to is deleted."""
 
 
-class Expired(msgspec.Struct, frozen=True):
+class ExpireResult(msgspec.Struct, frozen=True):
     """What an `expire` asked for, what took effect, and who holds back the rest."""
 
     asked: Frontier
@@ -168,12 +168,12 @@ def release_hold(state: State, command: ReleaseHold, now_ms: int) -> Commit[None
     return Commit(settle_since(msgspec.structs.replace(state, holds=holds), now_ms), None)
 
 
-def retain(state: State, command: Retain, now_ms: int) -> Commit[Expired] | NoOp[Expired]:
+def retain(state: State, command: Retain, now_ms: int) -> Commit[ExpireResult] | NoOp[ExpireResult]:
     """Move the retention hold forward, and since with it as far as other holds allow."""
     asked = check_arity_of(command.since, state.arity, "since")
     moved = settle_since(msgspec.structs.replace(state, retention=state.retention.join(asked)), now_ms)
     held_by = tuple(who for who, since in moved.holders() if not asked <= since)
-    reply = Expired(asked, moved.since, held_by)
+    reply = ExpireResult(asked, moved.since, held_by)
     return NoOp(reply) if moved.retention == state.retention else Commit(moved, reply)
 
 

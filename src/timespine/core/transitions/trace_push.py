@@ -18,7 +18,7 @@ def pushed(state: State, runs: list[Run], upper: Frontier, since: Frontier | Non
     desc = Description(state.trace.upper, upper, exact_from)
     rows = sum(part.rows for run in runs for part in run.parts)
     batch = HollowBatch(desc, rows, tuple(runs) if rows else ())
-    trace = state.trace.insert_quietly(batch)
+    trace = state.trace.insert(batch)
     grown = msgspec.structs.replace(state, trace=trace, inline_bytes=state.inline_bytes + batch.inline_bytes)
     return with_live_claims(grown)
 

@@ -7,11 +7,7 @@ lease, whichever processes plan them. So a dashboard that asks every second leav
 
 from __future__ import annotations
 
-from timespine.client.commit.driver import fresh_id
-from timespine.client.context import Access
-from timespine.client.read.acquire import Hold
-from timespine.client.read.leases import LeasedState
-from timespine.client.time_args import to_ms
+from timespine.client.engines import Access, Hold, LeasedState, fresh_id, to_ms
 from timespine.core.state import State
 from timespine.core.transitions import ExpireReader, RegisterReader
 from timespine.model.frontier import Frontier

@@ -8,22 +8,29 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from timespine.client.collection import Collection, access_of
-from timespine.client.context import Access
-from timespine.client.read.acquire import Hold
-from timespine.client.read.change_set import Changes
-from timespine.client.read.reads import Asked, read_changes, read_snapshot, read_updates
-from timespine.client.read.rows import Rows, Updates
+from timespine.client.collection import Collection
+from timespine.client.engines import (
+    Access,
+    Asked,
+    Changes,
+    Hold,
+    Rows,
+    Updates,
+    access_of,
+    read_changes,
+    read_snapshot,
+    read_updates,
+)
 from timespine.columnar.schema.schema import Schema, is_reserved, shown_names
 from timespine.core.state import State
 from timespine.errors import UsageError, shown
-from timespine.spark.blob_location import place_of
+from timespine.spark.blob_location import blob_location_of
 from timespine.spark.names import free_name
 from timespine.spark.options import Options
 from timespine.spark.read.read_leases import for_term
 from timespine.spark.read.read_task import FEED, INSERTS, SINCE, UPDATES, UPPER, Reading, feed_schema
 from timespine.spark.read.to_spark import partitions_of, shape_of
-from timespine.spark.type_mapping import carried_schema, struct_type
+from timespine.spark.type_mapping import struct_type, to_spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -96,14 +103,14 @@ def planned(
     shape, schema = shape_of(rows), _schema(rows)
     if isinstance(rows, Changes):
         shape = FEED if is_feed else INSERTS
-        schema = schema if is_feed else carried_schema(pa.schema([rows.schema.field(each) for each in rows.names]))
+        schema = schema if is_feed else to_spark_schema(pa.schema([rows.schema.field(each) for each in rows.names]))
     if isinstance(rows, Updates):
         shape = UPDATES
     if promised is not None:
         if isinstance(rows, Updates) and promised.names[-2:] != schema.names[-2:]:
             raise UsageError(f"updates end with the columns {' and '.join(schema.names[-2:])}: load them again")
         schema = pa.schema([schema.field(name) for name in promised.names])
-    reading = Reading(place_of(rows.access), shape, schema, *_version(rows), _ends(rows))
+    reading = Reading(blob_location_of(rows.access), shape, schema, *_version(rows), _ends(rows))
     return Planned(reading, [slice.encode() for slice in slices])
 
 
@@ -122,7 +129,7 @@ def rows_of(
 def _schema(rows: Rows) -> pa.Schema:
     if isinstance(rows, Changes):
         return feed_schema(rows.columns_of, rows.request.columns)
-    schema = carried_schema(rows.schema)
+    schema = to_spark_schema(rows.schema)
     if isinstance(rows, Updates):
         for name in (SINCE, UPPER):
             schema = schema.append(pa.field(free_name(name, schema.names), pa.int64()))

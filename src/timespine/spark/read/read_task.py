@@ -10,16 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.read.change_set import with_images
-from timespine.client.read.rows import BATCH_ROWS, repeated
+from timespine.client.engines import BATCH_ROWS, repeated, with_images
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.scan.slice import Slice, read
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import LeaseExpired, UsageError
-from timespine.spark.blob_location import Place
+from timespine.spark.blob_location import BlobLocation
 from timespine.spark.change_types import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, DELETE, INSERT, PREIMAGE
 from timespine.spark.hide_tracebacks import plain_errors
-from timespine.spark.type_mapping import carried_schema, carried_table
+from timespine.spark.type_mapping import to_spark_schema, to_spark_table
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -49,7 +48,7 @@ SINCE, UPPER = "_since", "_upper"
 class Reading:
     """How slices are read."""
 
-    place: Place
+    place: BlobLocation
     """Where the blobs are."""
     shape: str
     """How rows are given."""
@@ -66,7 +65,7 @@ class Reading:
 def feed_schema(schema: Schema, columns: Sequence[str]) -> pa.Schema:
     """The columns of a change feed, in types that Spark takes."""
     names = dict.fromkeys((*(schema.key_names if schema.key else ()), *columns))
-    user = carried_schema(pa.schema([schema.arrow.field(name) for name in names]))
+    user = to_spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
     more = [
         pa.field(CHANGE_TYPE, pa.string()),
         pa.field(COMMIT_VERSION, pa.int64()),
@@ -84,7 +83,7 @@ def read_slice(reading: Reading, data: bytes) -> Batches:
         try:
             tables = read(slice, place.blob(), place.config, place.cache(), _memory(place))
             for table in _shaped(reading, slice, tables):
-                yield from carried_table(table, reading.schema).to_batches(BATCH_ROWS)
+                yield from to_spark_table(table, reading.schema).to_batches(BATCH_ROWS)
         except MissingBlob as missing:
             raise LeaseExpired(
                 f"blob {missing.key} is gone: the lease of this read ran out, or {place.location} is not the same "
@@ -100,7 +99,7 @@ def read_partition(partition: Any) -> Batches:
     return read_slice(reading, data)
 
 
-def _memory(place: Place) -> int:
+def _memory(place: BlobLocation) -> int:
     """The memory of one task: as much as the engine in the process gives to one merge."""
     return place.config.merge_bytes
 

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from timespine.client.collection import Collection, access_of
-from timespine.client.read.reads import Asked, read_snapshot
+from timespine.client.collection import Collection
+from timespine.client.engines import Asked, access_of, read_snapshot
 from timespine.client.store import Store
 from timespine.columnar.scan.slice import Slice, read
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UnknownCollection, UsageError
-from timespine.spark.blob_location import Place, place_of
+from timespine.spark.blob_location import BlobLocation, blob_location_of
 from timespine.spark.names import free_name, quoted
 from timespine.spark.read.read_leases import for_term
 from timespine.spark.read.row_text import json_of
@@ -48,7 +48,7 @@ FOR_EVER = (1 << 63) - 1
 class Known:
     """A collection as it was when its functions were registered."""
 
-    place: Place
+    place: BlobLocation
     whole: bytes
     """All of it, as a slice."""
     since: int
@@ -105,7 +105,7 @@ def view_names(names: Sequence[str]) -> dict[str, str]:
 
 def _views(collection: Collection, view: str, spark: SparkSession) -> None:
     """The views and the function of one collection."""
-    path = f"{place_of(access_of(collection)).location}/{collection.name}"
+    path = f"{blob_location_of(access_of(collection)).location}/{collection.name}"
     spark.read.format("timespine").load(path).createOrReplaceTempView(quoted(view))
     updates = spark.read.format("timespine").option("readUpdates", "true").load(path)
     updates.createOrReplaceTempView(quoted(f"{view}_updates"))
@@ -159,7 +159,7 @@ def _known(collection: Collection) -> Known | None:
     if not slices or rows.since is None or rows.upper is None:
         return None
     upper = rows.upper.time if rows.upper.elements else FOR_EVER
-    return Known(place_of(access), slices[0].encode(), rows.since.time, upper)
+    return Known(blob_location_of(access), slices[0].encode(), rows.since.time, upper)
 
 
 def _changes(known: dict[str, Known]) -> type:

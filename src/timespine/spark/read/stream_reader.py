@@ -22,11 +22,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from timespine.client.collection import Collection, access_of
-from timespine.client.commit.driver import fresh_id
-from timespine.client.context import Access
-from timespine.client.read.change_set import Changes
-from timespine.client.read.holds import CriticalHold, take_critical
+from timespine.client.collection import Collection
+from timespine.client.engines import Access, Changes, CriticalHold, access_of, fresh_id, take_critical
 from timespine.core.state import State
 from timespine.core.transitions import ReleaseHold
 from timespine.errors import UsageError, shown

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client.read.change_set import Changes
-from timespine.client.read.leases import LeasedState
-from timespine.client.read.rows import Rows, Snapshot
+from timespine.client.engines import Changes, LeasedState, Rows, Snapshot
 from timespine.columnar.schema.types import is_nested
 from timespine.core.batch import Part
 from timespine.errors import UsageError, shown
-from timespine.spark.blob_location import Place, place_of
+from timespine.spark.blob_location import BlobLocation, blob_location_of
 from timespine.spark.read.read_task import COUNTS, IMAGES, ROWS, Reading, over_slices
 from timespine.spark.setup.workers import check_workers
-from timespine.spark.type_mapping import carried, carried_schema, struct_type
+from timespine.spark.type_mapping import struct_type, to_spark_schema, to_spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +42,7 @@ _leased: weakref.WeakKeyDictionary[Any, list[LeasedState]] = weakref.WeakKeyDict
 
 def to_spark(rows: Rows, spark: SparkSession, *, partitions: int | None = None, native: bool = True) -> DataFrame:
     """The rows as a DataFrame of a session, classic or of Spark Connect."""
-    place = place_of(rows.access)
+    place = blob_location_of(rows.access)
     number = partitions_of(rows, partitions)
     if native and isinstance(rows, Snapshot) and partitions is None:
         frame = _native(rows, spark, place)
@@ -52,7 +50,7 @@ def to_spark(rows: Rows, spark: SparkSession, *, partitions: int | None = None, 
             _keep(rows, spark)
             return frame
     slices = rows.slices(number)
-    reading = Reading(place, shape_of(rows), carried_schema(rows.schema))
+    reading = Reading(place, shape_of(rows), to_spark_schema(rows.schema))
     schema = struct_type(rows.schema)
     if not slices:
         return spark.createDataFrame([], schema)
@@ -74,7 +72,7 @@ def shape_of(rows: Rows) -> str:
     """How the rows are given."""
     if isinstance(rows, Changes) and rows.has_images:
         return IMAGES
-    return ROWS if rows.shape.multiplicity == "rows" else COUNTS
+    return ROWS if rows.multiplicity == "rows" else COUNTS
 
 
 def partitions_of(rows: Rows, asked: int | None) -> int:
@@ -94,10 +92,10 @@ def _keep(rows: Rows, spark: SparkSession) -> None:
     _leased.setdefault(spark, []).append(rows.leased.share())
 
 
-def _native(rows: Snapshot, spark: SparkSession, place: Place) -> DataFrame | None:
+def _native(rows: Snapshot, spark: SparkSession, place: BlobLocation) -> DataFrame | None:
     """The files as Spark reads them, if there is nothing to net in them; None otherwise."""
     schema = rows.request.schema
-    if any(is_nested(kind) or carried(kind) != kind for kind in schema.types.values()):
+    if any(is_nested(kind) or to_spark_type(kind) != kind for kind in schema.types.values()):
         return None
     found = rows.untouched()
     if not found:

@@ -1,36 +1,35 @@
-"""`foreachBatch`, exactly once, for less than the sink costs: the driver has the store open already."""
+"""`foreachBatch`, exactly once: what a micro-batch becomes is committed by one transaction, with the batch number.
+
+All of it is in, or nothing: rows, seals, and the number of the batch, which every collection of the batch notes in the
+same compare-and-set. If a batch comes again, any collection that has its number says that all of it is in. Collections
+may join at any batch. A batch is noted too in those that only earlier ones of the same query were written to: if it
+comes again and is split in another way, they still know it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from timespine.client.collection import Collection
-from timespine.client.context import Access
-from timespine.client.read.change_set import CHANGE_TYPE
-from timespine.client.results import Committed, Written
-from timespine.columnar.schema.schema import Schema
-from timespine.errors import BatchAlreadyCommitted, UsageError, shown
-from timespine.spark.blob_location import place_of
+from timespine.client.engines import Access, CommandStep, CommitResult, Step, WriteResult, access_of, commit_steps
+from timespine.core.transitions import Command
+from timespine.errors import UsageError, shown
+from timespine.spark.blob_location import blob_location_of
 from timespine.spark.options import APPEND, DELETE, UPSERT, Target
 from timespine.spark.store_cache import collection_of
 from timespine.spark.stream.sink_progress import Sink
-from timespine.spark.type_mapping import check_frame
-from timespine.spark.write import append, upsert_delete
-from timespine.spark.write.apply_changes import apply
-from timespine.spark.write.unsealed import ahead, write_frame
-from timespine.spark.write.write_job import Together
-from timespine.spark.write.write_task import Ahead
+from timespine.spark.write.frames import WRITE, FrameWrite, frame_steps
+from timespine.spark.write.unsealed import unsealed_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Done = Callable[[int, Committed | Written | None], Any]
-"""Told of a batch, by its number, and what came of it."""
+Outcome = dict[str, CommitResult | WriteResult]
+"""The results of a batch by the names of collections."""
 
 
 def foreach_batch(
@@ -43,12 +42,12 @@ def foreach_batch(
     times: str | None = None,
     seal: str | None = None,
     late: str | None = None,
-    done: Done | None = None,
+    done: Callable[[int, CommitResult | WriteResult | None], Any] | None = None,
 ) -> Callable[[DataFrame, int], None]:
-    """What to give to `df.writeStream.foreachBatch`: writes every batch to a collection, exactly once.
+    """Make the function for `df.writeStream.foreachBatch` that writes every batch to a collection, exactly once.
 
-    Modes are those of the sink. `sink` names it; without a name it is known by the id of the query. `done` is told
-    of every batch and what came of it, None if it was in already, or was empty and is not noted.
+    Modes are those of the sink. `sink` names it; without a name it is known by the id of the query. `done` is called
+    with every batch and its result, None if it was in already, or was empty and is not noted.
 
     `times` names a column that has the times of the rows: whole numbers, or timestamps as milliseconds of the wall
     clock. They are written ahead of the seal, in any order. `seal` is the rule for that: "none", "max" (up to the
@@ -65,134 +64,162 @@ def foreach_batch(
         raise UsageError(f"mode is append, upsert or delete, not {shown(mode)}")
     if sequence_by is not None and mode != UPSERT:
         raise UsageError("sequence_by says which of several changes of a key is the last: it is for upserts")
-    how = ahead(collection._access, times, seal, late)
-    if how is not None and mode != APPEND:
+    unsealed = unsealed_options(access_of(collection), times, seal, late)
+    if unsealed is not None and mode != APPEND:
         raise UsageError(f"rows at times of their own are appended: leave out the mode {mode}, or times")
-    return EachBatch(collection, mode, sink, sequence_by, how, done, first_batch)
+    how = FrameWrite(mode if unsealed is None else WRITE, sequence_by, unsealed, skips_empty=True)
+    return ForeachBatchWriter(OneCollection(collection, how), sink, done, first_batch)
 
 
 @dataclass(frozen=True, slots=True)
-class EachBatch:
-    """Writes batches to a collection. It may be pickled: then it travels without the open store."""
+class Piece:
+    """The rows of a batch that go to one collection."""
 
     collection: Collection
-    mode: str
-    sink: str | None
-    sequence_by: str | None
-    how: Ahead | None
-    """How rows are written ahead of the seal; None: they get the next free time."""
-    done: Done | None
-    first_batch: int = 0
-    run: str | None = None
-    """The run of the query, if that is known without asking Spark: a process beside the server of Connect has one."""
+    frame: DataFrame
+    how: FrameWrite
 
-    def __call__(self, frame: DataFrame, batch: int) -> None:
-        access = self.collection._access
-        query = query_of(frame)
-        known = Sink(self.sink, query, self.first_batch)
-        run = _property(frame, "spark.jobGroup.id") if query is not None else self.run
-        _refuse_twice(self.collection, known, batch, run)
-        committed = None
-        try:
-            if not known.is_in(access.state(), batch):
-                committed = self._written(frame, (known.commit(batch),))
-                if committed is None:
-                    known.begin(access, batch)
-        except BatchAlreadyCommitted:
-            pass
-        _written_last[self.collection.id, known.record] = (batch, run)
-        if self.done is not None:
-            self.done(batch, committed)
+
+class Route(Protocol):
+    """Says which rows of a batch go to which collections. It may be pickled: then it travels without the open store."""
+
+    call: ClassVar[str]
+    """How the caller names a sink, for an error."""
+
+    def pieces(self, frame: DataFrame, batch: int, stack: ExitStack) -> list[Piece]:
+        """Split a batch. The stack keeps what the pieces need until they are committed."""
+
+    def find(self, name: str) -> Collection | None:
+        """Open a collection that got rows of an earlier batch; None if it was dropped."""
+
+    def outcome(self, results: Outcome | None) -> Any:
+        """Make what the caller is told of a batch; None if it was in already, or was empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneCollection:
+    """All rows go to one collection."""
+
+    collection: Collection
+    how: FrameWrite
+    call: ClassVar[str] = "foreach_batch(collection, sink='...')"
+
+    def pieces(self, frame: DataFrame, batch: int, stack: ExitStack) -> list[Piece]:
+        return [Piece(self.collection, frame, self.how)]
+
+    def find(self, name: str) -> Collection | None:
+        return self.collection
+
+    def outcome(self, results: Outcome | None) -> CommitResult | WriteResult | None:
+        return None if results is None else results.get(self.collection.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        target = Target(place_of(self.collection._access).location, self.collection.name)
-        return _unpickled, (
-            target,
-            self.collection.id,
-            self.mode,
-            self.sink,
-            self.sequence_by,
-            self.how,
-            self.done,
-            self.first_batch,
-        )
-
-    def _written(self, frame: DataFrame, together: Together) -> Committed | Written | None:
-        access = self.collection._access
-        if self.how is not None:
-            return write_frame(access, frame, self.how, together)
-        return _written(access, frame, self.mode, self.sequence_by, together)
+        target = Target(blob_location_of(access_of(self.collection)).location, self.collection.name)
+        return _open_one_collection, (target, self.collection.id, self.how)
 
 
-def _unpickled(target: Target, id: str, mode: str, sink: str | None, *rest: Any) -> EachBatch:
-    """Beside the server of Spark Connect: the same, with the store open here. What is wrong is said at the start."""
-    refuse_nameless(sink, "foreach_batch(collection, sink='...')")
+def _open_one_collection(target: Target, id: str, how: FrameWrite) -> OneCollection:
     collection = collection_of(target)
     if collection.id != id:
         raise UsageError(f"{target.collection} is another collection by now: open it again")
-    return replace(EachBatch(collection, mode, sink, *rest), run=f"process {os.getpid()}")
+    return OneCollection(collection, how)
 
 
-_written_last: dict[tuple[str, str], tuple[int, str | None]] = {}
+@dataclass(slots=True)
+class ForeachBatchWriter:
+    """Writes each batch of a query to one or several collections, all or none, once."""
+
+    route: Route
+    sink: str | None
+    done: Callable[[int, Any], Any] | None
+    first_batch: int | None
+    """The first batch that a collection gets; None if a collection may join at any batch."""
+    run: str | None = None
+    """The run of the query, if it is known without asking Spark: that of a process beside the server of Connect."""
+    known: dict[str, str] = field(default_factory=dict)
+    """The collections that got rows so far, by name, and their ids."""
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        query = _query_of(frame)
+        sink = Sink(self.sink, query, batch if self.first_batch is None else self.first_batch)
+        sink.check()
+        run = _property(frame, "spark.jobGroup.id") if query is not None else self.run
+        with ExitStack() as stack:
+            pieces = self.route.pieces(frame, batch, stack)
+            results = self._write(pieces, sink, batch, run, stack) if pieces else None
+        if self.done is not None:
+            self.done(batch, self.route.outcome(results))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_beside_server, (self.route, self.sink, self.done, self.first_batch, self.route.call)
+
+    def _write(self, pieces: list[Piece], sink: Sink, batch: int, run: str | None, stack: ExitStack) -> Outcome | None:
+        """Commit all pieces, unless they are in already; give their results, None if there are none."""
+        written = [piece.collection for piece in pieces]
+        for collection in written:
+            _refuse_twice(collection, sink, batch, run)
+        noting = [*written, *self._earlier(written)]
+        accesses = [access_of(each) for each in noting]
+        results = sink.commit_once(accesses, batch, lambda: _commit(pieces, accesses, sink.commit(batch), stack))
+        for collection in written:
+            _last_batches[collection.id, sink.record] = (batch, run)
+        return results
+
+    def _earlier(self, written: list[Collection]) -> list[Collection]:
+        """Find the collections that only earlier batches were written to, and that still exist."""
+        names = {each.name for each in written}
+        found = {name: self.route.find(name) for name in self.known if name not in names}
+        earlier = [each for name, each in found.items() if each is not None and each.id == self.known[name]]
+        self.known = {each.name: each.id for each in (*earlier, *written)}
+        return earlier
+
+
+def _open_beside_server(route: Route, sink: str | None, done: Any, first: int | None, call: str) -> ForeachBatchWriter:
+    """Make the same writer beside the server of Spark Connect, which has opened the store by itself."""
+    if sink is None:
+        raise UsageError(f"with Spark Connect a batch does not say which query it belongs to: name the sink, {call}")
+    return ForeachBatchWriter(route, sink, done, first, run=f"process {os.getpid()}")
+
+
+def _commit(pieces: list[Piece], noting: list[Access], note: Command, stack: ExitStack) -> Outcome | None:
+    """Commit all pieces and the number of the batch as one transaction; give the results, None if there are no rows."""
+    steps: list[Step] = []
+    places: dict[str, int] = {}
+    for piece in pieces:
+        made = frame_steps(access_of(piece.collection), piece.frame, piece.how, stack)
+        if made:
+            places[piece.collection.name] = len(steps)
+            steps += made
+    if not steps:
+        return None
+    results = commit_steps(*steps, *(CommandStep.of(access, note) for access in noting))
+    return {name: results[place] for name, place in places.items()}
+
+
+_last_batches: dict[tuple[str, str], tuple[int, str | None]] = {}
 """Of every sink of a collection, the batch that came last to this process, and in which run of its query."""
 
 
 def _refuse_twice(collection: Collection, sink: Sink, batch: int, run: str | None) -> None:
-    """A UsageError if a batch comes a second time in one run: Spark does not do that, so it is another helper's.
+    """Refuse a batch that comes a second time in one run: Spark does not do that, so it is the batch of another helper.
 
-    SUBTLE: by the record alone it looks like a batch that is in already, and its rows would be passed over. In another
+    SUBTLE: by the record alone it looks like a batch that is in already, and its rows would be ignored. In another
     run of the query it is one (test_spark_streams.py).
     """
-    if run is not None and _written_last.get((collection.id, sink.record)) == (batch, run):
+    if run is not None and _last_batches.get((collection.id, sink.record)) == (batch, run):
         raise UsageError(
             f"batch {batch} was written to {collection.name} already, by another helper or another call: "
             "give each of them a name of its own, foreach_batch(collection, ..., sink='...')"
         )
 
 
-def refuse_nameless(sink: str | None, call: str) -> None:
-    """A UsageError if a batch could not be known by anything beside the server of Spark Connect."""
-    if sink is None:
-        raise UsageError(f"with Spark Connect a batch does not say which query it belongs to: name the sink, {call}")
-
-
-def _written(access: Access, frame: DataFrame, mode: str, sequence: str | None, together: Together) -> Committed | None:
-    _, schema = access.schema(access.known())
-    if mode == APPEND:
-        check_frame(frame.schema, schema, schema.system_names)
-        few = append.taken(frame, schema)
-        if few is None:
-            return append.append_many(access, frame, append.when(access, frame.columns), "append", together)
-        return append.append_few(access, few, together=together) if few.num_rows else None
-    if mode == DELETE:
-        return upsert_delete.delete(access, frame, together)
-    if CHANGE_TYPE not in frame.columns and sequence is None:
-        return upsert_delete.upsert(access, frame, together)
-    few = few_changes(frame, schema, sequence)
-    return apply(access, few, sequence, together) if few.num_rows else None
-
-
-def few_changes(frame: DataFrame, schema: Schema, sequence: str | None) -> pa.Table:
-    """A batch of changes by key, which must be few, on the driver."""
-    extra = tuple(name for name in (CHANGE_TYPE, sequence) if name is not None)
-    check_frame(frame.schema, schema, extra)
-    few = append.taken(frame, schema)
-    if few is None:
-        raise UsageError(
-            f"a batch of changes has more than {append.SMALL_ROWS} rows: set maxRowsPerTrigger, "
-            "or split it by frame.filter(...) for two helpers, foreach_batch(collection, 'upsert', sink='upserts') "
-            "and foreach_batch(collection, 'delete', sink='deletes')"
-        )
-    return few
-
-
-def query_of(frame: DataFrame) -> str | None:
-    """The id of the streaming query that a batch belongs to; None with Spark Connect, which does not tell."""
+def _query_of(frame: DataFrame) -> str | None:
+    """Find the id of the streaming query that a batch belongs to; None with Spark Connect, which does not tell."""
     return _property(frame, "sql.streaming.queryId")
 
 
 def _property(frame: DataFrame, name: str) -> str | None:
-    """What Spark says of the batch that is being written; None with Spark Connect, which does not tell."""
+    """Read a property of the batch that is being written; None with Spark Connect, which has none."""
     try:
         context = frame.sparkSession.sparkContext
     except Exception:

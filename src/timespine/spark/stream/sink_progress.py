@@ -15,18 +15,23 @@ So the first batch is noted even if it has no rows.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from timespine.client.context import Access
+from timespine.client.engines import Access
 from timespine.core.state import State
 from timespine.core.transitions import CommitSink, DropSink
-from timespine.errors import UsageError
+from timespine.errors import BatchAlreadyCommitted, UsageError
 from timespine.ids import check_segment
 from timespine.spark.names import local_path
+
+T = TypeVar("T")
 
 NAME_MAX = 40
 """Characters in the name of a sink: the hash of its query must fit beside it."""
@@ -92,10 +97,22 @@ class Sink:
             )
         return batch == last
 
-    def begin(self, access: Access, batch: int) -> None:
-        """Note a batch without rows, if it is the first one."""
-        if self.record not in access.known().sinks:
-            access.committer.commit((access.id, self.commit(batch)))
+    def commit_once(self, accesses: Sequence[Access], batch: int, commit: Callable[[], T | None]) -> T | None:
+        """Commit a batch to some collections unless it is in already; None if it is, or if there are no rows.
+
+        All collections are asked: one that belongs to another checkpoint is a mistake, whatever the others say. The
+        first batch is noted though it has no rows.
+        """
+        is_in = [self.is_in(access.state(), batch) for access in accesses]
+        done = None
+        with contextlib.suppress(BatchAlreadyCommitted):
+            if not any(is_in):
+                done = commit()
+                if done is None:
+                    for access in accesses:
+                        if self.record not in access.known().sinks:
+                            access.committer.commit((access.id, self.commit(batch)))
+        return done
 
 
 def drop_sink(access: Access, name: str) -> int:

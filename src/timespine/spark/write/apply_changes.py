@@ -16,29 +16,24 @@ from __future__ import annotations
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.context import Access
-from timespine.client.results import Committed
-from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
-from timespine.client.write.step_commit import commit_steps
-from timespine.client.write.transaction_steps import CommandStep, DeltaStep
+from timespine.client.engines import Access, Compute, Grain, Look, RowDelta
 from timespine.columnar.ingest.update_table import conform
 from timespine.columnar.predicate.keyset import KeySet
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import UsageError, shown
-from timespine.spark.change_types import CHANGE_TYPE, COMES, COMMIT_VERSION, GOES, PASSED_OVER, SEQUENCE
-from timespine.spark.write.write_job import Together
+from timespine.spark.change_types import (
+    CHANGE_TYPE,
+    COMMIT_VERSION,
+    DELETE_KINDS,
+    IGNORED_KINDS,
+    SEQUENCE,
+    UPSERT_KINDS,
+)
 from timespine.spark.write.write_task import refuse_null_keys
 
 
-def apply(access: Access, rows: pa.Table, sequence: str | None, together: Together = ()) -> Committed:
-    """Apply changes to a collection, `together` with other commands."""
-    step = DeltaStep(access, applying(access, rows, sequence), "apply")
-    committed: Committed = commit_steps(step, CommandStep.of(access, *together))[0]
-    return committed
-
-
-def applying(access: Access, rows: pa.Table, sequence: str | None) -> Compute:
-    """Changes by key, to be worked out from the rows that are there."""
+def changes_delta(access: Access, rows: pa.Table, sequence: str | None) -> Compute:
+    """Compute the delta of changes by key to the rows that are there."""
     _, known = access.schema(access.known())
     if not known.key:
         raise UsageError("changes are applied by key, and this collection has no key columns: append them with _diff")
@@ -60,11 +55,13 @@ def latest(rows: pa.Table, schema: Schema, sequence: str | None) -> pa.Table:
     frame = pl.DataFrame(pl.from_arrow(rows))
     if CHANGE_TYPE in frame.columns:
         unknown = frame[CHANGE_TYPE].unique().drop_nulls().to_list()
-        wrong = [kind for kind in unknown if kind not in (*COMES, *GOES, *PASSED_OVER)]
+        wrong = [kind for kind in unknown if kind not in (*UPSERT_KINDS, *DELETE_KINDS, *IGNORED_KINDS)]
         if wrong or frame[CHANGE_TYPE].null_count():
             named = shown(wrong[0]) if wrong else "null"
-            raise UsageError(f"{CHANGE_TYPE} is one of {', '.join((*COMES, *GOES, *PASSED_OVER))}, not {named}")
-        frame = frame.filter(~pl.col(CHANGE_TYPE).is_in(PASSED_OVER))
+            raise UsageError(
+                f"{CHANGE_TYPE} is one of {', '.join((*UPSERT_KINDS, *DELETE_KINDS, *IGNORED_KINDS))}, not {named}"
+            )
+        frame = frame.filter(~pl.col(CHANGE_TYPE).is_in(IGNORED_KINDS))
     keys = list(schema.key_names)
     if sequence is not None:
         if frame[sequence].null_count():
@@ -86,7 +83,7 @@ def _last(frame: pl.DataFrame, keys: list[str], sequence: str) -> pl.DataFrame:
         return ordered.unique(keys, keep="last")
     last = ordered.filter(pl.col(sequence).eq_missing(pl.col(sequence).last().over(keys)))
     if CHANGE_TYPE in last.columns:
-        comes = ~pl.col(CHANGE_TYPE).is_in(GOES)
+        comes = ~pl.col(CHANGE_TYPE).is_in(DELETE_KINDS)
         last = last.filter(comes | ~comes.any().over(keys))
     once = last.unique(keys, keep="last", maintain_order=True)
     if len(once) < len(last):
@@ -114,4 +111,4 @@ def _kinds(rows: pa.Table) -> pl.Series:
     if CHANGE_TYPE not in rows.column_names:
         return pl.repeat("come", rows.num_rows, eager=True)
     kinds = pl.Series(rows.column(CHANGE_TYPE))
-    return pl.select(pl.when(kinds.is_in(GOES)).then(pl.lit("go")).otherwise(pl.lit("come"))).to_series()
+    return pl.select(pl.when(kinds.is_in(DELETE_KINDS)).then(pl.lit("go")).otherwise(pl.lit("come"))).to_series()

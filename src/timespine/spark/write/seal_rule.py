@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timespine.client.time_args import to_ms
-from timespine.client.write.prepare import upper_after
+from timespine.client.engines import to_ms, upper_after
 from timespine.core.transitions import AdvanceUpper, Command
 from timespine.errors import UsageError, shown
 from timespine.model.frontier import Frontier

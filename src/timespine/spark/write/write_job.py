@@ -1,4 +1,4 @@
-"""A job that writes: a writer of its own for as long as it takes, so that what its tasks leave behind goes with it."""
+"""A job that writes: it has a writer of its own, so that what its tasks leave behind is deleted when it ends."""
 
 from __future__ import annotations
 
@@ -8,27 +8,21 @@ from types import TracebackType
 
 import msgspec
 
-from timespine.client.commit.driver import fresh_id
-from timespine.client.context import Access
-from timespine.client.write.stage import delete_unused, did_not_commit
+from timespine.client.engines import Access, did_not_commit, flush_inline, fresh_id
 from timespine.columnar.parts.hollow_run import delete_keys
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.write.batch_envelope import decode_batch
-from timespine.columnar.write.flush_inline import flush_to_blob
 from timespine.columnar.write.run_writer import RunWriter
 from timespine.columnar.write.upload import Target
 from timespine.core.batch import HollowBatch, Run
 from timespine.core.transitions import Command, ExpireWriter, RegisterWriter
 from timespine.errors import TimespineError, UsageError
 from timespine.model.time import Time
-from timespine.spark.blob_location import place_of
+from timespine.spark.blob_location import blob_location_of
 from timespine.spark.write.write_task import Building
 
-Together = tuple[Command, ...]
-"""Commands that are committed with the rows of a DataFrame, all or nothing."""
 
-
-class Sent(msgspec.Struct, frozen=True):
+class TaskAnswer(msgspec.Struct, frozen=True):
     """What a task sent."""
 
     batch: bytes | None
@@ -38,7 +32,7 @@ class Sent(msgspec.Struct, frozen=True):
     error: str | None
     """What is wrong with them."""
     late: int = 0
-    """Those that came too late, and were dropped or moved."""
+    """The rows that came too late, and were dropped or moved."""
     latest: int | None = None
     """The largest time that they brought, if they are written ahead of the seal."""
     keys: bytes | None = None
@@ -46,69 +40,71 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Job:
-    """One write by many tasks and one commit. Whatever is not committed at the end is given up."""
+    """One write by many tasks and one commit. Leaving it with an error deletes what the tasks put."""
 
     def __init__(self, access: Access, id: int, schema: Schema, at: Time | None) -> None:
         access.committer.check_writable()
         self._access = access
-        self._id = id
-        self._schema = schema
-        self._place = place_of(access)
-        self._at = at
         self._is_committing = False
-        self.writer = fresh_id("w")
-        """The writer whose blobs the tasks put."""
+        self.building = Building(blob_location_of(access), access.id, fresh_id("wj"), id, schema, at)
+        """What tasks need to know, with the writer whose blobs they put."""
 
     @property
-    def building(self) -> Building:
-        """What tasks need to know."""
-        return Building(self._place, self._access.id, self.writer, self._id, self._schema, self._at)
+    def writer(self) -> str:
+        """The writer whose blobs the tasks put."""
+        return self.building.writer
 
-    def end(self) -> Together:
-        """What ends the writer, in the commit that takes over its blobs: what else it has put is left to the sweep.
+    def end(self) -> tuple[Command, ...]:
+        """Make the command that ends the writer, for the commit that refers to its blobs. The sweep deletes the others.
 
-        SUBTLE: from now on it may be committed, whatever interrupts us, unless an error says that it is not.
+        SUBTLE: from now on the blobs may be committed, unless an error says that they are not.
         """
         self._is_committing = True
         return (ExpireWriter(self.writer),)
 
     def __enter__(self) -> Job:
         access = self._access
-        access.committer.commit((access.id, RegisterWriter(self.writer, access.config.writer_lease_ms)))
+        register_writer(access, self.writer, access.config.writer_lease_ms)
         access.shared.writing[access.id, self.writer] = access.shared.monotonic()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self._access.shared.writing.pop((self._access.id, self.writer), None)
         if value is not None:
-            self._give_up(
-                is_sure=not self._is_committing or (isinstance(value, TimespineError) and did_not_commit(value))
-            )
+            is_sure = not self._is_committing or (isinstance(value, TimespineError) and did_not_commit(value))
+            give_up_writer(self._access, self.writer, is_sure=is_sure)
 
-    def _give_up(self, *, is_sure: bool) -> None:
-        """End the writer, and delete what it put if that is surely not committed. What fails is left to the sweep."""
-        access = self._access
-        with contextlib.suppress(TimespineError):
-            access.committer.commit((access.id, ExpireWriter(self.writer)))
-            if is_sure:
-                blob = access.shared.blob
-                put = [info.key for info in blob.list_keys(f"{access.id}/{self.writer}/")]
-                delete_keys(put, blob, None)
-
-    def runs(self, sent: Iterable[Sent]) -> tuple[tuple[Run, ...], int]:
-        """What the tasks built."""
-        return gathered(self._access, self.building, sent)
+    def runs(self, answers: Iterable[TaskAnswer]) -> tuple[tuple[Run, ...], int]:
+        """Collect what the tasks built."""
+        return collect_runs(self._access, self.building, answers)
 
 
-def gathered(access: Access, building: Building, sent: Iterable[Sent]) -> tuple[tuple[Run, ...], int]:
-    """What tasks built, as few sorted runs, and how many updates that is; a UsageError if rows were wrong."""
-    answers = list(sent)
-    wrong = sorted({each.error for each in answers if each.error is not None})
+def register_writer(access: Access, writer: str, term_ms: int) -> None:
+    """Register the writer of a job, before its tasks put blobs."""
+    access.committer.commit((access.id, RegisterWriter(writer, term_ms)))
+
+
+def give_up_writer(access: Access, writer: str, *, is_sure: bool) -> None:
+    """End the writer of a job; delete its blobs if they are surely not committed. The sweep deletes what this cannot.
+
+    SUBTLE: what may be committed must not be deleted (test_spark_writes.py).
+    """
+    with contextlib.suppress(TimespineError):
+        is_sure = is_sure and writer in access.state().writers  # a commit of its blobs would have ended it
+        access.committer.commit((access.id, ExpireWriter(writer)))
+        if is_sure:
+            blob = access.shared.blob
+            delete_keys([info.key for info in blob.list_keys(f"{access.id}/{writer}/")], blob, None)
+
+
+def collect_runs(access: Access, building: Building, answers: Iterable[TaskAnswer]) -> tuple[tuple[Run, ...], int]:
+    """Collect what tasks built as few sorted runs, and count the updates; a UsageError if rows were wrong."""
+    found = list(answers)
+    wrong = sorted({each.error for each in found if each.error is not None})
     if wrong:
         raise UsageError(wrong[0])
-    batches = _fitting(
-        access, building, [decode_batch(each.batch, access.id) for each in answers if each.batch is not None]
-    )
+    decoded = [decode_batch(each.batch, access.id) for each in found if each.batch is not None]
+    batches = _flush_beyond_budget(access, building, decoded)
     shared = access.shared
     target = Target(access.id, building.writer, building.schema, building.schema_id, shared.blob, access.config)
     with RunWriter(target, fresh_id, shared.counters, is_sorted=False) as writer:
@@ -118,31 +114,9 @@ def gathered(access: Access, building: Building, sent: Iterable[Sent]) -> tuple[
         return writer.finish(), sum(batch.len for batch in batches)
 
 
-def _fitting(access: Access, building: Building, batches: list[HollowBatch]) -> list[HollowBatch]:
-    """Batches of which nothing is inline, if the state has no room for it: the commit would only say so."""
+def _flush_beyond_budget(access: Access, building: Building, batches: list[HollowBatch]) -> list[HollowBatch]:
+    """Put inline parts as blobs if the known state has no room for them: the commit would be refused."""
     inline = sum(batch.inline_bytes for batch in batches)
     if not inline or access.known().inline_bytes + inline <= access.config.inline_total_bytes:
         return batches
-    schema_of = access.parts(access.known()).schema_of
-    shared = access.shared
-    return [
-        flush_to_blob(
-            batch,
-            access.id,
-            building.writer,
-            schema_of,
-            shared.blob,
-            access.config,
-            fresh=fresh_id,
-            counters=shared.counters,
-        )
-        for batch in batches
-    ]
-
-
-def delete_sent(access: Access, sent: Iterable[Sent]) -> None:
-    """Delete what tasks put for a commit that does not take place. What fails is left to the sweep."""
-    for each in sent:
-        if each.batch is not None:
-            with contextlib.suppress(TimespineError):
-                delete_unused(access, decode_batch(each.batch, access.id))
+    return [flush_inline(access, batch, building.writer) for batch in batches]

@@ -1,24 +1,28 @@
 """What a task writes: the rows of its partition become parts of a batch, and what points at them travels back.
 
-Only the task that Spark counts as done is heard of. What others put, because they
-failed, were retried or were run twice, nothing refers to, and it goes with the writer
-that the job was registered as (`spark.job`).
+Spark hands over the answer of one run of each task. No commit refers to what other runs of it put, because they failed
+or were run twice: it is deleted with the writer of the job (`spark.job`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.commit.driver import fresh_id
-from timespine.client.write.delta import keys_of
-from timespine.client.write.read_current import RowDelta, at_time, delta_of
-from timespine.client.write.time_column import with_times
-from timespine.client.write.unsealed_write import REFUSE, apply_late_policy
+from timespine.client.engines import (
+    REFUSE,
+    RowDelta,
+    apply_late_policy,
+    at_time,
+    delta_of,
+    fresh_id,
+    keys_of,
+    with_times,
+)
 from timespine.columnar.ingest.update_table import conform, updates
 from timespine.columnar.predicate.key_filter import filter_of
 from timespine.columnar.predicate.keyset import KeySet
@@ -30,12 +34,12 @@ from timespine.core.batch import Order
 from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
-from timespine.spark.blob_location import Place
+from timespine.spark.blob_location import BlobLocation
 from timespine.spark.read.read_task import Batches
-from timespine.spark.type_mapping import brought_back
+from timespine.spark.type_mapping import from_spark_batch
 from timespine.spark.write.seal_rule import Rule
 
-SENT = pa.schema(
+ANSWER = pa.schema(
     [
         pa.field("batch", pa.binary()),
         pa.field("rows", pa.int64()),
@@ -45,14 +49,14 @@ SENT = pa.schema(
         pa.field("keys", pa.binary()),
     ]
 )
-"""What a task sends: see `job.Sent`."""
+"""What a task sends: see `job.TaskAnswer`."""
 
-DDL = "batch binary, rows bigint, error string, late bigint, latest bigint, keys binary"
+ANSWER_DDL = "batch binary, rows bigint, error string, late bigint, latest bigint, keys binary"
 """The same, as Spark says it."""
 
 
-class Taken(NamedTuple):
-    """What came of the rows of a partition."""
+class TaskResult(NamedTuple):
+    """What a task made of the rows of a partition."""
 
     batch: bytes | None
     """The batch that they are; None if nothing came of them."""
@@ -70,7 +74,7 @@ class Taken(NamedTuple):
 class Building:
     """How batches of a collection are built."""
 
-    place: Place
+    place: BlobLocation
     """Where the blobs go."""
     collection: str
     """The collection that they are for."""
@@ -99,57 +103,57 @@ class Building:
 
 
 @dataclass(frozen=True, slots=True)
-class Changing:
-    """How rows of a partition change those that are there."""
+class DeltaTask:
+    """How rows of a partition change those of the collection."""
 
     building: Building
     present: bytes | None
     """The collection as it is read, as a slice; None if it is empty."""
     deletes: bool
-    """Whether rows go instead of taking the place of others."""
+    """Whether rows are deleted instead of replaced."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class UnsealedOptions:
     """How rows are written ahead of the seal."""
 
     times: str
     """The column that has their times."""
     late: str
-    """What becomes of those whose time is sealed already."""
+    """The late policy."""
     rule: Rule
     """What is sealed after them."""
 
 
-def appended(building: Building) -> Callable[[Batches], Batches]:
-    """For `mapInArrow` over rows: the batches that they become."""
+def append_task(building: Building) -> Callable[[Batches], Batches]:
+    """Make the function for `mapInArrow` that writes rows as a batch."""
 
     def build(batches: Batches) -> Batches:
-        return _sent(lambda: append_rows(building, batches))
+        return _send(lambda: append_rows(building, batches))
 
     return build
 
 
-def written(building: Building, ahead: Ahead, first: int) -> Callable[[Batches], Batches]:
-    """For `mapInArrow` over rows: the batches that they become, at times of their own, the first of which is open."""
+def unsealed_task(building: Building, options: UnsealedOptions, first: int) -> Callable[[Batches], Batches]:
+    """Make the function for `mapInArrow` that writes rows at their own times as a batch; `first` is open."""
 
     def build(batches: Batches) -> Batches:
-        return _sent(lambda: write_rows(building, ahead, first, batches))
+        return _send(lambda: write_rows(building, options, first, batches))
 
     return build
 
 
-def changed(changing: Changing) -> Callable[[Batches], Batches]:
-    """For `mapInArrow` over rows, all of one key in one partition: the batches that change the collection to them."""
+def delta_task(changing: DeltaTask) -> Callable[[Batches], Batches]:
+    """Make the function for `mapInArrow` that writes the delta of rows; all rows of a key are in one partition."""
 
     def build(batches: Batches) -> Batches:
-        return _sent(lambda: change_rows(changing, batches))
+        return _send(lambda: change_rows(changing, batches))
 
     return build
 
 
-def named(names: list[str], task: Callable[[Batches], Batches]) -> Callable[[Batches], Batches]:
-    """For `mapInArrow`: a task over rows whose columns have these names."""
+def with_column_names(names: list[str], task: Callable[[Batches], Batches]) -> Callable[[Batches], Batches]:
+    """Make the function for `mapInArrow` that gives columns their names before a task sees them."""
 
     def run(batches: Batches) -> Batches:
         return task(pa.RecordBatch.from_arrays(batch.columns, names=names) for batch in batches)
@@ -157,85 +161,85 @@ def named(names: list[str], task: Callable[[Batches], Batches]) -> Callable[[Bat
     return run
 
 
-def sent(build: Callable[[], Taken]) -> tuple[bytes | None, int, str | None, int, int | None, bytes | None]:
-    """What became of building a batch. What is wrong with the rows is an answer: the driver says it in one sentence."""
+def answer_of(build: Callable[[], TaskResult]) -> dict[str, Any]:
+    """Build a batch, and make the answer of the task. An error in the rows is an answer: the driver raises it."""
     try:
-        taken = build()
+        result = build()
     except UsageError as error:
-        return None, 0, str(error), 0, None, None
-    return taken.batch, taken.rows, None, taken.late, taken.latest, taken.keys
+        return {"batch": None, "rows": 0, "error": str(error), "late": 0, "latest": None, "keys": None}
+    return {**result._asdict(), "error": None}
 
 
-def _sent(build: Callable[[], Taken]) -> Batches:
-    answer = dict(zip(SENT.names, sent(build), strict=True))
+def _send(build: Callable[[], TaskResult]) -> Batches:
+    answer = answer_of(build)
     if answer["rows"] or answer["error"]:
-        yield pa.RecordBatch.from_pylist([answer], schema=SENT)
+        yield pa.RecordBatch.from_pylist([answer], schema=ANSWER)
 
 
-def append_rows(building: Building, batches: Batches) -> Taken:
-    """The rows of a partition as a batch."""
+def append_rows(building: Building, batches: Batches) -> TaskResult:
+    """Write the rows of a partition as a batch."""
     rows = 0
     with building.builder(Order.UNORDERED) as builder:
         for batch in batches:
-            table = brought_back(batch, building.schema)
+            table = from_spark_batch(batch, building.schema)
             refuse_null_keys(table, building.schema)
             builder.add(updates(table, building.schema, building.at))
             rows += table.num_rows
-        return Taken(_finished(building, builder), rows)
+        return TaskResult(_finish(building, builder), rows)
 
 
-def write_rows(building: Building, ahead: Ahead, first: int, batches: Batches) -> Taken:
-    """The rows of a partition as a batch, at times of their own. Those before the first that is open go by rule.
+def write_rows(building: Building, options: UnsealedOptions, first: int, batches: Batches) -> TaskResult:
+    """Write the rows of a partition as a batch, at their own times; the late policy applies to those before `first`.
 
-    What is refused is left to whoever commits, who knows what is sealed by then.
+    Late rows that are refused are left to the driver, which knows what is sealed when it commits.
     """
     rows, late, latest = 0, 0, None
     with building.builder(Order.UNORDERED) as builder:
         for batch in batches:
-            table = brought_back(batch, building.schema)
+            table = from_spark_batch(batch, building.schema)
             refuse_null_keys(table, building.schema)
-            table = with_times(table, building.schema, ahead.times)
-            latest = latest_of(table, latest)
+            table = with_times(table, building.schema, options.times)
+            latest = latest_time(table, latest)
             rows += table.num_rows
-            if ahead.late != REFUSE:
-                table, moved = apply_late_policy(table, TIME, first, ahead.late)
+            if options.late != REFUSE:
+                table, moved = apply_late_policy(table, TIME, first, options.late)
                 late += moved
             builder.add(updates(table, building.schema, None))
-        return Taken(_finished(building, builder), rows, late, latest)
+        return TaskResult(_finish(building, builder), rows, late, latest)
 
 
-def latest_of(table: pa.Table, known: int | None = None) -> int | None:
-    """The largest time of rows, or the one that is known if it is larger; None if there is none."""
+def latest_time(table: pa.Table, known: int | None = None) -> int | None:
+    """Find the largest time of rows, or the known one if that is larger; None if there is none."""
     found = pc.max(table.column(TIME)).as_py()
     return max((each for each in (found, known) if each is not None), default=None)
 
 
-def _finished(building: Building, builder: BatchBuilder) -> bytes | None:
+def _finish(building: Building, builder: BatchBuilder) -> bytes | None:
     batch = builder.finish(Frontier())
     return encode_batch(batch, building.collection, building.schema.arity) if batch.runs else None
 
 
-def change_rows(changing: Changing, batches: Batches) -> Taken:
-    """What changes the rows that are there to those of a partition, as a batch."""
+def change_rows(changing: DeltaTask, batches: Batches) -> TaskResult:
+    """Write the delta that the rows of a partition make as a batch."""
     building = changing.building
     schema = building.schema
-    tables = [brought_back(batch, schema) for batch in batches]
+    tables = [from_spark_batch(batch, schema) for batch in batches]
     if not tables:
-        return Taken(None, 0)
+        return TaskResult(None, 0)
     table = pa.concat_tables(tables)
     difference, keys = _difference(changing, table)
     delta = delta_of(difference, schema)
     if delta.num_rows == 0:
-        return Taken(None, table.num_rows, keys=keys)
+        return TaskResult(None, table.num_rows, keys=keys)
     assert building.at is not None
     with building.builder(Order.SORTED) as builder:
         ordered = at_time(delta, schema, building.at[0])
         builder.add(ordered)
-        return Taken(_finished(building, builder), table.num_rows, keys=keys)
+        return TaskResult(_finish(building, builder), table.num_rows, keys=keys)
 
 
-def _difference(changing: Changing, table: pa.Table) -> tuple[RowDelta, bytes]:
-    """What rows change, and the filter of the keys that were looked up for it."""
+def _difference(changing: DeltaTask, table: pa.Table) -> tuple[RowDelta, bytes]:
+    """Find what rows change, and make the filter of their keys."""
     schema = changing.building.schema
     if changing.deletes:
         refuse_null_keys(table, schema)
@@ -250,8 +254,8 @@ def _difference(changing: Changing, table: pa.Table) -> tuple[RowDelta, bytes]:
     return RowDelta(_present(changing, keys), new), filter_of(found)
 
 
-def _present(changing: Changing, keys: KeySet) -> pa.Table:
-    """The rows that are there with these keys, with their counts."""
+def _present(changing: DeltaTask, keys: KeySet) -> pa.Table:
+    """Read the rows of the collection with these keys, with their counts."""
     building = changing.building
     names = [*building.schema.names, DIFF]
     empty = building.schema.update_arrow.empty_table().select(names)
@@ -265,7 +269,7 @@ def _present(changing: Changing, keys: KeySet) -> pa.Table:
 
 
 def refuse_null_keys(table: pa.Table, schema: Schema) -> None:
-    """A UsageError if a column of the key has nulls: in a pipeline that is a join that found nothing, not a key."""
+    """Refuse nulls in a column of the key: in a pipeline they are a join that found nothing, not a key."""
     for name in schema.key_names if schema.key else ():
         if name in table.column_names and table.column(name).null_count:
             raise UsageError(f"column {name} of the key has nulls: leave these rows out, or fill them")

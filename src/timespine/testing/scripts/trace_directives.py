@@ -40,7 +40,7 @@ from timespine.core.batch import HollowBatch, Part, Run
 from timespine.core.encoding import flat_spine
 from timespine.core.spine import merge_result
 from timespine.core.spine.layers import MergeRequest
-from timespine.core.spine.spine import Spine, empty_spine
+from timespine.core.spine.spine import Spine, empty_spine, freeze
 from timespine.errors import CorruptionError, UsageError, shown
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -160,9 +160,31 @@ def _push_batch(trace: Trace, call: Call) -> tuple[Trace, str]:
     trace = _adopt(trace, batches[0].desc.lower)
     spine, pending = trace.spine, [*trace.pending]
     for batch in batches:
-        spine, requests = spine.insert(batch)
-        pending.extend(requests)
+        loom = spine.loom()
+        loom.insert(batch)
+        spine = freeze(loom)
+        pending.extend(without_redundant(loom.requests))
     return replace(trace, spine=spine, pending=tuple(pending)), "ok"
+
+
+def without_redundant(requests: list[MergeRequest]) -> list[MergeRequest]:
+    """Return the requests that no other one covers, last created first.
+
+    Rolling up completes one layer after the other and so asks for (a, b), then (a, b, c), ...; only the last is worth
+    doing. The state shows only the last anyway: the scripts show what one insertion asks for, in its order.
+    """
+    kept: list[MergeRequest] = []
+    for request in reversed(requests):
+        if not any(_covers(other, request) for other in kept):
+            kept = [other for other in kept if not _covers(request, other)]
+            kept.append(request)
+    return kept
+
+
+def _covers(request: MergeRequest, other: MergeRequest) -> bool:
+    """Whether the answer to one request makes the other needless."""
+    outer, inner = request.desc, other.desc
+    return outer.lower <= inner.lower and inner.upper <= outer.upper and outer.since == inner.since
 
 
 def _apply_merge_res(trace: Trace, call: Call) -> tuple[Trace, str]:

@@ -24,8 +24,8 @@ from timespine.core.effects import (
     Truncate,
 )
 from timespine.core.encoding.codec import decode_diff, decode_run, decode_state
+from timespine.core.encoding.envelope import Kind, kind_of
 from timespine.core.encoding.state_diff import StateDiff, apply_diff
-from timespine.core.envelope import Kind, kind_of
 from timespine.core.invariants import violations
 from timespine.core.protocols.garbage import References, references
 from timespine.core.state import State

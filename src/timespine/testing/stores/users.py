@@ -8,6 +8,7 @@ from typing import Any
 
 from timespine.client.collection import Collection
 from timespine.client.read.leases import LeasedState
+from timespine.client.signatures import Timeline
 from timespine.client.store import Store
 from timespine.errors import (
     ClosedError,
@@ -34,7 +35,7 @@ KEYS = 6
 """Keys that rows have."""
 
 SHAPE: dict[str, Any] = {"key": {"k": "int64"}, "value": {"v": "string"}}
-TIMELINES = {"orders": "counter", "events": "clock"}
+TIMELINES: dict[str, Timeline] = {"orders": "counter", "events": "clock"}
 """The collections that every history begins with, and that stay."""
 
 EXTRAS = ("x0", "x1", "x2")

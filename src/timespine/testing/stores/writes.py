@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from timespine.client.collection import Collection
+from timespine.client.signatures import LatePolicy
 from timespine.client.write.transaction import Transaction
 from timespine.columnar.schema.schema import DIFF, TIME
 from timespine.errors import CollectionExists, Fenced, LateRows, NameBlocked, SchemaChanged, UpperMismatch, UsageError
@@ -272,7 +273,7 @@ class Writing(Caller):
         def work(call: Call) -> Any:
             orders = self.named(name)
             at = self.upper_of(orders) + self.chance.randrange(4 if name is None else 2)
-            late = self.chance.choice(("refuse", "move"))
+            late: LatePolicy = self.chance.choice(("refuse", "move"))
             return orders.id, at, late, orders.write(self.rows(call, orders.id), at=at, late=late)
 
         call = self.call("write", work, UsageError)

@@ -1,0 +1,92 @@
+"""Errors in the terms of the command line: options and verbs for hints, JSON for the types of values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from timespine.errors import InvalidRows, TimespineError, UsageError
+from timespine.hints import Hint
+
+_OTHERWISE = "add --replace to drop it and take its name over"
+
+SENTENCES: Mapping[str, str] = {
+    # Stores and names.
+    "create-store": "make one with `timespine init`",
+    "open-or-replace": f"give another name, or {_OTHERWISE}",
+    "evolve-or-replace": f"give another name, or {_OTHERWISE}",
+    "open-as-it-is": "give another name, or --timeline {timeline}",
+    "change-retention": "give another name, or leave out --retain",
+    "change-deadline": "give another name",
+    "replace-blocked-name": "add --replace to give it again, or give another name",
+    "use-another-name": "give another name",
+    "release-or-force": "release them, or add --force to drop it anyway",
+    "release-or-drop": "release them, or drop it first with `timespine drop --force`",
+    "use-clock": "create the collection with --timeline clock",
+    "give-retention": "give --for a duration, or --for ever",
+    # Times.
+    "read-complete-time": "ask for an earlier time or for none, or {later}",
+    "wait-for-seal": "{later}",
+    "complete-first": "append to it, or seal it with `timespine seal`",
+    "give-as-of": "say --as-of A,B",
+    "give-upper": "say --upper A,B",
+    "give-rows-or-upper": "give rows, or --upper",
+    "give-seconds": "give a number of seconds",
+    "leave-out-at": "leave out --at, or drop them",
+    "give-at": "give --at or the columns {columns}",
+    "give-at-or-times": "give either --at or --time-column",
+    "give-write-times": "give --at TIME, --time-column NAME, or the columns {columns}",
+    "leave-out-times": "leave out --time-column",
+    "move-or-drop-late": "write them with --late move or --late drop, or at a later time",
+    # Reading.
+    "listen": "use `timespine changes`",
+    "read-counts": "read with --multiplicity column to see them with their counts",
+    "read-counts-or-pieces": "read with --multiplicity column",
+    "find-by-where": "use `timespine snapshot --where SQL`",
+    "range-by-where": "use `timespine snapshot --where SQL`",
+    "give-key-or-range": "give COLUMN=VALUE, or --low and --high",
+    "give-keys-or-where": "give COLUMN=VALUE, or --where SQL",
+}
+"""What the command line says: the codes are those of the library."""
+
+_KINDS = {
+    "str": "a text",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number with a fraction",
+    "Decimal": "a number that is too large",
+    "list": "an array",
+    "dict": "an object",
+}
+"""The types of values, as JSON calls them."""
+
+_TIME = r"\(\d+(?:, \d+)+\)"
+_FRONTIER = re.compile(rf"(^|\b(?:from|to|below|before|after|at|is|not) )(?:\[(\d+|{_TIME}(?:, {_TIME})*)\]|({_TIME}))")
+
+
+def sentence(hint: Hint, *, can_wait: bool) -> str:
+    """Give a hint in options and verbs."""
+    later = "wait for it with --wait SECONDS" if can_wait else "again later"
+    return SENTENCES[hint.code].format(later=later, **hint.args)
+
+
+def describe(error: TimespineError, row: str | None = None) -> str:
+    """Say what happened, with the name of a row that people use, if one is given."""
+    text = error.message
+    if isinstance(error, InvalidRows):
+        text = text if row is None else error.at(row)
+        if error.found_type:
+            found = _KINDS.get(error.found_type, f"a {error.found_type}")
+            text = text.replace(f"it holds a {error.found_type} where", f"it holds {found} where")
+    return _FRONTIER.sub(_typed, text)
+
+
+def reword(error: UsageError, text: str) -> UsageError:
+    """Make the error again with another text, and the same hint."""
+    return UsageError(text, hint=error.hint)
+
+
+def _typed(found: re.Match[str]) -> str:
+    """Write a time or a frontier as it can be typed: 0,3 for [(0, 3)]."""
+    times = re.sub(r"\), \(", " and ", found[2] or found[3]).strip("()")
+    return f"{found[1]}{times.replace(', ', ',')}"

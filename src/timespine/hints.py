@@ -1,0 +1,64 @@
+"""What a caller can do about an error, as a code with arguments.
+
+An error carries a `Hint`. The library says it in the terms of Python, by the
+table here; the command line says it in options and verbs, by its own table of the
+same codes (`cli/hints.py`). A test compares the two, and sees that each code is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Hint(NamedTuple):
+    """What to do about an error: a code of the table, and what its sentence names."""
+
+    code: str
+    args: Mapping[str, str] = {}
+
+
+SENTENCES: Mapping[str, str] = {
+    # Stores and names.
+    "create-store": "create it with timespine.open(path) or `timespine init`",
+    "open-or-replace": "open it with store[{name!r}], or pass replace=True",
+    "evolve-or-replace": "evolve it, or pass replace=True",
+    "open-as-it-is": "open it with store[{name!r}]",
+    "change-retention": "change it with store[{name!r}].retain(...)",
+    "change-deadline": "change it with store[{name!r}].forget_within(...)",
+    "replace-blocked-name": "pass replace=True to give it again, or give another name",
+    "use-another-name": "give another name",
+    "release-or-force": "release them, or pass force=True to drop it anyway",
+    "release-or-drop": "release them, or drop it first with store.drop({name!r}, force=True)",
+    "use-clock": "create the collection with timeline='clock'",
+    "give-retention": "give a duration, or None for ever",
+    # Times.
+    "read-complete-time": "leave `as_of` out to read the newest complete time, or seal idle collections with "
+    "store.advance()",
+    "wait-for-seal": "seal it up to there, or wait longer",
+    "complete-first": "append to it, seal it, or store.advance()",
+    "give-as-of": "say as_of=(...)",
+    "give-upper": "say upper=(...)",
+    "give-rows-or-upper": "give rows, or the `upper` to advance to",
+    "give-seconds": "give a number of seconds, or None to wait for ever",
+    "leave-out-at": "leave out `at`, or drop them",
+    "give-at": "give `at` or the columns {columns}",
+    "give-at-or-times": "give either `at` or the column that has the times",
+    "give-write-times": "give at=..., times='column', or the columns {columns}",
+    "leave-out-times": "leave out times={name!r}",
+    "move-or-drop-late": "write them with late='move' or late='drop', or at a later time",
+    # Reading.
+    "listen": "listen(), or ask for changes(after=...) now and then instead",
+    "read-counts": "read with multiplicity='column' to see them with their counts",
+    "read-counts-or-pieces": "read with multiplicity='column', or piece by piece",
+    "find-by-where": "name the rows with where=, or append retractions",
+    "range-by-where": "read a snapshot with where=",
+    "give-key-or-range": "give a key, its first columns, or between=(low, high)",
+    "give-keys-or-where": "say delete({{'id': 1}}) or delete(where='id = 1')",
+}
+"""What the library says."""
+
+
+def sentence(hint: Hint) -> str:
+    """Give a hint in the terms of Python."""
+    return SENTENCES[hint.code].format(**hint.args)

@@ -1,0 +1,81 @@
+"""Evaluate a DataFrame once, and append its rows: few by the driver, many by tasks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from timespine.client.engines import Access, AppendTime, CommandStep, Step, append_runs_step
+from timespine.columnar.schema.schema import Schema
+from timespine.columnar.schema.types import is_nested
+from timespine.spark.setup.workers import check_workers
+from timespine.spark.type_mapping import from_spark_batch
+from timespine.spark.write.write_job import Job, TaskAnswer
+from timespine.spark.write.write_task import ANSWER_DDL, append_task, with_column_names
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SMALL_ROWS = 50_000
+"""The driver writes up to this many rows by itself: a job of the executors costs more than they do."""
+
+
+@contextlib.contextmanager
+def evaluate_once(frame: DataFrame) -> Iterator[None]:
+    """Keep the rows of a DataFrame with the executors while a write looks at them several times.
+
+    SUBTLE: a write counts its rows, samples their keys, writes them, and may do all of that again because another
+    process was first. Each of these runs the plan, and `uuid()`, `rand()` or a table that changes give other rows each
+    time (test_evaluate_once.py). Rows that the caller keeps already stay kept afterwards.
+    """
+    level = frame.storageLevel
+    if level.useMemory or level.useDisk:
+        yield
+        return
+    frame.persist()
+    try:
+        yield
+    finally:
+        frame.unpersist()
+
+
+def collect_if_small(frame: DataFrame, schema: Schema) -> pa.Table | None:
+    """Bring all rows to the driver if they are few; None if they are not."""
+    table = frame.limit(SMALL_ROWS + 1).toArrow()
+    if table.num_rows > SMALL_ROWS:
+        return None
+    batches = [from_spark_batch(batch, schema) for batch in table.to_batches()]
+    return pa.concat_tables(batches) if batches else table
+
+
+def run_write_tasks(frame: DataFrame, schema: Schema, task: Any) -> list[TaskAnswer]:
+    """Run a task over the rows, which Spark deals out by ranges of the key; give the answers of the tasks.
+
+    SUBTLE: `mapInArrow` takes the names of columns for expressions. So they travel under others (test_spark_writes.py).
+    """
+    columns = frame.columns
+    plain = {name: f"c{place}" for place, name in enumerate(columns)}
+    names = [name for name in schema.order_names if not is_nested(schema.types[name]) and name in plain]
+    keys = names[: len(schema.key) + len(schema.cluster)] if schema.key else names
+    renamed = frame.toDF(*plain.values())
+    ranged = renamed.repartitionByRange(*(plain[name] for name in keys)) if keys else renamed
+    check_workers(frame.sparkSession)
+    answers = ranged.mapInArrow(with_column_names(columns, task), ANSWER_DDL).toArrow()
+    return [TaskAnswer(**row) for row in answers.to_pylist()]
+
+
+def append_by_tasks(
+    access: Access, frame: DataFrame, when: AppendTime, stack: contextlib.ExitStack, *, floats: bool = True
+) -> list[Step]:
+    """Let tasks sort and write the rows, now; make the steps that commit them and end the job.
+
+    Rows at a free time float, or stand at the time of their transaction.
+    """
+    id, schema = access.schema(access.known())
+    job = stack.enter_context(Job(access, id, schema, when.at))
+    runs, rows = job.runs(run_write_tasks(frame, schema, append_task(job.building)))
+    step = append_runs_step(access, schema, runs, rows, when, floats=floats)
+    return [step, CommandStep(access, job.end)]
