@@ -33,15 +33,7 @@ from timespine.core.transitions import (
     TurnTaken,
     apply,
 )
-from timespine.errors import (
-    BatchAlreadyCommitted,
-    Determinate,
-    Fenced,
-    Indeterminate,
-    TimespineError,
-    Unavailable,
-    UsageError,
-)
+from timespine.errors import BatchAlreadyCommitted, Determinate, Fenced, Indeterminate, TimespineError, Unavailable
 
 Replies = tuple[Answers | Refused, ...]
 
@@ -79,7 +71,7 @@ def raise_refusal(refused: Refused) -> NoReturn:
     elif isinstance(refused.reason, TurnTaken):
         error = Determinate("nothing was committed: a change of another process has its turn; try again")
     else:
-        error = refused.reason if isinstance(refused.reason, TimespineError) else UsageError(str(refused.reason))
+        error = refused.reason
     error.seqnos = refused.seqnos
     raise error
 
