@@ -201,10 +201,10 @@ def small_appends_are_told_the_times_of_others() -> Iterator[None]:
 def small_appends_that_lost_to_others_count_as_in() -> Iterator[None]:
     real = step_commit.StepCommit._commit_placed
 
-    def commit_placed(self, runs, losses):
+    def commit_placed(self, runs, losses, turn):
         (step, *_) = self.steps
         try:
-            return real(self, runs, losses)
+            return real(self, runs, losses, turn)
         except UpperMismatch:
             if not isinstance(step, append_batcher.GroupAppendStep):
                 raise
