@@ -20,6 +20,8 @@ from timespine.client.commit.retry import RETRY, RetryPolicy
 from timespine.client.results import CommitResult, WriteResult
 from timespine.client.write import delta, read_current, step_commit
 from timespine.client.write.read_current import Grain
+from timespine.columnar.kernels import passthrough
+from timespine.columnar.scan import scan
 from timespine.columnar.schema.schema import define
 from timespine.config import DEFAULT, TURN_MS_MAX
 from timespine.core.transitions import CompareAndAppend
@@ -78,6 +80,24 @@ def beside(place, works, config=QUICK, rows=((1, 1), (2, 2)), **options):
     table.snapshot().close()
     rival.is_on = True
     return table, rival
+
+
+def test_what_a_change_adds_because_of_others_is_in_order_however_it_was_read(place, monkeypatch):
+    monkeypatch.setattr(passthrough, "LARGE_ROWS", 4)
+    monkeypatch.setattr(scan, "SMALL_ROWS", 4)
+
+    def append_twice(theirs):
+        theirs.append([row(k, 50) for k in range(100, 116)])
+        theirs.append([row(103, 51)])
+
+    table, rival = beside(place, [append_twice], BLOBS)
+    table.delete(where="n > 1")
+    assert not rival.works
+    assert now(table) == {(1, 1): 1}
+    assert table.lookup([{"k": k} for k in range(100, 116)]).num_rows == 0
+    store = place.open()
+    store["t"].compact()
+    assert now(store["t"]) == {(1, 1): 1}
 
 
 # What others commit is judged, not read from the beginning.

@@ -251,7 +251,8 @@ class PendingDelta:
             if quickly and not self.is_quick:
                 raise UpperMismatch(now.upper, state.upper)
             now.access.committer.session.count("changes patched")
-            patch = self.patch(news)
+            # SUBTLE: news are read in any order, and runs are stored in order (test_read_current.py).
+            patch = consolidate(self.patch(news), now.schema.order_names).select([*now.schema.names, DIFF])
             if patch.num_rows:
                 self.patches.append(Patch(at_time(patch, now.schema, time), time))
         now.state, now.time = state, time
