@@ -9,7 +9,7 @@ from timespine.client.commit import turn as turns
 from timespine.client.commit.retry import RETRY
 from timespine.client.commit.turn import CLAIM_WAITS, PAUSE_MAX_MS
 from timespine.core.transitions import ClaimTurn, ReleaseTurn
-from timespine.core.transitions.turns import REST_MS
+from timespine.core.transitions.turns import REST_MS, free_from
 from timespine.errors import UsageError
 from timespine.location.unreliable import Fault
 
@@ -258,6 +258,42 @@ def test_a_turn_that_another_process_claims_first_is_waited_for(place):
     assert table._access.committer.counters["turns taken"] == 1
     assert turn_of(table).writer == ""
     assert table._access.committer.counters["changes placed again"] == RETRY.quick_losses, "it was not placed in vain"
+
+
+def test_a_change_whose_claims_others_are_always_faster_with_is_placed_without_a_turn(place):
+    slept = Sleeping(place)
+    script = Losing([])
+    table = create(place.open(script=script, sleep=slept))
+    table.snapshot().close()
+    theirs = place.open(sleep=place.clock.advance)["t"]
+    theirs.append([row(100)])
+    script.works += [lambda k=k: theirs.append([row(k)]) for k in range(101, 101 + RETRY.quick_losses)]
+
+    def claim_first():
+        script.works.append(claim_first)
+        if not free_from(theirs._access.state(), place.clock.ms):
+            claims.append(claim(theirs))
+
+    claims = []
+    script.works.append(claim_first)
+    table.update(where="k < 50", set={"n": 9})
+    assert 1 < len(claims) <= CLAIM_WAITS
+    assert sum(slept.slept_ms) <= (CLAIM_WAITS + 2) * 1000 + 2 * PAUSE_MAX_MS
+    assert "turns taken" not in table._access.committer.counters
+    assert rows(table)[:2] == [(1, 9), (2, 9)]
+
+
+def test_a_claim_in_doubt_is_given_back_with_the_change(place):
+    table, script = losing(place, RETRY.quick_losses)
+
+    def lose_replies():
+        script.add("compare_and_set", Fault.INDETERMINATE_DONE, times=QUICK.storage_attempts)
+
+    script.works.append(lose_replies)  # before the claim
+    table.update(where="k < 50", set={"n": 9})
+    assert script.is_done
+    assert turn_of(table).writer == ""
+    assert rows(table)[:2] == [(1, 9), (2, 9)]
 
 
 def test_a_claim_that_storage_does_not_take_costs_only_the_turn(place):

@@ -55,7 +55,8 @@ class Patience:
     def __init__(self, driver: Driver, count: Callable[[str], None]) -> None:
         self._driver = driver
         self._count = count
-        self._slept_ms = 0
+        self.slept_ms = 0
+        """How long all pauses were."""
         self._most_ms = 0
         self._pause_ms = PAUSE_MS
 
@@ -67,7 +68,7 @@ class Patience:
 
     def apply(self, transaction: Transaction) -> Transaction:
         """Return the transaction as it is to be offered now: regardless of turns, if it has waited for long enough."""
-        if self._most_ms and self._slept_ms >= self._most_ms:
+        if self._most_ms and self.slept_ms >= self._most_ms:
             return msgspec.structs.replace(transaction, respects_turns=False)
         return transaction
 
@@ -76,18 +77,17 @@ class Patience:
         if not is_taken(reply):
             return False
         assert isinstance(reply.reason, TurnTaken)
-        if not self._slept_ms:
+        if not self.slept_ms:
             self._count("waits for turns")
         self._most_ms = max(self._most_ms, 2 * reply.reason.term_ms)
         self.pause()
         return True
 
-    def pause(self) -> int:
-        """Wait for one pause; how long all of them were."""
+    def pause(self) -> None:
+        """Wait for one pause, longer than the last."""
         self._driver.run(_pause(self._pause_ms))
-        self._slept_ms += self._pause_ms
+        self.slept_ms += self._pause_ms
         self._pause_ms = min(2 * self._pause_ms, PAUSE_MAX_MS)
-        return self._slept_ms
 
 
 class Turn:
@@ -98,36 +98,45 @@ class Turn:
         self._collections = tuple(id for id in dict.fromkeys(collections) if committer.known(id).seqno != UNBORN)
         self._term_ms = committer.config.turn_ms
         self._writer = ""
-        """The writer under which it has a turn now; empty: it has none."""
+        """The writer under which it has a turn now, or may have one; empty: it has none."""
+        self._is_offered = False
+        """Whether the change was offered in its turn, so that an error may mean that it is in."""
 
     def commit(self, losses: int, commit: Callable[[Place], Answers], place: Place) -> Answers:
         """Commit what `place` makes with `commit`, which calls it when no other thread of the process commits."""
         if losses < RETRY.quick_losses or not self._collections:
             return commit(place)
+        self._is_offered = False
+        # SUBTLE: one for all claims that others were faster with, so that they end too (test_turn.py).
+        patience = Patience(self._committer.driver, self._committer.session.count)
         try:
-            while self._is_free_in_time():
-                with contextlib.suppress(_Taken):
+            while self._is_free_in_time(patience):
+                try:
                     return commit(lambda: self._placed(place))
+                except _Taken:
+                    patience.pause()
             return commit(place)
-        except Indeterminate:
-            raise  # it may be in; the turn ends by its deadline
-        except TimespineError:
-            self._release()
+        except Exception as error:
+            # What may be in is left alone: its turn ends by the deadline.
+            if not (isinstance(error, Indeterminate) and self._is_offered):
+                self._release()
             raise
 
-    def _is_free_in_time(self) -> bool:
+    def _is_free_in_time(self, patience: Patience) -> bool:
         """Wait until a turn can be claimed; False if that takes too long."""
-        patience = Patience(self._committer.driver, self._committer.session.count)
-        while any(free_from(self._committer.state(id), self._committer.driver.now_ms()) for id in self._collections):
-            if patience.pause() > CLAIM_WAITS * self._term_ms:
-                return False
-        return True
+        while patience.slept_ms <= CLAIM_WAITS * self._term_ms:
+            now_ms = self._committer.driver.now_ms()
+            if not any(free_from(self._committer.state(id), now_ms) for id in self._collections):
+                return True
+            patience.pause()
+        return False
 
     def _placed(self, place: Place) -> Transaction:
         """Claim the turn of all collections at once, and then make the transaction, which gives it back."""
         if not self._writer:
             self._claim()
         transaction = place()
+        self._is_offered = True
         if not self._writer:
             return transaction
         given_back = tuple((id, ReleaseTurn(self._writer)) for id in self._collections)
@@ -139,6 +148,9 @@ class Turn:
         claim = Transaction(tuple((id, ClaimTurn(writer, self._term_ms)) for id in self._collections))
         try:
             reply = self._committer.commit_alone(claim)
+        except Indeterminate:
+            self._writer = writer  # the claim may be in: the commit of the change gives it back
+            return
         except TimespineError:
             return
         if is_taken(reply):
