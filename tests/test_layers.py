@@ -85,6 +85,54 @@ def test_what_a_collection_hides_is_asked_for_by_a_function(layer):
                 assert is_own, f"{path.relative_to(ROOT)}:{node.lineno} uses {node.attr}"
 
 
+# What the packages inside of a layer may use of each other. Modules at the top of a layer may use all of them.
+INSIDE = {
+    "core": {
+        "spine": set(),
+        "encoding": {"spine"},
+        "transitions": {"spine", "encoding"},
+        "protocols": {"spine", "encoding", "transitions"},
+    },
+    "columnar": {
+        "schema": set(),
+        "ingest": {"schema"},
+        "kernels": {"schema"},
+        "parts": {"schema", "kernels"},
+        "predicate": {"schema", "kernels", "parts"},
+        "scan": {"schema", "ingest", "kernels", "parts", "predicate"},
+        "write": {"schema", "kernels", "parts"},
+    },
+    "client": {
+        "commit": set(),
+        "load": set(),
+        "read": {"commit"},
+        "maintenance": {"commit"},
+        "catalog": {"commit", "maintenance"},
+        "diagnostics": set(),
+        "write": {"commit", "load", "read", "catalog"},
+    },
+    "cli": {"input": set(), "output": {"input"}, "commands": {"input", "output"}},
+}
+
+
+@pytest.mark.parametrize("layer", sorted(INSIDE))
+def test_a_package_inside_of_a_layer_uses_only_those_before_it(layer):
+    packages = {path.name for path in (ROOT / layer).iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert packages == set(INSIDE[layer])
+    for package, allowed in INSIDE[layer].items():
+        for path in modules(f"{layer}/{package}"):
+            for name in imports(path):
+                parts = name.split(".")
+                if parts[:2] == ["timespine", layer] and len(parts) > 2 and parts[2] in packages:
+                    assert parts[2] in allowed | {package}, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_no_folder_has_more_files_than_a_reader_takes_in_at_a_glance():
+    for folder in {path.parent for path in ROOT.rglob("*.py")}:
+        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= 16, folder.relative_to(ROOT)
+
+
 def test_every_folder_is_a_known_layer():
     folders = {path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("*/*.py")}
     assert folders == set(ALLOWED)

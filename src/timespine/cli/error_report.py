@@ -12,7 +12,7 @@ import msgspec
 
 from timespine.cli.hints import describe, sentence
 from timespine.cli.output.text import one_line, typed
-from timespine.client.diagnostics.inspect import plain
+from timespine.client.time_args import plain
 from timespine.errors import (
     Conflict,
     CorruptionError,

@@ -30,12 +30,13 @@ from timespine.client.read.leases import LeasedState
 from timespine.client.read.reads import Asked, read_changes, read_snapshot, read_updates
 from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeated
 from timespine.client.results import NOTHING, CommitResult, WriteResult
+from timespine.client.row_args import keys_of, refuse_missing, restricted
 from timespine.client.spark_bridge import is_spark_frame
 from timespine.client.time_args import Moment, Progress, to_ms, to_user
 from timespine.client.write.append import append_step
-from timespine.client.write.delta import delete_keys_delta, keys_of, replace_delta, restricted, upsert_delta
+from timespine.client.write.delta import delete_keys_delta, replace_delta, upsert_delta
 from timespine.client.write.prebuilt_append import AppendTime, append_runs_step, append_time, time_range
-from timespine.client.write.prepare import PreparedRows, refuse_missing, upper_after
+from timespine.client.write.prepare import PreparedRows, upper_after
 from timespine.client.write.read_current import (
     Compute,
     CurrentRows,

@@ -30,7 +30,7 @@ from timespine.client.commit.group_commit import STORE_CLOSED, Committer
 from timespine.client.context import Access, Shared, decoded_schema
 from timespine.client.diagnostics.metrics import of_store
 from timespine.client.handles import Handles
-from timespine.client.load import bulk_load, file_source
+from timespine.client.load import file_source
 from timespine.client.maintenance.heartbeat import Heart
 from timespine.client.maintenance.report import MaintenanceReport, said
 from timespine.client.maintenance.scheduler import Maintenance
@@ -42,6 +42,7 @@ from timespine.client.read.multi_snapshot import MultiSnapshot, snapshot_many
 from timespine.client.results import SealResult
 from timespine.client.signatures import IfExists, Multiplicity, Timeline
 from timespine.client.time_args import Moment, Progress, checked_clock, to_time
+from timespine.client.write import bulk_load
 from timespine.client.write.transaction import Transaction, as_list
 from timespine.columnar.merge_engine import Engine
 from timespine.columnar.parts.cache import PartCache

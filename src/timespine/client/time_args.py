@@ -6,6 +6,7 @@ import datetime
 import re
 from collections.abc import Callable
 from numbers import Integral
+from typing import Any
 
 from timespine.errors import UsageError, shown
 from timespine.model.frontier import Frontier, check_arity_of
@@ -124,3 +125,12 @@ def _milliseconds(given: object) -> int | None:
     name = found[2].lower()
     unit = _UNITS_MS.get(name) or _UNITS_MS.get(name.removesuffix("s"))
     return None if unit is None else int(float(found[1]) * unit)
+
+
+def plain(frontier: Frontier) -> Any:
+    """A frontier as people write it: a number, a list of tuples, or None when closed."""
+    if frontier.is_closed:
+        return None
+    if len(frontier.elements) == 1 and len(frontier.elements[0]) == 1:
+        return frontier.time
+    return [list(element) for element in frontier.elements]

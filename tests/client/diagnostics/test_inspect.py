@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from places import BLOBS, QUICK
 
-from timespine.client.diagnostics.inspect import plain
+from timespine.client.time_args import plain
 from timespine.config import Config
 from timespine.core.batch import Part
 from timespine.core.transitions import Seal, Write

@@ -6,7 +6,7 @@ from places import BLOBS, QUICK, Gate, Script, together
 
 from timespine.client.commit import schema_check
 from timespine.client.commit.retry import RetryPolicy
-from timespine.client.load.bulk_load import load
+from timespine.client.write.bulk_load import load
 from timespine.columnar.ingest.update_table import updates
 from timespine.errors import SchemaChanged, UsageError
 from timespine.location.unreliable import Fault

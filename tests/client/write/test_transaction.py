@@ -13,6 +13,7 @@ from places import BLOBS, QUICK, Gate, Place, Script, counted, in_threads, toget
 from timespine.client.catalog.drop import LOOK_MS
 from timespine.client.catalog.reservations import EXPECTED_MS, REMEMBERED_MS
 from timespine.client.maintenance.scheduler import EXPIRE_S
+from timespine.client.read import multi_snapshot
 from timespine.client.write.step_commit import StepCommit
 from timespine.client.write.transaction_steps import AppendStep
 from timespine.config import Config
@@ -1093,18 +1094,18 @@ def test_a_cut_is_found_although_its_first_time_is_let_go_meanwhile(place):
     for collection in (orders, items):
         collection.append([row(1)], at=3)
     taking = threading.Event()
-    real = type(items).snapshot
+    real = multi_snapshot.read_snapshot
 
-    def snapshot(self, *args, **options):
+    def read_snapshot(access, *args):
         if not taking.is_set():
             taking.set()
             for name in ("orders", "items"):
                 other[name].append([row(2)], at=6)
                 other[name].expire(before=6)
-        return real(self, *args, **options)
+        return real(access, *args)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(items), "snapshot", snapshot)
+        patched.setattr(multi_snapshot, "read_snapshot", read_snapshot)
         with store.snapshot(["orders", "items"]) as cut:
             assert cut.as_of == 6
 

@@ -42,7 +42,7 @@ def python_in(folder, name, *options):
 
 
 def test_the_package_gives_the_function_whoever_imported_the_module_of_that_name():
-    assert timespine.spark.setup.session is session
+    assert timespine.spark.session is session
 
 
 def test_without_pyspark_it_says_what_to_install(monkeypatch):

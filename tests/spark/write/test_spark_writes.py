@@ -239,8 +239,8 @@ def _race(monkeypatch, happens):
             raced.append(happens())
         return sent
 
-    for module in ("ahead", "changing", "writing"):
-        monkeypatch.setattr(f"timespine.spark.{module}.run_write_tasks", racing)
+    for module in ("unsealed", "upsert_delete", "run_tasks"):
+        monkeypatch.setattr(f"timespine.spark.write.{module}.run_write_tasks", racing)
 
 
 class _Open:

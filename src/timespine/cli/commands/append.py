@@ -30,7 +30,7 @@ from timespine.cli.output.destination import for_document
 from timespine.cli.output.progress import progress, waiting
 from timespine.cli.output.row_writers import write_done
 from timespine.cli.output.text import counted, typed
-from timespine.client.diagnostics.inspect import plain
+from timespine.client.time_args import plain
 from timespine.errors import UsageError
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="A file, or - for standard input.", show_default=False)]

@@ -20,8 +20,8 @@ from timespine.cli.output.progress import waiting
 from timespine.cli.output.row_writers import write_done
 from timespine.cli.output.text import counted, typed
 from timespine.client.collection import Collection
-from timespine.client.diagnostics.inspect import plain
 from timespine.client.results import CommitResult
+from timespine.client.time_args import plain
 from timespine.columnar.predicate.predicate import Constant
 from timespine.errors import UsageError
 

@@ -28,9 +28,9 @@ from timespine.cli.output.row_writers import write_document, write_done, write_t
 from timespine.cli.output.text import Columns, amplified, clock, fields, size, typed
 from timespine.client.catalog.retention import duration
 from timespine.client.collection import Collection, access_of
-from timespine.client.diagnostics.inspect import plain
 from timespine.client.open_store import CONSENSUS
 from timespine.client.store import Store
+from timespine.client.time_args import plain
 from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.model.time import ARITY_MAX
 

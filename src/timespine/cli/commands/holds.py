@@ -14,8 +14,8 @@ from timespine.cli.output.text import typed
 from timespine.client.catalog.retention import duration as as_words
 from timespine.client.collection import Collection, access_of
 from timespine.client.commit.driver import fresh_id
-from timespine.client.diagnostics.inspect import plain
 from timespine.client.read.holds import CriticalHold
+from timespine.client.time_args import plain
 from timespine.errors import Indeterminate, UsageError, shown
 
 

@@ -12,7 +12,7 @@ from timespine.cli.output.destination import Destination, destination, for_docum
 from timespine.cli.output.row_writers import write_document, write_table
 from timespine.cli.output.text import amplified, fields, size, typed
 from timespine.client.collection import Collection, access_of
-from timespine.client.diagnostics.inspect import plain
+from timespine.client.time_args import plain
 from timespine.columnar.scan.part_set import meta_of
 from timespine.core.batch import Part
 from timespine.core.encoding.codec import decode_diff

@@ -30,8 +30,8 @@ from timespine.cli.output.destination import Destination, Format, Sink, destinat
 from timespine.cli.output.progress import progress
 from timespine.cli.output.row_writers import TextRows, write_rows, writer_for
 from timespine.cli.output.text import typed
-from timespine.client.diagnostics.inspect import plain
 from timespine.client.read.rows import Rows
+from timespine.client.time_args import plain
 from timespine.columnar.schema.schema import DIFF, TIME
 from timespine.errors import UsageError
 

@@ -30,7 +30,7 @@ from timespine.cli.output.destination import destination, for_document
 from timespine.cli.output.progress import waiting
 from timespine.cli.output.row_writers import write_done, write_rows
 from timespine.cli.output.text import counted, typed
-from timespine.client.diagnostics.inspect import plain
+from timespine.client.time_args import plain
 from timespine.errors import UsageError
 
 

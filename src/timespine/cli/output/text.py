@@ -10,7 +10,7 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 
 from timespine.client.diagnostics.amplification import Amplification
-from timespine.client.diagnostics.inspect import plain
+from timespine.client.time_args import plain
 from timespine.model.frontier import Frontier
 
 CELL_MAX = 60

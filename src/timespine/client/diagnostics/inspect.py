@@ -9,11 +9,11 @@ import msgspec
 
 from timespine.client.context import Access
 from timespine.client.diagnostics.amplification import Amplification, amplification
+from timespine.client.time_args import plain
 from timespine.columnar.scan.part_set import meta_of
 from timespine.core.batch import HollowBatch, Order, Part
 from timespine.core.state import State
 from timespine.core.upkeep import run_count
-from timespine.model.frontier import Frontier
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +109,6 @@ def inspect(access: Access, state: State, *, parts: bool = False) -> Inspection:
         amplification=amplification(access, state, run_count(state)),
         spine=msgspec.structs.asdict(state.trace.metrics()),
     )
-
-
-def plain(frontier: Frontier) -> Any:
-    """A frontier as people write it: a number, a list of tuples, or None when closed."""
-    if frontier.is_closed:
-        return None
-    if len(frontier.elements) == 1 and len(frontier.elements[0]) == 1:
-        return frontier.time
-    return [list(element) for element in frontier.elements]
 
 
 def _batch(batch: HollowBatch, parts: bool) -> BatchInfo:

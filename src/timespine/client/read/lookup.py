@@ -13,8 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from timespine.client.read.rows import Rows
-from timespine.client.write.delta import keys_of
-from timespine.client.write.prepare import names_of
+from timespine.client.row_args import keys_of, names_of
 from timespine.columnar.predicate.column import col
 from timespine.columnar.predicate.keyset import KeySet
 from timespine.columnar.predicate.predicate import Predicate

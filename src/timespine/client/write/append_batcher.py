@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from timespine.client.commit.leader_queue import Waiting
 from timespine.client.commit.retry import RETRY
 from timespine.client.context import Access
-from timespine.client.load.bulk_load import load
 from timespine.client.results import CommitResult
+from timespine.client.row_args import names_of
 from timespine.client.time_args import Moment, Progress
 from timespine.client.write.append import append
-from timespine.client.write.prepare import PreparedRows, names_of, to_updates, upper_after
+from timespine.client.write.bulk_load import load
+from timespine.client.write.prepare import PreparedRows, to_updates, upper_after
 from timespine.client.write.read_current import moved
 from timespine.client.write.stage import Runs
 from timespine.client.write.step_commit import commit_steps

@@ -10,7 +10,6 @@ are not written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,13 @@ import pyarrow.compute as pc
 
 from timespine.client.context import Access
 from timespine.client.results import CommitResult
-from timespine.client.write.prepare import materialize_once, names_of, refuse_missing, require_key_columns
+from timespine.client.row_args import keys_of, restricted
+from timespine.client.write.prepare import materialize_once, require_key_columns
 from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
 from timespine.client.write.step_commit import commit_steps
 from timespine.client.write.transaction_steps import DeltaStep
 from timespine.columnar.ingest.cast import cast_column
-from timespine.columnar.ingest.to_arrow import check_names, to_arrow
+from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.ingest.update_table import conform
 from timespine.columnar.predicate.column import as_predicate
 from timespine.columnar.predicate.keyset import KeySet
@@ -45,43 +45,6 @@ def change(access: Access, compute: Compute, operation: str) -> CommitResult:
     (committed,) = commit_steps(DeltaStep(access, compute, operation))
     assert isinstance(committed, CommitResult)
     return committed
-
-
-@lru_cache(maxsize=256)
-def restricted(schema: Schema, names: tuple[str, ...]) -> Schema:
-    """A schema with some of the columns, for rows that have no others."""
-    fields = tuple(schema.field(name) for name in names)
-    return Schema(fields, (), (), schema.arity, schema.next_id)
-
-
-def keys_of(rows: Any, schema: Schema, names: tuple[str, ...] | None = None) -> pa.Table:
-    """The key columns of what a user gave as keys: rows, or one dictionary. Values that come along are passed over.
-
-    Without key columns, rows are known by all of their columns. With `names`, only those of the key columns.
-    """
-    nested = next((field.name for field in schema.fields if not schema.key and is_nested(field.arrow_type)), None)
-    if nested is not None:
-        raise UsageError(
-            f"this collection has no key columns, and rows cannot be found by {nested}, which is nested",
-            hint=Hint("find-by-where"),
-        )
-    if isinstance(rows, Mapping) and not any(_is_column(value) for value in rows.values()):
-        rows = [dict(rows)]
-    wanted = restricted(schema, names if names is not None else schema.key_names)
-    check_names(sorted(names_of(rows)), schema, ())
-    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
-        # Rows that miss a column would be filled with its default: of a key that is never what was meant.
-        refuse_missing(wanted.names, set(wanted.names).intersection(*rows))
-        rows = [{name: row[name] for name in wanted.names} for row in rows]
-        return conform(to_arrow(rows, wanted), wanted)
-    table = to_arrow(rows, wanted if isinstance(rows, Mapping) else None)
-    refuse_missing(wanted.names, set(table.column_names))
-    return conform(table.select(list(wanted.names)), wanted)
-
-
-def _is_column(value: object) -> bool:
-    """Whether a value is many values: no column of a key is nested."""
-    return hasattr(value, "__len__") and not isinstance(value, str | bytes | bytearray | memoryview | Mapping)
 
 
 def upsert_delta(rows: Any) -> Compute:

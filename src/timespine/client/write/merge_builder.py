@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.write.delta import POLARS_ERRORS, as_expression, repeated, restricted
+from timespine.client.row_args import restricted
+from timespine.client.write.delta import POLARS_ERRORS, as_expression, repeated
 from timespine.client.write.prepare import materialize_once
 from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
 from timespine.columnar.ingest.to_arrow import to_arrow

@@ -6,8 +6,6 @@ station of a write has Arrow tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -16,8 +14,8 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.context import Access
-from timespine.client.diagnostics.inspect import plain
-from timespine.client.time_args import Moment, Progress, to_user
+from timespine.client.row_args import are_dicts, names_of, refuse_missing
+from timespine.client.time_args import Moment, Progress, plain, to_user
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.ingest.update_table import update_table
 from timespine.columnar.kernels.consolidate import check_weights, consolidate
@@ -96,21 +94,6 @@ def _is_table(rows: Any) -> bool:
     return isinstance(rows, pa.Table | pl.DataFrame) or hasattr(rows, "iloc")
 
 
-def names_of(rows: Any) -> set[str]:
-    """Name the columns that rows of any kind bring; of dictionaries, those that at least one of them has."""
-    if isinstance(rows, list | tuple):
-        return set(map(str, set(chain.from_iterable(rows)))) if _are_dicts(rows) else set()
-    if isinstance(rows, Mapping):
-        return set(map(str, rows))
-    if isinstance(rows, pl.LazyFrame):
-        return set(rows.collect_schema().names())
-    columns = getattr(rows, "column_names", None) or getattr(rows, "columns", None)
-    if columns is None and hasattr(rows, "schema"):
-        columns = rows.schema.names
-    levels = getattr(getattr(rows, "index", None), "names", ())  # those of pandas that have a name are columns
-    return set(map(str, (*(columns if columns is not None else ()), *levels)))
-
-
 def require_key_columns(rows: Any, schema: Schema) -> pa.Table:
     """Convert rows to a table, and refuse those that do not bring all columns of the key.
 
@@ -129,16 +112,9 @@ def check_keys(rows: Any, table: pa.Table, schema: Schema) -> None:
         refuse_missing(schema.key_names, set(schema.key_names).intersection(table.column_names, *lists))
 
 
-def refuse_missing(names: Sequence[str], there: set[str]) -> None:
-    """Refuse rows that lack one of the columns that identify them."""
-    missing = [name for name in names if name not in there]
-    if missing:
-        raise InvalidRows(f"keys need the columns {', '.join(names)}: {', '.join(missing)} is not there")
-
-
 def fill_diffs(rows: Any, schema: Schema) -> Any:
     """Give +1 to dictionaries without a diff, if others have one. Refuse times that only some of them have."""
-    if not isinstance(rows, list | tuple) or not _are_dicts(rows):
+    if not isinstance(rows, list | tuple) or not are_dicts(rows):
         return rows
     there = names_of(rows)
     for name in there.intersection(schema.time_names):
@@ -146,10 +122,6 @@ def fill_diffs(rows: Any, schema: Schema) -> Any:
         if lacking:
             raise InvalidRows(f"{lacking} of {len(rows)} rows have no {name}: give it in all of them, or in none")
     return [row if DIFF in row else {**row, DIFF: 1} for row in rows] if DIFF in there else rows
-
-
-def _are_dicts(rows: Sequence[Any]) -> bool:
-    return all(issubclass(kind, Mapping) for kind in set(map(type, rows)))
 
 
 # Times.

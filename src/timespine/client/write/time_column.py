@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.write.prepare import names_of
+from timespine.client.row_args import names_of
 from timespine.columnar.schema.schema import TIME, Schema
 from timespine.errors import UsageError, shown
 from timespine.hints import Hint

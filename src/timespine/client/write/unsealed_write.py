@@ -16,15 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.client.context import Access
-from timespine.client.diagnostics.inspect import plain
 from timespine.client.results import WriteResult
-from timespine.client.time_args import Moment, to_user
+from timespine.client.row_args import names_of
+from timespine.client.time_args import Moment, plain, to_user
 from timespine.client.write.prepare import (
     PreparedRows,
     check_keys,
     fill_diffs,
     materialize_once,
-    names_of,
     prepare_rows,
     time_bounds,
 )

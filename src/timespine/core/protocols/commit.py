@@ -136,7 +136,7 @@ def commit_group(session: Session, group: Group, beside: Beside = ()) -> Protoco
         now_ms: int = yield Now()
         if not has_looked and _has_lapsed(states, group.committer, now_ms):
             # SUBTLE: a committer that slept past its lease looks before it sends anything: if it was expired, it is
-            # fenced without doubt, however far the logs were cut meanwhile (client/test_committer.py).
+            # fenced without doubt, however far the logs were cut meanwhile (test_group_commit.py).
             states, has_looked = (yield from _refreshed(session, states, states)), True
             continue
         judged = judge(states, group, now_ms)

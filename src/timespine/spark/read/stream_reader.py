@@ -149,7 +149,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """See to it that the hold is there: taken by the first batch, found again by all others.
 
         SUBTLE: the one that the end names, which is in the checkpoint. Spark asks for the initial offset more than
-        once, and the start of the first batch may be another answer than its end was made from (test_feed.py).
+        once, and the start of the first batch may be another answer than its end was made from (test_spark_streams.py).
         """
         name = str(end.get("hold"))
         if name not in self._taken:

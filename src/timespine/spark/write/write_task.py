@@ -1,7 +1,7 @@
 """What a task writes: the rows of its partition become parts of a batch, and what points at them travels back.
 
 Spark hands over the answer of one run of each task. No commit refers to what other runs of it put, because they failed
-or were run twice: it is deleted with the writer of the job (`spark.job`).
+or were run twice: it is deleted with the writer of the job (`spark.write.write_job`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ANSWER = pa.schema(
         pa.field("keys", pa.binary()),
     ]
 )
-"""What a task sends: see `job.TaskAnswer`."""
+"""What a task sends: see `write_job.TaskAnswer`."""
 
 ANSWER_DDL = "batch binary, rows bigint, error string, late bigint, latest bigint, keys binary"
 """The same, as Spark says it."""
