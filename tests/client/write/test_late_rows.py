@@ -6,13 +6,14 @@ import pyarrow as pa
 import pytest
 from places import BLOBS, Script
 
+from timespine.client.write.prebuilt_append import append_runs_step, append_time
 from timespine.client.write.prebuilt_steps import PrebuiltAppendAtStep, PrebuiltAppendStep
-from timespine.client.write.step_commit import commit_steps
+from timespine.client.write.step_commit import StepCommit, commit_steps
 from timespine.client.write.transaction_steps import CommandStep
 from timespine.columnar.ingest.update_table import updates
 from timespine.config import Config
 from timespine.core.transitions import Seal
-from timespine.errors import ClosedError, UsageError
+from timespine.errors import ClosedError, Fenced, UsageError
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 
@@ -277,6 +278,36 @@ def test_prebuilt_rows_at_their_times_that_find_no_room_go_to_a_blob(place, expe
     assert events.snapshot(3).to_pylist() == [{"id": 3}]
     assert access.state().inline_bytes == 0
     assert len(place.blobs(f"{events.id}/")) == 1
+
+
+def test_prebuilt_rows_without_times_move_on_though_the_caller_says_how_far_they_complete(place):
+    store, other = place.open(), place.open()
+    events = store.create("events", key={"id": "int64"}, timeline="counter")
+    access = events._access
+    when = append_time(access, ["id"], upper=9)
+    runs = prebuilt(events, when.at[0])
+    other["events"].append([{"id": 7}])  # at the time that the rows were built with
+    (done,) = commit_steps(append_runs_step(access, events.schema, runs, 1, when))
+    assert (done.time, done.upper, done.rows) == (when.at[0] + 1, Frontier.at(9), 1)
+    assert events.snapshot(when.at[0]).to_pylist() == [{"id": 7}]
+    assert events.snapshot().count() == 2
+
+
+def test_the_last_try_offers_prebuilt_rows_as_blobs(place, monkeypatch):
+    """A process that is expired again and again finds the state full in between."""
+    store = place.open(config=Config(inline_total_bytes=1))
+    events = store.create("events", key={"id": "int64"}, timeline="counter")
+    access, runs = events._access, prebuilt(events, 3)
+    real, left = StepCommit._commit_placed, ["fenced", "as it is", "fenced"]
+
+    def commit_placed(self, *arguments):
+        if left and left.pop(0) == "fenced":
+            raise Fenced("this writer was expired")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(StepCommit, "_commit_placed", commit_placed)
+    (done,) = commit_steps(PrebuiltAppendStep(access, [], floats=True, written=3, rows=1, runs=runs))
+    assert (left, done.rows, access.state().inline_bytes) == ([], 1, 0)
 
 
 @pytest.mark.parametrize("floats", [True, False])

@@ -52,7 +52,7 @@ def append_time(
     if schema.arity != 1:
         raise UsageError("with several coordinates say at which time the rows are: at=(...)")
     free = max(next_free_time(access, state.upper), expected.time if expected is not None else 0)
-    return AppendTime((free,), expected is None and upper is None, upper, expected)
+    return AppendTime((free,), expected is None, upper, expected)
 
 
 def append_runs_step(
@@ -60,14 +60,16 @@ def append_runs_step(
 ) -> Step:
     """Make the step that appends runs that workers of an engine have written."""
     if when.is_free and when.at is not None:
-        return PrebuiltAppendStep(access, [], floats=floats, written=when.at[0], rows=rows, runs=runs)
+        upper = access.frontier_of(when.upper) if when.upper is not None else None
+        floats = floats and upper is None
+        return PrebuiltAppendStep(access, [], upper=upper, floats=floats, written=when.at[0], rows=rows, runs=runs)
     lower, latest = (Frontier((when.at,)), when.at) if when.at is not None else time_range(runs)
     check_not_before(when.expected, lower)
-    upper = upper_of_append(access, when.upper, latest, schema)
-    if upper.less_equal(latest):
-        raise rows_beyond_error(upper)
+    new_upper = upper_of_append(access, when.upper, latest, schema)
+    if new_upper.less_equal(latest):
+        raise rows_beyond_error(new_upper)
     time = to_user(latest) if lower.elements == (latest,) else None
-    return PrebuiltAppendAtStep(access, runs, rows, lower, upper, when.expected, "append", time)
+    return PrebuiltAppendAtStep(access, runs, rows, lower, new_upper, when.expected, "append", time)
 
 
 def time_range(runs: Runs) -> tuple[Frontier, Time]:

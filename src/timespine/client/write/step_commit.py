@@ -148,6 +148,8 @@ class StepCommit:
                     prepare_again(each, changed) if each is not None and each.access.id == id else each
                     for each in prepared
                 ]
+        for step in self.steps:
+            step.flush()
         return self._commit_staged(prepared, inline=False)
 
     def _commit_staged(self, prepared: list[PreparedRows | None], *, inline: bool) -> list[Committed]:
