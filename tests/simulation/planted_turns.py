@@ -65,10 +65,10 @@ def what_waited_for_a_turn_is_committed_once_more() -> Iterator[None]:
     real = Patience.looks_again
 
     def looks_again(self, reply):
-        waited = self._slept_ms > 0
+        waited = self.slept_ms > 0
         if real(self, reply):
             return True
-        self._slept_ms = 0
+        self.slept_ms = 0
         return waited and isinstance(reply, Answers)
 
     with patched(Patience, "looks_again", looks_again):

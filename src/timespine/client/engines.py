@@ -36,6 +36,7 @@ from timespine.client.time_args import Moment, Progress, to_ms, to_user
 from timespine.client.write.append import append_step
 from timespine.client.write.delta import delete_keys_delta, replace_delta, upsert_delta
 from timespine.client.write.prebuilt_append import AppendTime, append_runs_step, append_time, time_range
+from timespine.client.write.prebuilt_steps import discard_flushed, flush_runs
 from timespine.client.write.prepare import PreparedRows, upper_after
 from timespine.client.write.read_current import (
     Compute,
@@ -113,7 +114,9 @@ __all__ = [
     "delete_keys_delta",
     "delta_of",
     "did_not_commit",
+    "discard_flushed",
     "flush_inline",
+    "flush_runs",
     "fresh_id",
     "is_spark_frame",
     "keys_of",

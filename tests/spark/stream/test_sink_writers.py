@@ -11,9 +11,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import timespine as ts
+from timespine.client.engines import access_of, commit_steps
+from timespine.columnar.ingest.update_table import updates
 from timespine.errors import Determinate, Indeterminate
 from timespine.spark.options import Options
 from timespine.spark.stream.data_source_writer import StreamSink, writing_of
+from timespine.spark.write.seal_rule import Rule
+from timespine.spark.write.unsealed import UnsealedRuns, WriteRunsStep
+from timespine.spark.write.write_task import UnsealedOptions
 
 NAMED = StructType([StructField("id", LongType()), StructField("name", StringType())])
 
@@ -155,3 +160,18 @@ def test_every_batch_of_a_stream_has_its_writer(store, items, spark, tmp_path):
     assert items.count() == 900
     assert len(items.history()) == 3
     assert job_writers(items) == []
+
+
+def test_unsealed_rows_of_tasks_that_find_no_room_in_the_state_go_to_a_blob(tmp_path):
+    with ts.open(tmp_path / "full", maintenance=False, config=ts.Config(inline_total_bytes=1)) as store:
+        events = store.create("events", key={"id": "int64"}, timeline="counter")
+        access = access_of(events)
+        with events.writer().builder(3) as builder:
+            builder.add(updates([{"id": 1}], events.schema, (3,)))
+            runs = builder.finish(ts.Frontier.at(4)).runs
+        assert all(part.inline is not None for run in runs for part in run.parts)
+        how = UnsealedOptions("_time", "refuse", Rule(0))
+        (done,) = commit_steps(WriteRunsStep(access, how, UnsealedRuns(0, runs, 1, 0, 3)))
+        assert (done.rows, done.first, done.last) == (1, 3, 3)
+        assert events.snapshot(3).to_pylist() == [{"id": 1}]
+        assert access.state().inline_bytes == 0

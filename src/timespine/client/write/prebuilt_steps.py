@@ -16,6 +16,7 @@ from timespine.client.results import CommitResult
 from timespine.client.write.prepare import PreparedRows
 from timespine.client.write.stage import Runs, count_appended, delete_flushed, flush_inline, unplaced_description
 from timespine.client.write.transaction_steps import AppendStep, Step, append_at
+from timespine.columnar.parts.hollow_run import rows_in
 from timespine.core.batch import HollowBatch
 from timespine.core.transitions import Appended, Command
 from timespine.model.frontier import Frontier
@@ -49,12 +50,11 @@ class PrebuiltAppendStep(AppendStep):
         return AppendStep.result(self, replies, at, seqno)
 
     def flush(self) -> None:
-        self.flushed = _flush(self.access, (_unplaced(self.runs, self.rows),))[0].runs
+        self.flushed = flush_runs(self.access, self.runs)
 
     def unstage(self) -> None:
-        if self.flushed:
-            delete_flushed(self.access, (_unplaced(self.runs, 0),), (_unplaced(self.flushed, 0),))
-            self.flushed = ()
+        discard_flushed(self.access, self.runs, self.flushed)
+        self.flushed = ()
 
 
 @dataclass(slots=True)
@@ -92,12 +92,11 @@ class PrebuiltAppendAtStep(Step):
         return CommitResult(self.time, replies[-1], self.rows, seqno)
 
     def flush(self) -> None:
-        self.flushed = _flush(self.access, (_unplaced(self.runs, self.rows),))[0].runs
+        self.flushed = flush_runs(self.access, self.runs)
 
     def unstage(self) -> None:
-        if self.flushed:
-            delete_flushed(self.access, (_unplaced(self.runs, 0),), (_unplaced(self.flushed, 0),))
-            self.flushed = ()
+        discard_flushed(self.access, self.runs, self.flushed)
+        self.flushed = ()
 
 
 @dataclass(slots=True)
@@ -139,6 +138,17 @@ class PrebuiltBatchStep(Step):
         for batch in self.offered:
             count_appended(self.access, batch.runs, batch.len)
         return reply
+
+
+def flush_runs(access: Access, runs: Runs) -> Runs:
+    """Put the inline parts of runs as blobs, because the state has no room for them."""
+    return _flush(access, (_unplaced(runs, rows_in(runs)),))[0].runs if runs else ()
+
+
+def discard_flushed(access: Access, runs: Runs, flushed: Runs) -> None:
+    """Delete what was put to flush runs: their commit was refused."""
+    if flushed:
+        delete_flushed(access, (_unplaced(runs, 0),), (_unplaced(flushed, 0),))
 
 
 def _flush(access: Access, batches: Batches) -> Batches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +21,8 @@ from timespine.client.engines import (
     WriteResult,
     count_appended,
     count_late,
+    discard_flushed,
+    flush_runs,
     late_rows_error,
     milliseconds,
     sealed_for,
@@ -131,20 +133,36 @@ class WriteRunsStep(Step):
 
     how: UnsealedOptions
     written: UnsealedRuns | None
+    flushed: Runs = field(default=(), kw_only=True)
+    """The runs without inline parts, once the state had no room for those."""
+
+    @property
+    def offered(self) -> UnsealedRuns:
+        """What tasks have written, as it is offered: flushed, if it was."""
+        assert self.written is not None
+        return msgspec.structs.replace(self.written, runs=self.flushed) if self.flushed else self.written
 
     def next_upper(self, upper: Frontier, at: int | None) -> Frontier:
         sealed = self.how.rule.upper(self.written.latest) if self.written is not None else None
         return upper if sealed is None else upper.join(sealed)
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
-        assert self.written is not None
-        return list(self.written.commands(self.access, self.how.rule, upper))
+        return list(self.offered.commands(self.access, self.how.rule, upper))
+
+    def flush(self) -> None:
+        if self.written is not None:
+            self.flushed = flush_runs(self.access, self.written.runs)
+
+    def unstage(self) -> None:
+        if self.written is not None:
+            discard_flushed(self.access, self.written.runs, self.flushed)
+        self.flushed = ()
 
     def result(self, replies: list[Any], at: int | None, seqno: int) -> WriteResult:
-        assert self.written is not None
-        count_late(self.access, self.how.late, self.written.late)
-        count_appended(self.access, self.written.runs, self.written.rows)
-        return self.written.result(replies[0] if replies else None, seqno)
+        written = self.offered
+        count_late(self.access, self.how.late, written.late)
+        count_appended(self.access, written.runs, written.rows)
+        return written.result(replies[0] if replies else None, seqno)
 
 
 @dataclass(slots=True)

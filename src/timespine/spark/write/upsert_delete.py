@@ -16,6 +16,8 @@ from timespine.client.engines import (
     PreparedRows,
     Runs,
     count_appended,
+    discard_flushed,
+    flush_runs,
     negated,
     read_current,
     restricted,
@@ -78,6 +80,8 @@ class DeltaByTasksStep(DependsOnRead):
     """Whether a delta of no rows is committed too, because other rows rely on it."""
     job: Job | None = None
     delta: TaskDelta | None = None
+    flushed: Runs = ()
+    """The runs of the delta without inline parts, once the state had no room for those."""
 
     @property
     def pending(self) -> TaskDelta:
@@ -93,15 +97,24 @@ class DeltaByTasksStep(DependsOnRead):
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         assert self.job is not None
         pending = self.pending
-        changes = [pending.command(pending.runs)] if self.must_hold or pending.stored else []
+        offered = self.flushed or pending.runs
+        changes = [pending.command(offered)] if self.must_hold or pending.stored else []
         return [*changes, *self.job.end()]
+
+    def flush(self) -> None:
+        self.flushed = flush_runs(self.access, self.pending.runs)
+
+    def unstage(self) -> None:
+        DependsOnRead.unstage(self)
+        discard_flushed(self.access, self.pending.runs, self.flushed)
+        self.flushed = ()
 
     def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
         pending = self.pending
         if not pending.stored and not self.must_hold:
             return CommitResult(None, pending.now.upper, 0, seqno)
         pending.done()
-        count_appended(self.access, pending.runs, pending.rows)
+        count_appended(self.access, self.flushed or pending.runs, pending.rows)
         return CommitResult(at if pending.stored else None, replies[0], pending.stored, seqno)
 
 
