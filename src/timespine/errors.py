@@ -233,7 +233,7 @@ class UpperMismatch(Conflict):
 
 
 class ConcurrentWrite(UpperMismatch):
-    """What was worked out from the rows of a time is not right any more: updates before it were written since."""
+    """What was worked out from the rows of a time is stale: another writer has written updates before it since."""
 
     def __init__(self, expected: object, actual: object) -> None:
         super().__init__(expected, actual)
@@ -305,7 +305,7 @@ class BatchAlreadyCommitted(Conflict):
 
 
 class HandleExpired(TimespineError):
-    """The handle is of no use any more: open a new one."""
+    """The handle has expired: open a new one."""
 
 
 class LeaseExpired(HandleExpired):
@@ -313,7 +313,7 @@ class LeaseExpired(HandleExpired):
 
 
 class Fenced(HandleExpired):
-    """A writer that is not registered (any more) tried to commit."""
+    """A writer that is not registered, or whose registration expired, tried to commit."""
 
     def __init__(self, message: str, *, in_doubt: bool = False) -> None:
         super().__init__(message)

@@ -483,7 +483,7 @@ class Store(OneProcess):
             self.maintenance.bound(access)
 
     def _bury(self, *, at_once: bool = False) -> int:
-        """Delete data of dropped collections that nobody reads, and of those never created; how many blobs went."""
+        """Delete data of dropped collections that no lease holds, and of those never created; how many blobs went."""
         unborn = self._dropping.sweep_given_up(self._shared.blob, self.maintenance.report, at_once=at_once)
         buried, gone = self._dropping.bury(self.maintenance, lambda id: Access(self._shared, id, Entry(id)))
         self.handles.forget(buried)

@@ -183,7 +183,7 @@ def turns_are_short_and_do_not_overlap(old: State, new: State) -> str | None:
     if turn == before or turn is None or not turn.writer:
         return None
     if turn.writer not in new.writers or not 0 < turn.until_ms - turn.from_ms <= TURN_MS_MAX:
-        return f"{turn} is too long, or nobody has it"
+        return f"{turn} is too long, or its writer is not registered"
     if before is None or before.writer not in old.writers:
         return None
     is_over = not 2 * before.from_ms - before.until_ms <= turn.from_ms < before.until_ms

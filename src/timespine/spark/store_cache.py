@@ -37,7 +37,7 @@ def store_of(location: str, *, create: bool = False) -> Store:
     """The store in a folder, open in this process. It must be there, unless it is to be created: a read makes none.
 
     SUBTLE: a folder may have been deleted and made again meanwhile. Whoever went on with the store that was opened
-    before would read what is gone, and write to files that nobody finds (test_store_cache.py). An inode tells them
+    before would read what is gone, and write to files outside of the folder (test_store_cache.py). An inode tells them
     apart, since that of a file that is open is not given to another one.
     """
     key = (os.getpid(), location)

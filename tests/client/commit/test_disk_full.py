@@ -39,7 +39,7 @@ def disk(tmp_path):
 
 
 def fill(place, leave=0):
-    """Leave nothing free, or so many bytes."""
+    """Leave nothing free, or this number of bytes."""
     with open(place / "fill", "ab", buffering=0) as file:
         with contextlib.suppress(OSError):
             while True:
@@ -204,7 +204,7 @@ def test_what_frees_space_fails_like_any_write_if_the_reserve_is_gone(disk):
 
 
 def test_a_full_disk_is_found_at_the_first_try(disk, monkeypatch):
-    """Trying again in a moment does not help, so nobody waits for it."""
+    """Trying again in a moment does not help, so the call does not wait."""
     with ts.open(disk / "store", maintenance=False) as store:
         orders = store.create("orders", key={"k": "int64"}, value={"v": "binary"}, timeline="counter")
         orders.append([ROW])

@@ -112,7 +112,7 @@ def test_an_append_whose_reply_was_lost_is_committed_once():
 
 
 class Full(MemoryBlob):
-    """A disk without space, and with so many reserves."""
+    """A disk without space, and with this number of reserves."""
 
     def __init__(self, reserves):
         super().__init__()

@@ -203,7 +203,7 @@ def test_rows_made_again_under_a_newer_schema_are_still_taken_for_unsorted(place
     script = Script()
     store, other = place.open(script=script, config=LARGE), place.open(config=LARGE)
     orders = store.create("orders", key={"k": "int64"}, value={"v": "string", "w": "int64"}, timeline="counter")
-    # Without the dropped column the rows take less than is sorted together: they are in no order all the same.
+    # Without the dropped column the rows take less than is sorted together: they are still in no order.
     script.add("compare_and_set", Fault.NONE, key=orders.id, hook=lambda: other["orders"].evolve(drop=["w"]))
     rows = [{"k": (n * 7) % 90, "v": "x", "w": None} for n in range(90)]
     table = pa.table({name: [row[name] for row in rows] for name in ("k", "v", "w")}, schema=orders.schema.arrow)

@@ -210,7 +210,7 @@ def dropped(id: str, name: str, force: bool, names: Names) -> Names | None:
 def discarded(id: str, name: str, names: Names) -> Names | None:
     """Without a collection that nobody was to see: its name can be given again.
 
-    SUBTLE: if it has another name by now, it was meant to be seen, and stays (test_bulk_load.py).
+    SUBTLE: a collection that another call has renamed since was meant to be seen, and stays (test_bulk_load.py).
     """
     known = names.entries.get(name)
     if known is None or known.id != id:

@@ -42,7 +42,7 @@ def give_up(ids: Collection[str], now_ms: int, names: Names) -> Names | None:
 
 
 def forget_given_up(ids: Collection[str], names: Names) -> Names | None:
-    """Forget ids that were given up, and under which nothing arrives any more."""
+    """Forget ids that were given up, once no more blobs arrive under them."""
     left = {id: since_ms for id, since_ms in names.given_up.items() if id not in ids}
     return msgspec.structs.replace(names, given_up=left) if len(left) < len(names.given_up) else None
 

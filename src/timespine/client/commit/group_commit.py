@@ -1,6 +1,6 @@
 """One committer per process and store: what arrives while a commit is under way goes into the next one.
 
-Whoever leads takes all that waits (`timespine.client.commit.leader_queue`) and commits it as one
+The leading thread takes all that waits (`timespine.client.commit.leader_queue`) and commits it as one
 group: eight callers share one durable write.
 """
 
@@ -122,7 +122,7 @@ class Committer:
             reserve = self._reserving.get(collection)
             if reserve is not None:
                 # SUBTLE: before anything is put, every time. Otherwise what a transaction leaves that dies would be
-                # under an id that nobody knows, or that maintenance has given up (test_transaction.py).
+                # under an id that the catalog does not have, or that maintenance has given up (test_transaction.py).
                 reserve()
             self._enter(collection)
             return self.session.writer

@@ -35,7 +35,7 @@ MESSAGE_BYTES_MAX = 1 << 20
 """The largest message that is compressed, and so the most that a few bytes can claim to expand to."""
 
 INLINE_RATIO = 16
-"""Rows of so many times the size of an inline part are tried: they may be compressed to fit."""
+"""Rows of this many times the size of an inline part are tried: they may be compressed to fit."""
 
 MARK_BYTES = 8
 """Bytes by which inline data that was built by hand says which collection it is for."""

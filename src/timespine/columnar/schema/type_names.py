@@ -155,7 +155,7 @@ def parse_columns(text: str) -> list[tuple[str, pa.DataType]]:
 
 
 def decimal_of(precision: int, scale: int) -> pa.DataType:
-    """The decimal of so many digits, or a UsageError."""
+    """The decimal with this number of digits, or a UsageError."""
     if not 1 <= precision <= DECIMAL_DIGITS_MAX or not 0 <= scale <= precision:
         raise UsageError(f"decimal({precision},{scale}) cannot be stored: use 1 to 38 digits, 0 to all of them decimal")
     return pa.decimal128(precision, scale)

@@ -8,7 +8,7 @@ LOOSE_MAX = 1024
 """Tables that are kept as they came. More are joined: a table of one row takes kilobytes as an object."""
 
 OVER = 16
-"""Rows of up to one part and one of so many shares stay one part: what is left of a cut would be a tiny part."""
+"""Rows of up to one part and one of this many shares stay one part: what is left of a cut would be a tiny part."""
 
 
 class Buffer:
@@ -52,7 +52,7 @@ class Buffer:
 
 
 def _rows_within(table: pa.Table, bytes_max: int) -> int:
-    """How many of the first rows fit into so many bytes: at least one, however large it is."""
+    """How many of the first rows fit into this number of bytes: at least one, however large it is."""
     fit, over = 1, table.num_rows + 1
     while over - fit > 1:
         middle = (fit + over) // 2

@@ -4,7 +4,7 @@ A change is worked out from rows, and is right only at the upper that it has see
 Appends of other processes move the upper. A turn is a note in the state: until its
 deadline, the groups of other processes refuse what would invalidate the change with
 `TurnTaken`, and their committers offer it again later. The compare-and-set stays the
-only truth: a turn that nobody respects costs the change another try, and nothing else.
+only truth: a turn that no process respects costs the change another try, and nothing else.
 
 Clocks decide only who is polite. A turn that begins or ends further from the clock of
 another process than it is long is not respected by that process.
@@ -22,7 +22,7 @@ from timespine.core.transitions.unsealed import Seal, Write
 from timespine.errors import Fenced, UsageError
 
 REST_MS = 100
-"""How long nobody may claim a turn after one has ended, at least: several times the pause of a committer that waits."""
+"""How long no process may claim a turn after one has ended, at least: several pauses of a committer that waits."""
 
 RESPECTS_TURNS = frozenset({AddSchema, AdvanceUpper, Append, AppendNext, CompareAndAppend, Seal, Write})
 """What waits for the turn of another process: what moves the upper, adds rows below the next one, or changes the
