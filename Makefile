@@ -50,10 +50,11 @@ check: lint            ## the quick version: lint, types, unit tests, 1,300 hist
 	$(RUN) -m timespine.testing.simulate --flavour schemas --histories 200 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour stores --histories 100 --ops 20 --jobs $(JOBS)
 
-lint: $(VENV)/.dev            ## ruff and mypy --strict
+lint: $(VENV)/.dev            ## ruff, mypy --strict, and the words of documents and docstrings
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(RUN) tests/docs/prose.py
 
 unit: $(VENV)/.dev            ## unit and property tests; core and model must be covered to the last branch
 	$(RUN) $(PYTEST) tests/core tests/model tests/testing --cov=src/timespine/core --cov=src/timespine/model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
@@ -61,7 +62,7 @@ unit: $(VENV)/.dev            ## unit and property tests; core and model must be
 	$(RUN) -m timespine.testing.datadriven tests/scripts/*.txt
 
 unit-O: $(VENV)/.dev            ## tests that reach everywhere, without assertions in our code
-	PYTHONOPTIMIZE=1 $(RUN) $(PYTEST) tests/core tests/model tests/client/test_machine.py tests/columnar/test_merge_engine.py tests/columnar/scan/test_scan.py
+	PYTHONOPTIMIZE=1 $(RUN) $(PYTEST) tests/core tests/model tests/client/test_machine.py tests/columnar/merge/test_merge_engine.py tests/columnar/scan/test_scan.py
 
 spark: $(VENV)/.dev            ## reads, writes, streams and merges on Spark, and executors that are killed
 	$(RUN) $(PYTEST) --dist loadfile tests/spark

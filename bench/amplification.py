@@ -2,7 +2,7 @@
 
 Five arrival patterns on a virtual clock, in memory: the background does between two appends what it would do in that
 time. Nothing is timed, so the figures are the same on every machine. Beside them stand the bound that
-`timespine.core.upkeep` derives, and what storage holds at rest.
+`timespine.core.maintenance_policy` derives, and what storage holds at rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 from timespine.client.collection import Collection
 from timespine.client.store import Store
 from timespine.config import Config
-from timespine.core.upkeep import run_count, written_rows_max
+from timespine.core.maintenance_policy import run_count, written_rows_max
 from timespine.location.memory import MemoryBlob, MemoryConsensus
 
 CONFIG = Config(inline_part_bytes=1)
@@ -95,7 +95,7 @@ def passing(store: Store, clock: Clock, seconds: float) -> None:
     """Let time pass, and the background do what it does in it."""
     left = seconds
     while True:
-        while store.maintenance.round():
+        while store._maintenance.round():
             pass
         if left <= 0:
             return
@@ -135,9 +135,9 @@ def measured(pattern: Pattern, appends: int) -> Figures:
         for _ in appending(collection, pattern, appends):
             passing(store, clock, pattern.gap_s)
         passing(store, clock, REST_S)
-        state = collection._access.state()
+        state = collection._handle.state()
         totals = state.totals
-        stored = sum(info.size for info in store._shared.blob.list_keys(f"{collection.id}/"))
+        stored = sum(info.size for info in store._context.blob.list_keys(f"{collection.id}/"))
         bound = written_rows_max(totals.appended_rows)
         shape = (run_count(state), stored / totals.live_bytes)
         return Figures(pattern.name, totals.appended_rows, totals.merged_rows, bound, *shape)

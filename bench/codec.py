@@ -30,7 +30,7 @@ import msgspec
 
 from timespine.core.batch import HollowBatch, Part, Run
 from timespine.core.encoding.codec import StateImage, image_of
-from timespine.core.encoding.flat_spine import FlatSpine, Id, ThinBatch, ThinMerge
+from timespine.core.encoding.flat_spine import FlatSpine, Id, SpineBatchHeader, SpineMergeHeader
 from timespine.core.encoding.state_diff import SpineDiff, StateDiff, diff
 from timespine.core.state import Claim, State, new_state
 from timespine.core.transitions import CompareAndAppend, RegisterCommitter, RegisterWriter, apply
@@ -136,8 +136,8 @@ PairedSpineDiff = msgspec.defstruct(
         ("s", Frontier | None, None),
         ("a", Pairs, ()),
         ("d", tuple[Id, ...], ()),
-        ("b", tuple[tuple[Id, ThinBatch], ...], ()),
-        ("m", tuple[tuple[Id, ThinMerge | None], ...], ()),
+        ("b", tuple[tuple[Id, SpineBatchHeader], ...], ()),
+        ("m", tuple[tuple[Id, SpineMergeHeader | None], ...], ()),
     ],
     frozen=True,
     omit_defaults=True,
@@ -147,8 +147,8 @@ PairedSpine = msgspec.defstruct(
     [
         ("since", Frontier),
         ("hollow", Pairs),
-        ("batches", tuple[tuple[Id, ThinBatch], ...]),
-        ("merges", tuple[tuple[Id, ThinMerge], ...]),
+        ("batches", tuple[tuple[Id, SpineBatchHeader], ...]),
+        ("merges", tuple[tuple[Id, SpineMergeHeader], ...]),
     ],
     frozen=True,
     array_like=True,

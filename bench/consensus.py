@@ -23,29 +23,29 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 from timespine.location import fair_lock, sqlite_file
-from timespine.location.consensus import Write
-from timespine.location.fair_lock import WriteLine
+from timespine.location.consensus import LogWrite
+from timespine.location.fair_lock import FairFileLock
 from timespine.location.sqlite import SqliteConsensus
 
 ENTRY = bytes(range(200))
 CASES = [(1, "turns"), (1, "busy"), (4, "turns"), (4, "lock"), (4, "busy")]
 
 
-class OneLock(WriteLine):
+class OneLock(FairFileLock):
     """Whoever finds the turn free takes it."""
 
     def enter(self, deadline: float) -> bool:
         return fair_lock.poll(self.turn, deadline, fair_lock.BEHIND_S, fair_lock.BEHIND_S)
 
 
-class NoLine(WriteLine):
+class NoLine(FairFileLock):
     """Nobody waits here."""
 
     def enter(self, deadline: float) -> bool:
         return True
 
 
-LINES = {"turns": WriteLine, "lock": OneLock, "busy": NoLine}
+LINES = {"turns": FairFileLock, "lock": OneLock, "busy": NoLine}
 
 
 def main() -> None:
@@ -101,14 +101,14 @@ def measure(processes: int, waiting: str, seconds: float, folder: str | None) ->
 
 def commit(path: str, key: str, waiting: str, seconds: float, start: Barrier, answers: Any) -> None:
     """The work of one process: the duration of each of its commits, in seconds."""
-    sqlite_file.WriteLine = LINES[waiting]  # type: ignore[misc,attr-defined]
+    sqlite_file.FairFileLock = LINES[waiting]  # type: ignore[misc,attr-defined]
     log = SqliteConsensus(path, wait_s=seconds + 60)
     head = None
     waits = []
     start.wait()
     end = time.perf_counter() + seconds
     while (begun := time.perf_counter()) < end:
-        if log.compare_and_set([Write(key, head, ENTRY)]) is not None:
+        if log.compare_and_set([LogWrite(key, head, ENTRY)]) is not None:
             raise SystemExit(f"the log {key} has another writer")
         waits.append(time.perf_counter() - begun)
         head = 0 if head is None else head + 1

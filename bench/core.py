@@ -16,13 +16,13 @@ from typing import Any
 from timespine.core.batch import HollowBatch, Part, Run
 from timespine.core.encoding.codec import decode_diff, decode_state, encode_diff, encode_state
 from timespine.core.encoding.state_diff import apply_diff, diff
-from timespine.core.group import Group, Judged, Transaction, judge
+from timespine.core.group import CommandTransaction, Evaluated, Group, evaluate
 from timespine.core.spine.spine import empty_spine
 from timespine.core.state import State, new_state
 from timespine.core.transitions import CompareAndAppend, RegisterCommitter, RegisterWriter
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
-from timespine.testing.simulator.checker import run_history
+from timespine.testing.simulator.checker import run_core_history
 
 NAME = "c1"
 LAST = 1000
@@ -83,9 +83,9 @@ def appends(sizes: list[int]) -> list[dict[str, Any]]:
 
 def judged(state: State, *commands: Any, committer: str | None = None, number: int = 0) -> State:
     """The state after some commands."""
-    transaction = Transaction(tuple((NAME, command) for command in commands))
-    outcome = judge({NAME: state}, Group((transaction,), committer, number), 0)
-    if not isinstance(outcome, Judged) or NAME not in outcome.changed:
+    transaction = CommandTransaction(tuple((NAME, command) for command in commands))
+    outcome = evaluate({NAME: state}, Group((transaction,), committer, number), 0)
+    if not isinstance(outcome, Evaluated) or NAME not in outcome.changed:
         raise SystemExit(f"the append was refused: {outcome}")
     return outcome.changed[NAME]
 
@@ -108,7 +108,7 @@ def histories(seconds: float) -> list[dict[str, Any]]:
     """Simulated histories of 60 operations, in one process."""
     began, done = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
-        run_history(done, 60)
+        run_core_history(done, 60)
         done += 1
     return [{"histories": done, "per second": round(done / (time.perf_counter() - began), 1)}]
 

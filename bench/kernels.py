@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from bench.core import table as print_table
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.kernels.kway_merge import merge
+from timespine.columnar.kernels.kway_merge import kway_merge
 
 SEED = 11
 RUNS = 16
@@ -228,7 +228,7 @@ def merges(quick: bool) -> list[dict[str, Any]]:
         table = pa.concat_tables(runs)
         contenders: dict[str, Work] = {
             "timespine": lambda runs=runs, order=order: pa.concat_tables(
-                merge([chunks(run) for run in runs], order, chunk_bytes=MERGE_BYTES)
+                kway_merge([chunks(run) for run in runs], order, chunk_bytes=MERGE_BYTES)
             ),
             "polars": by_polars(pl.DataFrame(table)),
             "duckdb": by_duckdb(table),

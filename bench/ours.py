@@ -64,8 +64,7 @@ class Ours(System):
         return self._orders.changes(after=after, until=until).to_arrow()
 
     def lookup(self, key: int) -> list[dict[str, Any]]:
-        found = self._orders.lookup({"id": key})
-        assert isinstance(found, list)
+        found: list[dict[str, Any]] = self._orders.lookup({"id": key}).to_pylist()
         return found
 
     def range(self, low: int, high: int) -> pa.Table:

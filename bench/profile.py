@@ -17,7 +17,7 @@ import numpy as np
 import timespine as ts
 from bench.rows import rows, sample
 from timespine.columnar.kernels import take
-from timespine.columnar.scan import parallel, scan
+from timespine.columnar.scan import parallel_scan, scan
 
 KEY = {"id": "int64"}
 VALUE = {"customer": "string", "total": "double", "created": "timestamp", "note": "string"}
@@ -48,9 +48,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("works", nargs="*", choices=[[], *WORKS], help="snapshot, compacted, upsert, lookup")
     parser.add_argument("--rows", type=int, default=10_000_000)
     options = parser.parse_args(arguments)
-    parallel.CORES_MAX = 1
+    parallel_scan.CORES_MAX = 1
     take.THREADED_ROWS = 1 << 60
-    scan.ahead = lambda tables, pool: tables  # type: ignore[assignment]
+    scan.prefetch = lambda tables, pool: tables  # type: ignore[assignment]
     with tempfile.TemporaryDirectory(prefix="bench-profile-") as folder, ts.open(folder, maintenance=False) as store:
         items = store.create("items", key=KEY, value=VALUE, timeline="counter")
         items.append(rows(np.arange(options.rows)))

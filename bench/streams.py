@@ -41,12 +41,12 @@ import pyarrow as pa
 
 import timespine as ts
 from bench.report import machine, put_between
-from timespine.client.catalog.catalog import Entry, first_state, fresh_collection_id
+from timespine.client.catalog.catalog import CatalogEntry, first_state, fresh_collection_id
 from timespine.client.commit import leader_queue
 from timespine.columnar.schema.schema import define
 from timespine.core.encoding.codec import encode_state
 from timespine.core.protocols import maintain
-from timespine.location.consensus import Write
+from timespine.location.consensus import LogWrite
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- streams: begin -->", "<!-- streams: end -->"
@@ -299,9 +299,9 @@ def _appended(collection: Any, times: int) -> list[float]:
 def _created(store: ts.Store, count: int) -> list[str]:
     """Many collections at once: their logs first, then all names in one change."""
     schema = define(KEY, VALUE, (), 1)
-    entries = {name: Entry(fresh_collection_id(name), "counter") for name in (f"c{n:05}" for n in range(count))}
+    entries = {name: CatalogEntry(fresh_collection_id(name), "counter") for name in (f"c{n:05}" for n in range(count))}
     writes = [
-        Write(entry.id, None, encode_state(first_state(entry.id, 1, schema.encode()))) for entry in entries.values()
+        LogWrite(entry.id, None, encode_state(first_state(entry.id, 1, schema.encode()))) for entry in entries.values()
     ]
     for start in range(0, count, 1000):
         _require(store._driver.consensus.compare_and_set(writes[start : start + 1000]) is None, "an id is taken")
@@ -323,7 +323,7 @@ def drain(bench: Bench) -> None:
             wrote = _seconds(lambda: [log.write(each) for each in tables])
             sealed = _seconds(lambda: log.seal(count))
             drained = _seconds(lambda: store._upkeep.run(log.id, lambda each: maintain.tidy_unsealed(each, log.id)))
-            _require(len(log._access.state().unsealed) == 0, "something was not drained")
+            _require(len(log._handle.state().unsealed) == 0, "something was not drained")
             merged = _seconds(lambda: log.compact(wait=True))
             _require(log.snapshot().count() == count * rows, "rows are missing")
         whole = wrote + sealed + drained + merged

@@ -61,7 +61,8 @@ class Demo:
             orders.upsert([order(1, "ada", 10), order(5, "eve", 99)]), "upsert: order 1 back to 10, a new order 5"
         )
         print(
-            f"  lookup of id 1: {shown(orders.lookup({'id': 1})[0])}; count: {orders.count()} rows, from metadata alone"
+            f"  lookup of id 1: {shown(orders.lookup({'id': 1}).to_pylist()[0])}; "
+            f"count: {orders.count()} rows, from metadata alone"
         )
 
     def changes(self) -> None:

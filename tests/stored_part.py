@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 import pyarrow as pa
-from expect import check
+from assertions import check
 
 from timespine.columnar.parts.part_reader import open_part
 from timespine.columnar.parts.part_writer import encode_part

@@ -10,7 +10,7 @@ import pytest
 from timespine.config import DEFAULT, Config
 from timespine.errors import UsageError
 
-NAMES = [each.name for each in fields(Config) if each.name != "untrimmable"]
+NAMES = [each.name for each in fields(Config) if each.name != "stats_always_keep"]
 
 
 def test_defaults_are_a_valid_config() -> None:
@@ -50,10 +50,10 @@ def test_config_does_not_change() -> None:
 
 @pytest.mark.parametrize("value", [(), ("ts",), ("a*", "*b")])
 def test_untrimmable_columns_are_names_and_their_beginnings_and_ends(value: Any) -> None:
-    assert Config(untrimmable=value).untrimmable == value
+    assert Config(stats_always_keep=value).stats_always_keep == value
 
 
 @pytest.mark.parametrize("value", ["ts", ["ts"], (1,), ("*",), ("",), None])
 def test_anything_else_is_not_a_tuple_of_names(value: Any) -> None:
-    with pytest.raises(UsageError, match="untrimmable"):
-        Config(untrimmable=value)
+    with pytest.raises(UsageError, match="stats_always_keep"):
+        Config(stats_always_keep=value)

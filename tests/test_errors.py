@@ -17,7 +17,7 @@ from timespine.errors import (
     TimespineError,
     UpperMismatch,
     UsageError,
-    shown,
+    short_repr,
 )
 from timespine.hints import Hint
 
@@ -69,7 +69,7 @@ def test_since_error_carries_what_was_asked_and_what_there_is() -> None:
 def test_not_sealed_carries_what_was_asked_and_what_there_is() -> None:
     error = NotSealed((3, 4), "[2]")
     assert "leave `as_of` out" in str(error)
-    assert "store.advance()" in str(error)
+    assert "store.seal_idle()" in str(error)
     assert (error.asked, error.upper) == ((3, 4), "[2]")
     assert "(3, 4)" in str(error)
 
@@ -80,8 +80,8 @@ def test_inline_budget_carries_the_numbers() -> None:
 
 
 def test_shown_values_are_short() -> None:
-    assert shown("abc") == "'abc'"
-    assert len(shown("x" * 10_000)) == SHOWN_MAX + 3
+    assert short_repr("abc") == "'abc'"
+    assert len(short_repr("x" * 10_000)) == SHOWN_MAX + 3
 
 
 class Hostile:
@@ -91,7 +91,7 @@ class Hostile:
 
 @pytest.mark.parametrize(("value", "text"), [(Hostile(), "<Hostile>"), (10**5000, "<int>")], ids=["hostile", "long"])
 def test_values_that_cannot_be_shown_are_named(value: object, text: str) -> None:
-    assert shown(value) == text
+    assert short_repr(value) == text
 
 
 def test_usage_error_is_caught_as_a_value_error() -> None:

@@ -8,4 +8,4 @@ def test_the_local_history_gives_right_answers(capsys):
     printed = capsys.readouterr().out
     assert "ok: the same three reads give the same answers" in printed
     assert "BUG" not in printed
-    assert "3 cannot be read any more" in printed
+    assert "3 can no longer be read" in printed

@@ -65,7 +65,7 @@ def test_a_layer_imports_only_what_lies_below_it(layer):
 
 
 # What Spark may use of the client: what users have, and the interface for engines.
-FOR_ENGINES = {"collection", "engines", "open_store", "store"}
+FOR_ENGINES = {"collection", "engine_interface", "open_store", "store"}
 
 
 def test_spark_stands_on_the_interface_for_engines():
@@ -77,7 +77,7 @@ def test_spark_stands_on_the_interface_for_engines():
 
 @pytest.mark.parametrize("layer", ["spark", "cli"])
 def test_what_a_collection_hides_is_asked_for_by_a_function(layer):
-    hidden = {"_access", "_plan", "_wanted", "_held", "_steps", "_leased"}
+    hidden = {"_handle", "_plan", "_wanted", "_held", "_steps", "_leased"}
     for path in modules(layer):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in hidden:
@@ -98,6 +98,7 @@ INSIDE = {
         "ingest": {"schema"},
         "kernels": {"schema"},
         "parts": {"schema", "kernels"},
+        "merge": {"schema", "kernels", "parts", "scan", "write"},
         "predicate": {"schema", "kernels", "parts"},
         "scan": {"schema", "ingest", "kernels", "parts", "predicate"},
         "write": {"schema", "kernels", "parts"},
@@ -191,7 +192,7 @@ def test_every_module_can_be_imported_and_says_what_it_is_for():
 EXPORTED = {
     "timespine": [
         "Amplification",
-        "Appended",
+        "AppendResult",
         "BatchAlreadyCommitted",
         "BatchBuilder",
         "BatchInfo",
@@ -211,31 +212,39 @@ EXPORTED = {
         "Contention",
         "Contents",
         "CorruptionError",
+        "CreateOptions",
         "CriticalHold",
         "Description",
         "Determinate",
         "DiffOverflow",
+        "DurationLike",
         "ExpireResult",
         "FeedEvent",
         "Fenced",
         "Field",
         "Finding",
         "Frontier",
+        "FrontierLike",
         "HandleExpired",
         "HealthReport",
         "Hint",
         "HistoryEntry",
         "Hold",
         "HollowBatch",
+        "IfBehind",
+        "IfExists",
         "Indeterminate",
         "InlineBudgetExceeded",
         "Inspection",
         "InvalidRows",
+        "KeyLike",
+        "LatePolicy",
         "LateRows",
         "LeaseExpired",
         "MaintenanceReport",
         "Merge",
         "MultiSnapshot",
+        "Multiplicity",
         "NameBlocked",
         "NoSpace",
         "NotSealed",
@@ -243,17 +252,24 @@ EXPORTED = {
         "Predicate",
         "ReadOnlyStore",
         "Retention",
+        "RetentionLike",
         "Rows",
+        "RowsLike",
         "Schema",
         "SchemaChanged",
         "SchemaConflict",
+        "SchemaLike",
         "SealResult",
+        "SetLike",
         "SinceError",
         "Snapshot",
         "Store",
         "StoreClosed",
+        "TimeLike",
+        "Timeline",
         "TimespineError",
         "Transaction",
+        "TypeLike",
         "Unavailable",
         "UnknownCollection",
         "Updates",
@@ -261,6 +277,7 @@ EXPORTED = {
         "UsageError",
         "VacuumResult",
         "VersionError",
+        "Where",
         "WriteResult",
         "Writer",
         "WrongProcess",

@@ -5,10 +5,10 @@ import threading
 from collections import deque
 
 import pytest
-from expect import until
+from assertions import until
 
 from timespine import locks
-from timespine.locks import Flag, Lock, Place
+from timespine.locks import Flag, Lock, QueueSlot
 
 OTHER = -1
 """The id of a thread that is not this one."""
@@ -35,9 +35,9 @@ class Departing(deque):
 @pytest.mark.parametrize("is_reentrant", [False, True])
 def test_a_lock_whose_owner_leaves_between_two_looks_is_taken(is_reentrant):
     lock = Lock("a lock", 60, is_reentrant=is_reentrant)
-    lock._queue = Departing([Place(sys._getframe())])
+    lock._queue = Departing([QueueSlot(sys._getframe())])
     lock._queue[0].thread = OTHER
-    taken = Place(sys._getframe())
+    taken = QueueSlot(sys._getframe())
     lock.take(taken, 60)
     assert list(lock._queue) == [taken]
 

@@ -79,7 +79,7 @@ class Iceberg(Polled):
     def expire(self) -> None:
         current = self.version()
         old = [each.snapshot_id for each in self._table.snapshots() if each.snapshot_id != current]
-        self._table.maintenance.expire_snapshots().by_ids(old).commit()
+        self._table._maintenance.expire_snapshots().by_ids(old).commit()
 
     def _catalog(self) -> SqlCatalog:
         place = self.folder.resolve()

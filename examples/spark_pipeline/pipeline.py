@@ -35,8 +35,8 @@ from timespine.client.store import Store
 from timespine.config import Config
 from timespine.errors import SinceError, UsageError
 from timespine.spark.change_types import DELETE, INSERT, POSTIMAGE, SEQUENCE
-from timespine.spark.changelog import columns_of, read_changes, reason_of, stream_changes
-from timespine.spark.names import quoted
+from timespine.spark.changelog import collection_columns, read_changes, reason_of, stream_changes
+from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import release
 from timespine.spark.setup.session import Setting, prepare, session
 from timespine.spark.stream.foreach_batch import foreach_batch
@@ -191,7 +191,7 @@ class Pipeline:
     def collected(self, store: Store, log: Path) -> Collection:
         """The log goes into a collection, one file per batch, each exactly once."""
         changes = stream_changes(self.spark, log, key=self.asked.key)
-        key, value = columns_of(changes, self.asked.key)
+        key, value = collection_columns(changes, self.asked.key)
         orders = store.create("orders", key=key, value=value, timeline="counter")
         self.title("A stream of its files goes into the collection orders: upserts and deletes, in one commit per file")
         files = len(list(log.glob("*.*")))

@@ -1,5 +1,5 @@
 """Lets Spark find the format "timespine" without being told: it looks for modules named `pyspark_*`."""
 
-from timespine.spark.read.data_source import TimespineSource as DefaultSource
+from timespine.spark.data_source import TimespineSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -8,7 +8,19 @@ orders = store.create("orders", key={"id": "int64"}, value={"total": "double"})
 
 from typing import Any
 
-from timespine.client.catalog.retention import Retention
+from timespine.client.argument_types import (
+    CreateOptions,
+    IfBehind,
+    IfExists,
+    KeyLike,
+    LatePolicy,
+    Multiplicity,
+    RowsLike,
+    SchemaLike,
+    SetLike,
+    Timeline,
+)
+from timespine.client.catalog.retention import Retention, RetentionLike
 from timespine.client.collection import Collection
 from timespine.client.diagnostics.amplification import Amplification
 from timespine.client.diagnostics.doctor import Finding, HealthReport, examine
@@ -23,19 +35,21 @@ from timespine.client.read.contents import Contents
 from timespine.client.read.holds import CriticalHold, Hold
 from timespine.client.read.multi_snapshot import MultiSnapshot
 from timespine.client.read.rows import Rows, Snapshot, Updates
-from timespine.client.results import CommitResult, SealResult, WriteResult
 from timespine.client.store import Store
+from timespine.client.time_args import DurationLike, FrontierLike, TimeLike
 from timespine.client.write.batch_writer import Writer
 from timespine.client.write.merge_builder import Merge
 from timespine.client.write.transaction import Transaction
-from timespine.columnar.predicate.column import Column, col
+from timespine.client.write_results import CommitResult, SealResult, WriteResult
+from timespine.columnar.predicate.column import Column, Where, col
 from timespine.columnar.predicate.predicate import Predicate
 from timespine.columnar.schema.schema import Field, Schema
+from timespine.columnar.schema.types import TypeLike
 from timespine.columnar.write.batch_builder import BatchBuilder
 from timespine.config import Config
 from timespine.core.batch import HollowBatch
 from timespine.core.state import HistoryEntry
-from timespine.core.transitions import Appended, ExpireResult
+from timespine.core.transitions import AppendResult, ExpireResult
 from timespine.errors import (
     BatchAlreadyCommitted,
     ClosedError,
@@ -78,7 +92,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Amplification",
-    "Appended",
+    "AppendResult",
     "BatchAlreadyCommitted",
     "BatchBuilder",
     "BatchInfo",
@@ -98,31 +112,39 @@ __all__ = [
     "Contention",
     "Contents",
     "CorruptionError",
+    "CreateOptions",
     "CriticalHold",
     "Description",
     "Determinate",
     "DiffOverflow",
+    "DurationLike",
     "ExpireResult",
     "FeedEvent",
     "Fenced",
     "Field",
     "Finding",
     "Frontier",
+    "FrontierLike",
     "HandleExpired",
     "HealthReport",
     "Hint",
     "HistoryEntry",
     "Hold",
     "HollowBatch",
+    "IfBehind",
+    "IfExists",
     "Indeterminate",
     "InlineBudgetExceeded",
     "Inspection",
     "InvalidRows",
+    "KeyLike",
+    "LatePolicy",
     "LateRows",
     "LeaseExpired",
     "MaintenanceReport",
     "Merge",
     "MultiSnapshot",
+    "Multiplicity",
     "NameBlocked",
     "NoSpace",
     "NotSealed",
@@ -130,17 +152,24 @@ __all__ = [
     "Predicate",
     "ReadOnlyStore",
     "Retention",
+    "RetentionLike",
     "Rows",
+    "RowsLike",
     "Schema",
     "SchemaChanged",
     "SchemaConflict",
+    "SchemaLike",
     "SealResult",
+    "SetLike",
     "SinceError",
     "Snapshot",
     "Store",
     "StoreClosed",
+    "TimeLike",
+    "Timeline",
     "TimespineError",
     "Transaction",
+    "TypeLike",
     "Unavailable",
     "UnknownCollection",
     "Updates",
@@ -148,6 +177,7 @@ __all__ = [
     "UsageError",
     "VacuumResult",
     "VersionError",
+    "Where",
     "WriteResult",
     "Writer",
     "WrongProcess",
@@ -159,7 +189,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`ts.spark`, loaded when it is asked for: it needs `timespine[spark]`."""
+    """Load `ts.spark` on first use: it needs `timespine[spark]`."""
     if name != "spark":
         raise AttributeError(f"module 'timespine' has no attribute {name!r}")
     import importlib

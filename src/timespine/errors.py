@@ -51,8 +51,8 @@ SHOWN_MAX = 120
 """Characters of a foreign value that a message repeats, at most."""
 
 
-def shown(value: object) -> str:
-    """A short repr for a message. Never fails, whatever the value is."""
+def short_repr(value: object) -> str:
+    """Return a short repr for a message. Never fails, whatever the value is."""
     try:
         text = repr(value)
     except Exception:  # a hostile or half-built object, or an integer too long to print
@@ -61,7 +61,7 @@ def shown(value: object) -> str:
 
 
 def _time(time: object) -> object:
-    """A time of one coordinate as people write it."""
+    """Format a time of one coordinate as users write it."""
     return time[0] if isinstance(time, tuple) and len(time) == 1 else time
 
 
@@ -71,7 +71,7 @@ class TimespineError(Exception):
     hint: Hint | None = None
     """What to do about it, where the message does not say so itself."""
     seqnos: tuple[tuple[str, int], ...] = ()
-    """Of a command that was refused: by collection, the number of the state that it was judged by."""
+    """The state numbers that a refused command was checked against, by collection."""
 
     def __init__(self, message: str = "", *, hint: Hint | None = None) -> None:
         super().__init__(message)
@@ -80,7 +80,7 @@ class TimespineError(Exception):
 
     @property
     def message(self) -> str:
-        """What happened, without the hint."""
+        """The message without the hint."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
@@ -93,8 +93,8 @@ class TimespineError(Exception):
         return error
 
     def __reduce__(self) -> tuple[object, ...]:
-        # By default an exception is made again from its message, which is not what ours are made of: a pool of
-        # processes could not hand them on.
+        # By default, pickle rebuilds an exception from its message. The constructors here take other arguments,
+        # so a process pool could not pass such an error on.
         return _made_again, (type(self), self.args, dict(self.__dict__))
 
 
@@ -106,18 +106,18 @@ class InvalidRows(UsageError):
     """The rows do not fit the schema of the collection, or cannot be read as rows. Nothing was written."""
 
     row: int | None = None
-    """The place of the first row that does not fit, from 0 on; None if it is not a matter of one row."""
+    """The position of the first row that does not fit, from 0 on; None if the error is not about one row."""
     column: str = ""
-    """The column that does not fit, if it is a matter of one row."""
+    """The column that does not fit, if the error is about one row."""
     why: str = ""
     """What is wrong with the row."""
     found_type: str = ""
-    """The Python type of the values that do not fit, if it is a matter of their type."""
+    """The Python type of the values that do not fit, if the error is about their type."""
 
     @classmethod
     def of_row(cls, column: str, row: int, why: str) -> InvalidRows:
         """Make the error for one row whose value does not fit a column."""
-        error = cls(f"column {shown(column)}: row {row} {why}")
+        error = cls(f"column {short_repr(column)}: row {row} {why}")
         error.column, error.row, error.why = column, row, why
         return error
 
@@ -130,7 +130,7 @@ class InvalidRows(UsageError):
 
     def at(self, place: str) -> str:
         """Give the message with another name for the row."""
-        return self.message if self.row is None else f"column {shown(self.column)}: {place} {self.why}"
+        return self.message if self.row is None else f"column {short_repr(self.column)}: {place} {self.why}"
 
 
 class LateRows(UsageError):
@@ -170,7 +170,7 @@ class SchemaChanged(UsageError):
 
 
 class CollectionExists(UsageError):
-    """A collection has the name that was to be given, perhaps with another shape. Nothing was changed."""
+    """A collection already has the requested name, perhaps with another schema. Nothing was changed."""
 
     def __init__(self, name: str, message: str = "", *, hint: Hint | None = None) -> None:
         if not message:
@@ -181,7 +181,7 @@ class CollectionExists(UsageError):
 
 
 class NameBlocked(UsageError):
-    """A collection that was dropped had the name that was to be given. Nothing was changed."""
+    """A dropped collection had the requested name. Nothing was changed."""
 
     def __init__(self, name: str, *, hint: Hint) -> None:
         super().__init__(f"a collection {name} was dropped, and its name stays blocked", hint=hint)
@@ -190,7 +190,7 @@ class NameBlocked(UsageError):
 
 
 class CollectionInUse(UsageError):
-    """A reader or a hold keeps a collection that was to be dropped. Nothing was changed."""
+    """A reader or a hold keeps the collection from being dropped. Nothing was changed."""
 
 
 class StoreClosed(UsageError):
@@ -202,20 +202,20 @@ class ReadOnlyStore(UsageError):
 
 
 class WrongProcess(UsageError):
-    """A handle was used, or was to be sent to, another process than the one that opened it. Nothing was changed."""
+    """A handle was used in, or sent to, a process other than the one that opened it. Nothing was changed."""
 
 
 class UnknownCollection(UsageError, KeyError):
-    """There is no collection of that name: there never was one, or it was dropped. Nothing was changed."""
+    """No collection has this name: it never existed, or it was dropped. Nothing was changed."""
 
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)
         self.name = name
-        """The name that was asked for."""
+        """The requested name."""
 
 
 class Conflict(TimespineError):
-    """The call was fine, but not for this time or this upper."""
+    """The call was valid, but not for this time or this upper."""
 
 
 class UpperMismatch(Conflict):
@@ -227,32 +227,32 @@ class UpperMismatch(Conflict):
             f"append again from {actual} if that is still what you mean"
         )
         self.expected = expected
-        """The upper the caller thought the collection had."""
+        """The upper that the caller expected."""
         self.actual = actual
-        """The upper it has."""
+        """The upper that the collection has."""
 
 
 class ConcurrentWrite(UpperMismatch):
-    """What was worked out from the rows of a time is stale: another writer has written updates before it since."""
+    """A delta is stale: another writer wrote updates before its time after the delta was computed."""
 
     def __init__(self, expected: object, actual: object) -> None:
         super().__init__(expected, actual)
-        self.args = ("updates were written meanwhile that this append would have sealed: look again, and append again",)
+        self.args = ("another writer wrote updates that this append would have sealed: read again, and append again",)
 
 
 class SinceError(Conflict):
-    """The history that was asked for may have been compacted away."""
+    """The requested history may have been compacted away."""
 
     def __init__(self, asked: object, since: object) -> None:
-        super().__init__(f"{_time(asked)} cannot be read any more: history is exact from {since} on")
+        super().__init__(f"{_time(asked)} can no longer be read: history is exact from {since} on")
         self.asked = asked
-        """The time or frontier that was asked for."""
+        """The requested time or frontier."""
         self.since = since
         """The first times that can be read."""
 
 
 class NotSealed(Conflict):
-    """The time that was asked for is not complete yet."""
+    """The requested time is not complete yet."""
 
     def __init__(self, asked: object, upper: object, *, expired: bool = False) -> None:
         if expired:
@@ -267,11 +267,11 @@ class NotSealed(Conflict):
                 hint=Hint("read-complete-time"),
             )
         self.asked = asked
-        """The time that was asked for; the first that can be read, if none was."""
+        """The requested time; without one, the first time that a snapshot could read."""
         self.upper = upper
         """The frontier up to which the collection is complete."""
         self.expired = expired
-        """Whether no time was asked for, and all complete ones were expired."""
+        """Whether the caller gave no time, and every complete time was expired."""
 
 
 class SchemaConflict(Conflict):
@@ -281,7 +281,7 @@ class SchemaConflict(Conflict):
         newest = "there is no schema" if actual is None else f"the newest schema is number {actual}"
         super().__init__(f"{newest}, not {expected}: look at it, and evolve that one")
         self.expected = expected
-        """The number of the schema that the caller took for the newest; None for no schema."""
+        """The number of the schema that the caller expected to be the newest; None for no schema."""
         self.actual = actual
         """The number of the newest schema; None if there is none."""
 
@@ -301,7 +301,7 @@ class InlineBudgetExceeded(Conflict):
 
 
 class BatchAlreadyCommitted(Conflict):
-    """A batch of a streaming sink is in the collection since an earlier commit: there is nothing left to do."""
+    """An earlier commit already holds this batch of a streaming sink: nothing is left to do."""
 
 
 class HandleExpired(TimespineError):
@@ -309,7 +309,7 @@ class HandleExpired(TimespineError):
 
 
 class LeaseExpired(HandleExpired):
-    """The lease lapsed and was removed; what it protected may be gone."""
+    """The lease lapsed and was removed; the state and history that it protected may be gone."""
 
 
 class Fenced(HandleExpired):
@@ -318,7 +318,7 @@ class Fenced(HandleExpired):
     def __init__(self, message: str, *, in_doubt: bool = False) -> None:
         super().__init__(message)
         self.in_doubt = in_doubt
-        """Whether what was asked for may have happened all the same."""
+        """Whether the command may have been committed."""
 
 
 class Unavailable(TimespineError):
@@ -326,19 +326,19 @@ class Unavailable(TimespineError):
 
 
 class Determinate(Unavailable):
-    """It failed and had no effect."""
+    """The call failed and had no effect."""
 
 
 class Contention(Determinate):
-    """Other writers were first every time that this was tried, up to a limit. Nothing was written."""
+    """Other writers were first in every attempt, up to a limit. Nothing was written."""
 
 
 class NoSpace(Determinate):
-    """The disk, or what the user may use of it, is full. Nothing was written; reading goes on."""
+    """The disk, or the user's quota on it, is full. Nothing was written; reads still work."""
 
 
 class Indeterminate(Unavailable):
-    """It failed and may have taken effect, now or later."""
+    """The call failed and may have taken effect, now or later."""
 
 
 class CorruptionError(TimespineError):
@@ -350,7 +350,7 @@ class VersionError(TimespineError):
 
 
 def _made_again(kind: type[TimespineError], args: tuple[object, ...], fields: dict[str, object]) -> TimespineError:
-    """An error as it was in another process."""
+    """Rebuild an error in another process."""
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(fields)

@@ -1,8 +1,8 @@
 """What a caller can do about an error, as a code with arguments.
 
-An error carries a `Hint`. The library says it in the terms of Python, by the
-table here; the command line says it in options and verbs, by its own table of the
-same codes (`cli/hints.py`). A test compares the two, and sees that each code is used.
+An error carries a `Hint`. The library renders it in terms of Python, by the table here. The command line renders it as
+options and commands, by its own table of the same codes (`cli/hints.py`). A test compares the two tables, and fails for
+a code that no error uses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Hint(NamedTuple):
-    """What to do about an error: a code of the table, and what its sentence names."""
+    """Advice on an error: a code of the table, and the arguments of its sentence."""
 
     code: str
     args: Mapping[str, str] = {}
@@ -34,12 +34,12 @@ SENTENCES: Mapping[str, str] = {
     "give-retention": "give a duration, or None for ever",
     # Times.
     "read-complete-time": "leave `as_of` out to read the newest complete time, or seal idle collections with "
-    "store.advance()",
+    "store.seal_idle()",
     "wait-for-seal": "seal it up to there, or wait longer",
-    "complete-first": "append to it, seal it, or store.advance()",
+    "complete-first": "append to it, seal it, or store.seal_idle()",
     "give-as-of": "say as_of=(...)",
     "give-upper": "say upper=(...)",
-    "give-rows-or-upper": "give rows, or the `upper` to advance to",
+    "give-rows-or-upper": "give rows, or the `upper` to seal at",
     "give-seconds": "give a number of seconds, or None to wait for ever",
     "leave-out-at": "leave out `at`, or drop them",
     "give-at": "give `at` or the columns {columns}",
@@ -56,9 +56,9 @@ SENTENCES: Mapping[str, str] = {
     "give-key-or-range": "give a key, its first columns, or between=(low, high)",
     "give-keys-or-where": "say delete({{'id': 1}}) or delete(where='id = 1')",
 }
-"""What the library says."""
+"""The sentences of the library, by code."""
 
 
 def sentence(hint: Hint) -> str:
-    """Give a hint in the terms of Python."""
+    """Render a hint in terms of Python."""
     return SENTENCES[hint.code].format(**hint.args)

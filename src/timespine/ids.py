@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 SEGMENT_MAX = 64
 """Characters in one segment, at most. Three of them stay far below the 255 bytes of a file name."""
@@ -27,38 +27,38 @@ class BlobKey(NamedTuple):
     writer: str
     """The registered writer that put it."""
     name: str
-    """What the writer called it; unique under its prefix."""
+    """The name that the writer gave it, unique under its prefix."""
 
     def __str__(self) -> str:
         return f"{self.collection}/{self.writer}/{self.name}"
 
 
 def is_segment(text: object) -> bool:
-    """Whether it is a text of the grammar of one segment."""
+    """Tell whether a value is a text that follows the grammar of one segment."""
     return isinstance(text, str) and _SEGMENT.fullmatch(text) is not None
 
 
 def check_segment(segment: str, what: str) -> str:
-    """The segment itself, or a UsageError that says what a `what` looks like."""
+    """Return the segment, or raise UsageError with the grammar that a `what` must follow."""
     if not is_segment(segment):
         raise UsageError(
-            f"{what} {shown(segment)} is not valid: 1 to {SEGMENT_MAX} lower-case letters, digits, "
+            f"{what} {short_repr(segment)} is not valid: 1 to {SEGMENT_MAX} lower-case letters, digits, "
             "'_' or '-', beginning with a letter or digit"
         )
     return segment
 
 
 def is_blob_key(text: object) -> bool:
-    """Whether it is a text of the form collection/writer/name."""
+    """Tell whether a value is a text of the form collection/writer/name."""
     segments = text.split("/") if isinstance(text, str) else []
     return len(segments) == 3 and all(map(is_segment, segments))
 
 
 def parse_blob_key(key: str) -> BlobKey:
-    """Take a blob key apart; anything that is not exactly one is a UsageError."""
+    """Parse a blob key; raise UsageError for anything else."""
     segments = key.split("/") if isinstance(key, str) else []
     if len(segments) != 3:
-        raise UsageError(f"blob key {shown(key)} is not of the form collection/writer/name")
+        raise UsageError(f"blob key {short_repr(key)} is not of the form collection/writer/name")
     collection, writer, name = segments
     return BlobKey(
         check_segment(collection, "collection id"),
@@ -68,10 +68,12 @@ def parse_blob_key(key: str) -> BlobKey:
 
 
 def parse_blob_prefix(prefix: str) -> tuple[str, ...]:
-    """The whole segments of a prefix: nothing, `collection/` or `collection/writer/`."""
+    """Return the segments of a prefix: none, those of `collection/` or of `collection/writer/`."""
     if prefix == "":
         return ()
     segments = prefix.split("/") if isinstance(prefix, str) else []
     if len(segments) not in (2, 3) or segments[-1] != "":
-        raise UsageError(f"blob prefix {shown(prefix)} is not of the form '', 'collection/' or 'collection/writer/'")
+        raise UsageError(
+            f"blob prefix {short_repr(prefix)} is not of the form '', 'collection/' or 'collection/writer/'"
+        )
     return tuple(check_segment(segment, "segment of a blob prefix") for segment in segments[:-1])

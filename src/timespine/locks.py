@@ -9,7 +9,7 @@ the cleanup itself. CPython looks for signals after calls, at the start of funct
 - `threading.Condition`, `Event`, `Semaphore` and `queue.Queue` take their lock in functions written in
   Python, so they can leak it in every version.
 
-So nothing here depends on cleanup. Whoever wants a lock stands in a queue, with the frame of the call that
+So nothing here depends on cleanup. A thread that wants a lock stands in a queue, with the frame of the call that
 holds it. The lock belongs to the first in the queue. That is one atomic operation each: appending joins,
 removing leaves. A thread that waits longer than a tick asks whether the call of the first is still running.
 If it is not, it was interrupted, and the waiting thread removes it. `frame.clear()` answers that exactly and at
@@ -30,27 +30,32 @@ import time
 from collections import deque
 from types import FrameType, TracebackType
 
-from timespine.errors import Determinate, UsageError, WrongProcess
+from timespine.errors import Determinate, Indeterminate, Unavailable, UsageError, WrongProcess
 
 TICK_S = 0.05
-"""How long a thread waits before it asks, for the first time, whether the first in the queue is still at work."""
+"""How long a thread waits before it first checks whether the call of the first in the queue still runs."""
 
 TICK_MAX_S = 0.5
-"""How long it waits between two such questions, at most; they become rarer while the first works on."""
+"""The longest wait between two such checks; the waits grow while the first works on."""
 
 MISSED_S = 30.0
-"""How long a thread sleeps at most before it looks again by itself: an interrupted thread may not have woken it."""
+"""The longest sleep of a thread before it looks again by itself: an interrupted thread may not have woken it."""
+
+LOCK_S = 600.0
+"""How long a lock is waited for, unless it has a limit of its own. The call that holds such a lock computes, or makes a
+few calls of storage, each of which gives up after seconds (`location.sqlite.WAIT_S`). So a lock that is held for ten
+minutes belongs to a thread that hangs: an error helps its callers more than to hang as well."""
 
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def can_hold(frame: FrameType) -> bool:
-    """Whether a call can hold a lock: a plain function, which runs until it ends."""
+    """Tell whether a call can hold a lock: only a plain function can, which runs until it ends."""
     return not frame.f_code.co_flags & _SUSPENDS
 
 
-class Place:
-    """The place of a thread in a queue, from a call that is under way."""
+class QueueSlot:
+    """The place of a thread in a queue, taken by a call that is running."""
 
     __slots__ = ("frame", "thread", "woken")
 
@@ -60,13 +65,16 @@ class Place:
         self.frame: FrameType | None = frame
         """The call: when it ends, however it ends, this place is free. None: it has ended."""
         self.thread = threading.get_ident()
-        """The thread that makes it."""
+        """The thread that makes the call."""
         self.woken = threading.Lock()
-        """Free when the thread has to look again."""
+        """A lock that is free when the thread has to look again."""
         self.woken.acquire()
 
     def is_gone(self) -> bool:
-        """Whether the call is over. SUBTLE: this empties the frame of a call that is, which only a debugger sees."""
+        """Tell whether the call is over.
+
+        SUBTLE: this clears the frame of a call that is over, which only a debugger sees.
+        """
         frame = self.frame
         if frame is not None:
             try:
@@ -76,48 +84,52 @@ class Place:
         return True
 
     def wake(self) -> None:
-        """Let its thread look again."""
-        with contextlib.suppress(RuntimeError):  # it was told before, and has not looked yet
+        """Wake the thread, so that it looks again."""
+        with contextlib.suppress(RuntimeError):  # it was woken before, and has not looked yet
             self.woken.release()
 
     def sleep(self, limit_s: float) -> bool:
-        """Wait to be woken; whether that came to pass."""
+        """Wait to be woken; return False if the limit passed first."""
         return self.woken.acquire(timeout=max(limit_s, 0))
 
 
 class Lock:
-    """Mutual exclusion for calls, in the order in which they come."""
+    """Mutual exclusion for calls, in the order of their arrival."""
 
-    def __init__(self, what: str, limit_s: float | None = None, *, is_reentrant: bool = False) -> None:
+    def __init__(
+        self, what: str, limit_s: float = LOCK_S, *, is_reentrant: bool = False, follows_commit: bool = False
+    ) -> None:
         self._what = what
         self._is_reentrant = is_reentrant
-        """Whether a call that holds it may make another one that takes it."""
+        """Whether a call that holds the lock may make another call that takes it."""
         self._limit_s = limit_s
-        """How long it is waited for, unless a caller says otherwise; None: as long as its owner works."""
-        self._queue: deque[Place] = deque()
+        """How long a call waits, unless it gives its own limit."""
+        self._follows_commit = follows_commit
+        """Whether calls take the lock after commits too: the commit has happened, and no error may deny it."""
+        self._queue: deque[QueueSlot] = deque()
         self._pid = os.getpid()
 
     def __enter__(self) -> None:
-        self.take(Place(sys._getframe(1)), self._limit_s)
+        self.take(QueueSlot(sys._getframe(1)), self._limit_s)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.leave()
 
     def within(self, limit_s: float) -> Limited:
-        """The lock for a `with`, or Determinate after a while."""
+        """Return the lock for a `with` that waits until a limit, and raises Determinate after it."""
         return Limited(self, limit_s, None)
 
     def held_by(self, frame: FrameType) -> Limited:
-        """The lock for an ExitStack, whose own calls end at once: it is held by another call."""
+        """Return the lock for an ExitStack: another call holds it, since those of the stack end at once."""
         return Limited(self, self._limit_s, frame)
 
     @property
     def is_held(self) -> bool:
-        """Whether a call that is under way holds it or waits for it."""
+        """Whether a running call holds the lock or waits for it."""
         return any(not place.is_gone() for place in list(self._queue))
 
-    def take(self, place: Place, limit_s: float | None) -> None:
-        """Wait until a place is the first."""
+    def take(self, place: QueueSlot, limit_s: float) -> None:
+        """Wait until a place is the first in the queue."""
         if self._is_reentrant and self._is_held_by(place.thread):
             self._queue.appendleft(place)  # this thread has the lock: no other thread takes the first place
             return
@@ -143,14 +155,14 @@ class Lock:
         return first.thread == thread and not first.is_gone()
 
     def leave(self) -> None:
-        """Give the lock back. The caller holds it, so its place is the first."""
+        """Release the lock. The caller holds it, so its place is the first."""
         self._queue.popleft()
         self._wake_first()
 
-    def _wait(self, place: Place, limit_s: float | None) -> None:
+    def _wait(self, place: QueueSlot, limit_s: float) -> None:
         if self._pid != os.getpid():  # a thread of the parent may hold it, which does not exist here
             raise WrongProcess(f"{self._what} was in use while this process was forked: open the store again in it")
-        left = float("inf") if limit_s is None else limit_s  # in ticks: a process that was suspended did not wait
+        left = limit_s  # in ticks: a process that was suspended did not wait
         tick = TICK_S
         while (first := self._queue[0]) is not place:
             if first.frame is place.frame or first.is_gone():
@@ -158,13 +170,19 @@ class Lock:
             elif first.thread == place.thread:
                 raise UsageError(f"this thread is at work on {self._what}: do not call it from a signal handler")
             elif left <= 0:
-                raise Determinate(f"{self._what} was busy for {limit_s} s: try again later")
+                raise self._busy(limit_s)
             elif not place.sleep(min(tick, left)):
                 left -= tick
                 tick = min(tick * 1.5, TICK_MAX_S)
 
-    def _remove(self, place: Place) -> None:
-        """Take a place out of the queue, if it is in it."""
+    def _busy(self, limit_s: float) -> Unavailable:
+        """Make the error for a lock that another thread has held for too long."""
+        if self._follows_commit:
+            return Indeterminate(f"{self._what} was busy for {limit_s} s: what this call was about may have happened")
+        return Determinate(f"{self._what} was busy for {limit_s} s: try again later")
+
+    def _remove(self, place: QueueSlot) -> None:
+        """Remove a place from the queue, if it is there."""
         try:
             self._queue.remove(place)
         except ValueError:
@@ -178,33 +196,33 @@ class Lock:
 
 
 class Limited:
-    """A lock that is waited for until a limit."""
+    """A lock whose callers wait until a limit."""
 
     __slots__ = ("_frame", "_limit_s", "_lock")
 
-    def __init__(self, lock: Lock, limit_s: float | None, frame: FrameType | None) -> None:
+    def __init__(self, lock: Lock, limit_s: float, frame: FrameType | None) -> None:
         self._lock = lock
         self._limit_s = limit_s
         self._frame = frame
 
     def __enter__(self) -> None:
-        self._lock.take(Place(self._frame or sys._getframe(1)), self._limit_s)
+        self._lock.take(QueueSlot(self._frame or sys._getframe(1)), self._limit_s)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self._lock.leave()
 
 
 class Bell:
-    """Wakes all threads that wait for it, and counts how often it rang. Ringing takes no lock."""
+    """A bell that wakes all waiting threads, and counts how often it rang. Ringing takes no lock."""
 
     def __init__(self) -> None:
         self.count = 0
-        """Another one after every ring: read it before looking, and wait only while it is the same."""
+        """A number that changes with every ring: read it before looking, and wait only while it is the same."""
         self._counting = itertools.count(1)
         self._waiting: deque[threading.Lock] = deque()
 
     def ring(self) -> None:
-        """Wake all that wait."""
+        """Wake all waiting threads."""
         self.count = next(self._counting)
         while self._waiting:
             try:
@@ -213,7 +231,7 @@ class Bell:
                 return  # another thread rings, too
 
     def wait(self, heard: int, timeout_s: float) -> bool:
-        """Wait until it rings; at once if it did since `heard` was its count. False if the time is over."""
+        """Wait for a ring after the one with the count `heard`; return False if the time is over."""
         deadline = time.monotonic() + timeout_s
         while self.count == heard:
             left = deadline - time.monotonic()
@@ -230,27 +248,27 @@ class Bell:
 
 
 class Flag:
-    """Something that is so or is not, and that threads can wait for."""
+    """A boolean that threads can wait for."""
 
     def __init__(self) -> None:
         self._is_set = False
         self._bell = Bell()
 
     def is_set(self) -> bool:
-        """Whether it is so."""
+        """Tell whether the flag is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Make it so, and wake all that wait."""
+        """Set the flag, and wake all waiting threads."""
         self._is_set = True
         self._bell.ring()
 
     def clear(self) -> None:
-        """Make it not so."""
+        """Clear the flag."""
         self._is_set = False
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it is so; False if the time is over.
+        """Wait until the flag is set; return False if the time is over.
 
         SUBTLE: look at the flag again after MISSED_S. A thread that is interrupted between setting the flag and ringing
         wakes no waiting thread (test_locks.py).

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import timespine as ts
 from timespine.cli.app import app
 from timespine.core.encoding.codec import decode_diff
-from timespine.core.encoding.envelope import Kind, kind_of
+from timespine.core.encoding.envelope import EnvelopeKind, envelope_kind
 
 ROOT = Path(ts.__file__).parent.parent
 
@@ -64,18 +64,18 @@ def process(*args, module="timespine.cli", **options):
 def part_of(store, name):
     """The file of the first part of a collection."""
     with ts.open(store, read_only=True) as opened:
-        return store / "blobs" / next(iter(opened[name]._access.state().parts())).key
+        return store / "blobs" / next(iter(opened[name]._handle.state().parts())).key
 
 
 def recorded(store, name):
     """The numbers of the commits of a collection that are lines of its history: appends, writes and seals."""
     with ts.open(store, read_only=True) as opened:
-        access = opened[name]._access
-        entries = list(access.committer.driver.consensus.scan(access.id, 1))
-        return [number for number, data in entries if kind_of(data) is Kind.DIFF and decode_diff(data).h]
+        handle = opened[name]._handle
+        entries = list(handle.committer.driver.consensus.scan(handle.id, 1))
+        return [number for number, data in entries if envelope_kind(data) is EnvelopeKind.DIFF and decode_diff(data).h]
 
 
 def seqnos(store):
     """How many commits every collection has had: what changes when anything does."""
     with ts.open(store, read_only=True) as opened:
-        return {name: opened[name]._access.state().seqno for name in opened.names()}
+        return {name: opened[name]._handle.state().seqno for name in opened.names()}

@@ -197,7 +197,7 @@ def test_every_error_has_its_exit_code_and_fits_one_line(original, monkeypatch, 
     monkeypatch.setattr("timespine.client.store.Store.names", fail)
     line = failure("list", original, code=code)
     assert "\x1b" not in line
-    assert error_report.tell(error, as_json=True, debug=False) == code
+    assert error_report.report_error(error, as_json=True, debug=False) == code
     assert json.loads(capsys.readouterr().err)["exit_code"] == code
 
 

@@ -51,7 +51,7 @@ def test_create_list_describe_rename_drop(store):
 
 
 def test_collections_of_one_and_of_several_coordinates_are_listed_together(store):
-    run("create", store, "prices", "--key", "id:int64", "--arity", "2", "--timeline", "counter")
+    run("create", store, "prices", "--key", "id:int64", "--time-coordinates", "2", "--timeline", "counter")
     run("seal", store, "prices", "--at", "3,0", "--at", "0,3")
     for more in ((), ("-v",), ("-o", "csv")):
         assert "prices" in run("list", store, *more).stdout
@@ -132,11 +132,11 @@ def test_expire_forgets_and_says_who_holds(store):
     failure("hold", store, "orders", "release", "report", code=2)
     failure("hold", store, "orders", "release", "nope", "--token", token, code=2)
     failure("hold", store, "orders", "release", code=2)
-    failure("hold", store, "orders", "advance", "report", "--token", token, code=2)
+    failure("hold", store, "orders", "release-before", "report", "--token", token, code=2)
     assert document("hold", store, "orders", "release", "report", "--token", token)["since"] == 2
     failure("hold", store, "orders", "add", "late", "--as-of", 0, code=3)
     token = document("hold", store, "orders", "add", "again")["token"]
-    run("hold", store, "orders", "advance", "again", "--token", token, "--as-of", 2)
+    run("hold", store, "orders", "release-before", "again", "--token", token, "--as-of", 2)
 
 
 def test_compact_and_maintain(store):

@@ -84,7 +84,7 @@ def test_the_token_of_a_hold_outlives_a_broken_output(store, arguments):
     os.close(writer)
     assert code == 7
     told = json.loads(error)
-    assert (told["error"], told["exit_code"]) == ("NotTold", 7)
+    assert (told["error"], told["exit_code"]) == ("ResultNotWritten", 7)
     token = re.search(r"its token is (\w+)", told["message"])[1]
     run("hold", store, "orders", "release", "mine", "--token", token)
 
@@ -93,8 +93,8 @@ def test_the_token_of_a_hold_that_may_be_there_is_said(store, arguments, monkeyp
     def fail(*_, **__):
         raise Indeterminate("no answer")
 
-    monkeypatch.setattr("timespine.client.collection.Collection.hold", fail)
-    assert re.search(r"if hold mine is there, its token is t\w{16}", failure(*arguments("hold"), code=5))
+    monkeypatch.setattr("timespine.client.collection.Collection.critical_hold", fail)
+    assert re.search(r"if hold mine exists, its token is t\w{16}", failure(*arguments("hold"), code=5))
 
 
 @pytest.mark.parametrize("args", [("list",), ("append", "orders", "new.csv"), ("snapshot", "orders")])

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from expect import until
+from assertions import until
 from running import ROOT, document, process, run, seqnos
 
 import timespine as ts

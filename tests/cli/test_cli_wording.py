@@ -31,7 +31,7 @@ def test_every_hint_is_given_somewhere():
 def test_sentences_of_the_command_line_have_no_python_in_them():
     args = {"name": "orders", "timeline": "clock", "columns": "_time"}
     for code in hints.SENTENCES:
-        assert not PYTHON.search(hints.sentence(Hint(code, args), can_wait=True)), code
+        assert not PYTHON.search(hints.hint_text(Hint(code, args), can_wait=True)), code
 
 
 def test_help_is_in_plain_english():
@@ -96,5 +96,5 @@ def test_only_verbs_that_can_wait_say_how(store, verb, can_wait):
 
 def test_types_of_values_are_those_of_json_and_no_other_words_change():
     error = InvalidRows.of_type("dict", "column 'a dict': it holds a dict where int64 is needed")
-    assert hints.describe(error) == "column 'a dict': it holds an object where int64 is needed"
-    assert hints.describe(UsageError("there is no column 'dict'")) == "there is no column 'dict'"
+    assert hints.error_text(error) == "column 'a dict': it holds an object where int64 is needed"
+    assert hints.error_text(UsageError("there is no column 'dict'")) == "there is no column 'dict'"

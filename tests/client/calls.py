@@ -50,11 +50,9 @@ def of_store(folder):
             lambda store: store.drop("never"),
         ],
         "maintain": [lambda store: store.maintain(), lambda store: store.maintain("orders", sweep=True)],
-        "advance": [lambda store: store.advance(), lambda store: store.advance(0)],
+        "seal_idle": [lambda store: store.seal_idle(), lambda store: store.seal_idle(0)],
         "retain": [lambda store: store.retain(None), lambda store: store.retain("7 days")],
         "forget_within": [lambda store: store.forget_within("2 days")],
-        "set_retention": [lambda store: store.set_retention("orders", None)],
-        "compact": [lambda store: store.compact("orders-id")],
         "vacuum": [lambda store: store.vacuum(dry_run=False)],
         "transaction": [lambda store: store.transaction()],
         "seal": [lambda store: store.seal(["orders"], 99), lambda store: store.seal([], 99)],
@@ -69,7 +67,7 @@ def of_store(folder):
         "vacuum": [lambda store: store.vacuum()],
         "snapshot": [lambda store: store.snapshot(["orders"])["orders"].to_arrow()],
     }
-    return changes, reads, {"metrics", "close", "adopt", "check_replaceable", "retention"}
+    return changes, reads, {"metrics", "close"}
 
 
 def of_collection():
@@ -81,17 +79,17 @@ def of_collection():
             lambda orders: orders.append(pa.table({"id": range(9000), "name": ["x" * 9] * 9000})),
         ],
         "write": [lambda orders: orders.write([ROW], at=99), lambda orders: orders.write([], at=99)],
-        "seal": [lambda orders: orders.seal(99), lambda orders: orders.seal(orders.upper.elements[0][0])],
+        "seal": [lambda orders: orders.seal(99), lambda orders: orders.seal(1, if_behind="ignore")],
         "upsert": [lambda orders: orders.upsert([ROW]), lambda orders: orders.upsert([])],
         "delete": [lambda orders: orders.delete({"id": 1}), lambda orders: orders.delete(where="id = -1")],
         "update": [lambda orders: orders.update(where="id = -1", set={"name": "y"})],
         "replace": [lambda orders: orders.replace([], where="id = -1"), lambda orders: orders.replace([ROW])],
         "merge": [lambda orders: orders.merge([ROW]).when_not_matched_insert().execute()],
-        "advance": [lambda orders: orders.advance(1)],
-        "close_for_good": [lambda orders: orders.close_for_good()],
+        "finish": [lambda orders: orders.finish()],
         "writer": [lambda orders: orders.writer()],
         "subscribe": [lambda orders: orders.subscribe(), lambda orders: orders.subscribe(0, snapshot=False)],
-        "hold": [lambda orders: orders.hold(1), lambda orders: orders.hold(1, critical="other")],
+        "hold": [lambda orders: orders.hold(1)],
+        "critical_hold": [lambda orders: orders.critical_hold("other", 1)],
         "expire": [lambda orders: orders.expire(before=0)],
         "retain": [lambda orders: orders.retain(None)],
         "forget_within": [lambda orders: orders.forget_within("2 days")],

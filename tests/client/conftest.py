@@ -1,11 +1,11 @@
 """What most tests of the client begin with."""
 
 import pytest
-from places import Place
+from memory_store import MemoryStore
 
 
 @pytest.fixture
 def place():
     """Storage, with a clock and faults that the test decides."""
-    with Place() as made:
+    with MemoryStore() as made:
         yield made

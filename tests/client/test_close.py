@@ -5,8 +5,8 @@ import threading
 
 import calls
 import pytest
-from expect import check, until
-from places import BLOBS, QUICK, Gate, Script, in_line, in_threads
+from assertions import check, until
+from memory_store import BLOBS, QUICK, Gate, Script, in_line, in_threads
 
 import timespine as ts
 from timespine.client import open_store
@@ -49,7 +49,7 @@ def test_every_later_call_of_a_store_and_its_collections_says_that_it_is_closed(
                     call(target)
                 assert str(raised.value) == CLOSED, name
     assert (orders.name, store.metrics()["cache misses"] >= 0) == ("orders", True)
-    store.heart.beat()
+    store._heartbeat_thread.heartbeat_once()
     with ts.open(root, read_only=True) as again:
         assert again["orders"].count() == 4
 
@@ -63,7 +63,7 @@ def test_every_handle_that_was_taken_before_says_that_the_store_is_closed(place)
             orders.snapshot().to_reader().read_all().append_column("_time", [[4] * 4]).append_column("_diff", [[1] * 4])
         )
         batch = builder.finish(Frontier.at(5))
-    hold, critical = orders.hold(1), orders.hold(1, critical="backup")
+    hold, critical = orders.hold(1), orders.critical_hold("backup", 1)
     snapshot, changes = orders.snapshot(), orders.changes(1)
     assert next(feed).kind == "snapshot"
     store.close()
@@ -71,7 +71,7 @@ def test_every_handle_that_was_taken_before_says_that_the_store_is_closed(place)
         lambda: writer.builder(lower=4),
         lambda: writer.compare_and_append([batch], 4, 5),
         lambda: writer.append(batch),
-        lambda: writer.advance_upper(9),
+        lambda: writer.seal(9),
         lambda: writer.transmit(batch),
         lambda: writer.delete(batch),
         lambda: orders.writer(),
@@ -81,15 +81,16 @@ def test_every_handle_that_was_taken_before_says_that_the_store_is_closed(place)
         snapshot.count,
         lambda: list(snapshot.batches()),
         changes.to_arrow,
-        lambda: hold.advance(2),
-        lambda: critical.advance(2),
+        lambda: hold.release_before(2),
+        lambda: critical.release_before(2),
         critical.release,
         critical.take_over,
     ):
         with pytest.raises(UsageError, match=CLOSED):
             use()
-    for done in (hold, snapshot, changes, feed, waiting):
+    for done in (snapshot, changes, feed, waiting):
         done.close()  # giving back what was given back is fine
+    hold.release()
     assert ids(place.open()) == [0, 1, 2, 3]
     writer._loose.clear()  # what was built and never committed is swept, and warned of: here it is meant
 
@@ -208,12 +209,12 @@ def test_threads_that_append_on_and_on_are_all_told_and_what_they_were_told_is_t
 
 def test_what_is_overdue_and_small_is_done_before_the_end(place):
     store = place.open(config=BLOBS, maintenance=True)
-    store.maintenance.round = lambda: False  # the background has had no time
+    store._maintenance.round = lambda: False  # the background has had no time
     orders = store.create("orders", **calls.SHAPE)
     for n in range(40):
         orders.append([{"id": n, "name": "x"}])
     store.close()
-    state = place.open()["orders"]._access.state()
+    state = place.open()["orders"]._handle.state()
     assert sum(len(batch.runs) for batch in state.hollow_batches()) < 40
     assert (state.writers, state.committers, state.readers) == ({}, {}, {})
 
@@ -242,7 +243,7 @@ def test_a_store_is_closed_though_storage_is_away(place, fault):
     assert ids(other) == [0, 1, 2, 3]
     place.clock.advance(2 * 3600)
     other.maintain(sweep=True)
-    assert set(other["orders"]._access.state().writers) <= {
+    assert set(other["orders"]._handle.state().writers) <= {
         other._committer.session.writer,
         other._upkeep.session.writer,
     }
@@ -295,7 +296,7 @@ def test_closing_lets_go_of_every_file_so_that_the_folder_can_be_moved_and_opene
     with ts.open(moved) as again:
         assert ids(again) == [0, 1, 2, 3]
         again["orders"].append([{"id": 9, "name": "x"}])
-        assert again["orders"]._access.state().readers.keys() == {
+        assert again["orders"]._handle.state().readers.keys() == {
             lease.reader for leases in again._leases._leases.values() for lease in leases
         }
     assert not root.exists()
@@ -385,7 +386,7 @@ def test_closing_closes_both_ports_even_if_one_of_them_fails_to(tmp_path, record
 def test_what_was_committed_is_acknowledged_and_stays_though_the_store_is_closed_right_after(place, creates):
     store = place.open(config=BLOBS)
     create(store)
-    store._committer.told.insert(0, lambda collections: store._committer.close())
+    store._committer.on_commit.insert(0, lambda collections: store._committer.close())
     if creates:
         with store.transaction() as tx:
             tx.append(tx.create("more", **calls.SHAPE), [{"id": 7, "name": "in"}])

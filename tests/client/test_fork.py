@@ -120,7 +120,7 @@ def test_what_a_child_drops_or_closes_changes_nothing_for_its_parent(tmp_path):
             return "dropped"
 
         assert in_child(drop) == "'dropped'"
-        state = numbers._access.state()
+        state = numbers._handle.state()
         assert before in state.committers, "the committer of the parent is still registered"
         assert len(state.readers) == 2, "and so are its leases"
         numbers.append([{"n": 2}])
@@ -133,7 +133,7 @@ def test_a_handle_that_is_pickled_says_what_to_do_instead(tmp_path):
         numbers.append([{"n": 1}])
         handles = [
             *(store, numbers, numbers.snapshot(), numbers.updates(), numbers.subscribe(), numbers.listen()),
-            *(numbers.writer(), numbers.hold(), numbers.hold(critical="c"), store.transaction()),
+            *(numbers.writer(), numbers.hold(), numbers.critical_hold("c"), store.transaction()),
             store.snapshot(["numbers"]),
         ]
         for handle in handles:

@@ -174,7 +174,7 @@ class Collections(RuleBasedStateMachine):
     def lookup(self, key):
         expected = Counter({row: count for row, count in self.now().items() if row[0] == key})
         if all(count > 0 for count in expected.values()):
-            assert Counter((row["k"], row["v"]) for row in self.orders.lookup({"k": key})) == expected
+            assert Counter((row["k"], row["v"]) for row in self.orders.lookup({"k": key}).to_pylist()) == expected
         else:
             with pytest.raises(UsageError, match="multiplicity"):
                 self.orders.lookup({"k": key})

@@ -7,8 +7,8 @@ import threading
 
 import pyarrow as pa
 import pytest
-from expect import until
-from places import BLOBS, Script, in_threads
+from assertions import until
+from memory_store import BLOBS, Script, in_threads
 
 import timespine as ts
 from timespine.client.commit.group_commit import STORE_CLOSED
@@ -122,12 +122,12 @@ def test_advancing_seals_idle_collections_of_the_wall_clock_at_one_time_in_one_c
     store = place.open(script=script)
     left, right = store.create("left", key=KEY), store.create("right", key=KEY)
     counter = store.create("counter", key=KEY, timeline="counter")
-    plane = store.create("plane", key=KEY, arity=2)
+    plane = store.create("plane", key=KEY, time_coordinates=2)
     left.append([{"n": 1}])
-    store.advance()
+    store.seal_idle()
     place.clock.advance(60)
     before = script.calls["compare_and_set"]
-    assert store.advance() == place.clock.ms
+    assert store.seal_idle() == place.clock.ms
     assert script.calls["compare_and_set"] == before + 1
     assert left.upper == right.upper == Frontier.at(place.clock.ms)
     assert counter.upper == Frontier.at(0)
@@ -140,19 +140,19 @@ def test_advancing_seals_idle_collections_of_the_wall_clock_at_one_time_in_one_c
 def test_advancing_goes_never_back_and_leaves_closed_collections_closed(place):
     store = place.open()
     left, closed = store.create("left", key=KEY), store.create("closed", key=KEY)
-    closed.close_for_good()
-    store.advance(5000)
-    assert store.advance(4000) == 4000
+    closed.finish()
+    store.seal_idle(5000)
+    assert store.seal_idle(4000) == 4000
     assert left.upper == Frontier.at(5000)
     assert closed.upper.is_closed
     for wrong in (-1, "now", 1.5):
         with pytest.raises(UsageError):
-            store.advance(wrong)
+            store.seal_idle(wrong)
 
 
 def test_advancing_an_empty_store_is_fine(place):
     store = place.open()
-    assert store.advance(7) == 7
+    assert store.seal_idle(7) == 7
 
 
 # Asking for what is not there.
@@ -207,10 +207,10 @@ def test_idle_collections_are_sealed_at_a_datetime(place):
     store = place.open()
     numbers = store.create("numbers", key=KEY)
     moment = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
-    assert store.advance(moment) == 1704067200000
+    assert store.seal_idle(moment) == 1704067200000
     assert numbers.upper == Frontier.at(1704067200000)
     with pytest.raises(UsageError, match="is not a time"):
-        store.advance("now")
+        store.seal_idle("now")
 
 
 @pytest.mark.parametrize("read_only", [False, True])

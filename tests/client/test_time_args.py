@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timespine.client.time_args import to_ms, to_time, to_user
+from timespine.client.time_args import parse_duration_ms, parse_time, unwrap_time
 from timespine.errors import UsageError
 from timespine.model.time import INT64_MAX
 
@@ -18,43 +18,43 @@ UTC = datetime.UTC
 
 @pytest.mark.parametrize("time", [0, 1, 17, INT64_MAX])
 def test_an_integer_is_itself(time):
-    assert to_time(time, 1) == (time,)
-    assert to_user((time,)) == time
+    assert parse_time(time, 1) == (time,)
+    assert unwrap_time((time,)) == time
 
 
 @pytest.mark.parametrize("given", [np.int64(5), np.int32(5), np.uint8(5), np.uint64(5)])
 def test_integers_of_numpy_are_integers(given):
-    (time,) = to_time(given, 1)
+    (time,) = parse_time(given, 1)
     assert time == 5
     assert type(time) is int
-    assert to_time((given, given), 2) == (5, 5)
+    assert parse_time((given, given), 2) == (5, 5)
 
 
 def test_one_integer_per_coordinate_is_a_time_of_several():
-    assert to_time((3, 4), 2) == (3, 4)
-    assert to_user((3, 4)) == (3, 4)
+    assert parse_time((3, 4), 2) == (3, 4)
+    assert unwrap_time((3, 4)) == (3, 4)
 
 
 def test_a_datetime_is_milliseconds_since_1970_whatever_its_zone():
     moment = datetime.datetime(2024, 2, 29, 12, 30, 45, 678_000, tzinfo=UTC)
-    assert to_time(moment, 1) == (1709209845678,)
-    assert to_time(moment.astimezone(ZoneInfo("America/New_York")), 1) == (1709209845678,)
+    assert parse_time(moment, 1) == (1709209845678,)
+    assert parse_time(moment.astimezone(ZoneInfo("America/New_York")), 1) == (1709209845678,)
 
 
 @given(st.integers(0, 253402300799999))
 def test_every_millisecond_comes_back_as_itself(milliseconds):
     moment = datetime.datetime(1970, 1, 1, tzinfo=UTC) + datetime.timedelta(milliseconds=milliseconds)
-    assert to_time(moment, 1) == (milliseconds,)
+    assert parse_time(moment, 1) == (milliseconds,)
 
 
 def test_a_datetime_is_no_time_of_a_counter():
     with pytest.raises(UsageError, match="its time line is a counter"):
-        to_time(datetime.datetime(2024, 2, 29, tzinfo=UTC), 1, "counter")
-    assert to_time(7, 1, "counter") == (7,)
+        parse_time(datetime.datetime(2024, 2, 29, tzinfo=UTC), 1, "counter")
+    assert parse_time(7, 1, "counter") == (7,)
 
 
 def test_parts_of_a_millisecond_are_dropped():
-    assert to_time(datetime.datetime(1970, 1, 1, 0, 0, 0, 1999, tzinfo=UTC), 1) == (1,)
+    assert parse_time(datetime.datetime(1970, 1, 1, 0, 0, 0, 1999, tzinfo=UTC), 1) == (1,)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_parts_of_a_millisecond_are_dropped():
 )
 def test_what_is_no_time_is_refused(time, arity):
     with pytest.raises(UsageError):
-        to_time(time, arity)
+        parse_time(time, arity)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_is_no_time_is_refused(time, arity):
     ],
 )
 def test_durations_are_said_as_people_say_them(given, milliseconds):
-    assert to_ms(given) == milliseconds
+    assert parse_duration_ms(given) == milliseconds
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,4 @@ def test_durations_are_said_as_people_say_them(given, milliseconds):
 )
 def test_what_is_no_duration_is_refused(given):
     with pytest.raises(UsageError):
-        to_ms(given)
+        parse_duration_ms(given)

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from expect import check
+from assertions import check
 
 from timespine.columnar.parts.hollow_run import cover, hollow_part, read_run
-from timespine.columnar.parts.inline import decode_inline
-from timespine.columnar.parts.stats import PartMeta
+from timespine.columnar.parts.inline_part import decode_inline
+from timespine.columnar.parts.part_stats import PartMeta
 from timespine.columnar.schema.schema import define
 from timespine.columnar.write.batch_builder import BatchBuilder
 from timespine.config import DEFAULT

@@ -8,28 +8,28 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import pyarrow as pa
+from assertions import check
 from building import hollow
-from expect import check
 from hypothesis import strategies as st
 from kernel_cases import TYPES, array, key
 
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.key_encoding import encode_row
-from timespine.columnar.parts.cache import PartCache
-from timespine.columnar.parts.inline import encode_inline
+from timespine.columnar.parts.inline_part import encode_inline
+from timespine.columnar.parts.part_cache import PartCache
+from timespine.columnar.parts.part_stats import describe_updates
 from timespine.columnar.parts.part_writer import encode_part
-from timespine.columnar.parts.stats import describe
 from timespine.columnar.predicate.column import col
-from timespine.columnar.predicate.keyset import KeySet
-from timespine.columnar.scan.part_set import Parts
-from timespine.columnar.scan.request import Wanted
+from timespine.columnar.predicate.key_set import KeySet
+from timespine.columnar.scan.part_access import Parts
+from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import Schema, define
 from timespine.columnar.schema.types import can_widen, is_nested, parse_type, type_name
 from timespine.config import DEFAULT
 from timespine.core.batch import Order, Part, Run, wrap_int64
 from timespine.core.encoding.codec import encode_run
-from timespine.core.read_plan import seen_through
+from timespine.core.read_plan import apply_parent_bounds
 from timespine.location.memory import MemoryBlob
 from timespine.model.frontier import Frontier, advance_by
 
@@ -83,7 +83,9 @@ class Place:
     def inline(self, table, id, *, described=True, is_sorted=True):
         """A part that lives in the state."""
         data = encode_inline(table)
-        meta = describe(table, self.schemas[id], sorted=is_sorted, budget=0, bound_bytes=self.config.bound_bytes)
+        meta = describe_updates(
+            table, self.schemas[id], sorted=is_sorted, budget=0, bound_bytes=self.config.bound_bytes
+        )
         diff_sum = wrap_int64(sum(table.column("_diff").to_pylist()))
         return Part("", table.num_rows, len(data), diff_sum, inline=data, meta=meta.encode() if described else b"")
 
@@ -204,7 +206,7 @@ def naive(history, wanted, where=None, keys=None):
             if not within(seen, wanted):
                 continue
             given = tuple(key(seen[name]) for name in names)
-            counts[(given, time) if wanted.timed else given] += diff
+            counts[(given, time) if wanted.keep_times else given] += diff
     return Counter({row: count for row, count in counts.items() if count})
 
 
@@ -225,9 +227,9 @@ def given(tables, wanted):
         check(table.num_rows == 0 or set(table.column_names) == {*wanted.order, "_diff"})
         names = [name for name in wanted.schema.names if name in wanted.read]
         rows = [tuple(map(key, row)) for row in plain(table, names)]
-        times = plain(table, wanted.schema.time_names) if wanted.timed else [None] * len(rows)
+        times = plain(table, wanted.schema.time_names) if wanted.keep_times else [None] * len(rows)
         for row, time, diff in zip(rows, times, table.column("_diff").to_pylist(), strict=True):
-            place = (row, time) if wanted.timed else row
+            place = (row, time) if wanted.keep_times else row
             if place in counts:
                 raise AssertionError(f"{place} was given twice")
             if diff == 0:
@@ -274,9 +276,9 @@ def _changed(draw, schema, number, pools):
     what = draw(st.sampled_from(["add", "drop", "rename", "widen", "widen"]))
     fixed = {*schema.key, *schema.cluster}
     if what == "drop" and len(schema.fields) > 1:
-        loose = [each.name for each in schema.fields if each.id not in fixed]
-        if loose:
-            return schema.drop(draw(st.sampled_from(loose)))
+        any_order = [each.name for each in schema.fields if each.id not in fixed]
+        if any_order:
+            return schema.drop(draw(st.sampled_from(any_order)))
     if what == "rename":
         return schema.rename(draw(st.sampled_from(schema.names)), f"r{number}")
     if what == "widen":
@@ -335,7 +337,7 @@ def runs(draw, place, pools, arity, times=4):
     if made and draw(st.booleans()):
         # What is inside of a hollow run is whole; truncation and rewriting are those of the reference to it.
         outer = change(place.listed(made))
-        made, seen = [outer], [seen_through(outer, part) for part in made]
+        made, seen = [outer], [apply_parent_bounds(outer, part) for part in made]
     else:
         made = seen = [change(part) for part in made]
     contents = [(updates_of(piece, schema), part, schema) for part, (_, piece) in zip(seen, parts, strict=True)]
@@ -473,11 +475,11 @@ def questions(draw, schema, pools, *, ranges=True, keys=True):
         found, table = draw(key_sets(schema, pools))
     lower = draw(bounds(schema, pools)) if ranges else None
     upper = draw(bounds(schema, pools)) if ranges else None
-    wanted = Wanted(
+    wanted = ScanRequest(
         schema,
         tuple(columns),
         draw(windows(schema.arity)),
-        timed=draw(st.booleans()),
+        keep_times=draw(st.booleans()),
         where=where,
         keys=None if table is None else KeySet(table),
         lower=lower,

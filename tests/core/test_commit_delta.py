@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scene import WRITER, Scene, at, batch, inline_part, up
-from walk import Walk
+from random_commands import RandomCommands
+from state_harness import WRITER, StateHarness, at, batch, inline_part, up
 
-from timespine.core.commit_delta import Heard, heard
+from timespine.core.commit_delta import CommitDelta, delta_of_commit
 from timespine.core.encoding.codec import decode_diff, encode_diff
 from timespine.core.encoding.state_diff import diff
 from timespine.core.read_plan import plan_all
@@ -39,22 +39,22 @@ from timespine.model.oracle import Update
 class Ear:
     """Somebody who listens to a scene: all that was done since the last time is one commit to it."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: StateHarness) -> None:
         self.scene = scene
         self.state = scene.state
         self.known = len(scene.oracle.updates)
 
-    def heard(self) -> Heard:
+    def heard(self) -> CommitDelta:
         """What the commit tells. It must be what the oracle has more than before."""
         old, new = self.state, self.scene.state
-        found = heard(old, decode_diff(encode_diff(diff(old, new))), new)
+        found = delta_of_commit(old, decode_diff(encode_diff(diff(old, new))), new)
         gained = self.scene.oracle.updates[self.known :]
         self.state, self.known = new, self.known + len(gained)
         assert self.told(found) == counted(gained)
         assert found.upper == (None if new.upper == old.upper else new.upper)
         return found
 
-    def told(self, found: Heard) -> dict[tuple[str, tuple[int, ...]], int]:
+    def told(self, found: CommitDelta) -> dict[tuple[str, tuple[int, ...]], int]:
         """The updates that a commit tells."""
         more = counted(each for run in found.runs for part in run.parts for each in self.scene.visible(part))
         less = counted(each for run in found.without for part in run.parts for each in self.scene.visible(part))
@@ -71,16 +71,16 @@ def counted(updates: list[Update] | object) -> dict[tuple[str, tuple[int, ...]],
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def scene() -> StateHarness:
+    return StateHarness()
 
 
 @pytest.fixture
-def ear(scene: Scene) -> Ear:
+def ear(scene: StateHarness) -> Ear:
     return Ear(scene)
 
 
-def test_an_append_tells_its_updates_and_the_upper(scene: Scene, ear: Ear) -> None:
+def test_an_append_tells_its_updates_and_the_upper(scene: StateHarness, ear: Ear) -> None:
     scene.append(at(3), up("a", 0), up("b", 2), key=f"c/{WRITER}/p1")
     found = ear.heard()
     assert found.upper == at(3)
@@ -89,32 +89,32 @@ def test_an_append_tells_its_updates_and_the_upper(scene: Scene, ear: Ear) -> No
     assert ear.heard().upper == at(5)
 
 
-def test_a_write_tells_its_updates_though_their_times_are_not_sealed(scene: Scene, ear: Ear) -> None:
+def test_a_write_tells_its_updates_though_their_times_are_not_sealed(scene: StateHarness, ear: Ear) -> None:
     scene.write(up("a", 3), up("b", 1))
     found = ear.heard()
     assert found.upper is None
     assert len(found.runs) == 1
 
 
-def test_a_seal_tells_the_upper_and_what_was_written_is_told_no_second_time(scene: Scene, ear: Ear) -> None:
+def test_a_seal_tells_the_upper_and_what_was_written_is_told_no_second_time(scene: StateHarness, ear: Ear) -> None:
     scene.write(up("a", 3), up("b", 1))
     ear.heard()
     scene.do(Seal(at(2)))
-    assert ear.heard() == Heard(upper=at(2))
+    assert ear.heard() == CommitDelta(upper=at(2))
     for command in (Drain(), Trim(0), Seal(at(9)), Drain(), Evict()):
         scene.do(command)
         found = ear.heard()
         assert (found.runs, found.without) == ((), ()), "by reference: nothing has to be read"
 
 
-def test_moving_the_upper_without_data_tells_the_upper_alone(scene: Scene, ear: Ear) -> None:
+def test_moving_the_upper_without_data_tells_the_upper_alone(scene: StateHarness, ear: Ear) -> None:
     scene.do(AdvanceUpper(at(4)))
-    assert ear.heard() == Heard(upper=at(4))
+    assert ear.heard() == CommitDelta(upper=at(4))
     scene.do(AdvanceUpper(CLOSED))
-    assert ear.heard() == Heard(upper=CLOSED)
+    assert ear.heard() == CommitDelta(upper=CLOSED)
 
 
-def test_an_append_whose_range_contains_unsealed_updates_tells_only_its_own(scene: Scene, ear: Ear) -> None:
+def test_an_append_whose_range_contains_unsealed_updates_tells_only_its_own(scene: StateHarness, ear: Ear) -> None:
     scene.write(up("w", 1), up("w", 7))
     ear.heard()
     scene.append(at(3), up("a", 2))
@@ -125,7 +125,7 @@ def test_an_append_whose_range_contains_unsealed_updates_tells_only_its_own(scen
     assert (len(found.runs), found.without) == (1, ())
 
 
-def test_an_append_on_a_lagging_trace_drains_it_and_tells_only_its_own(scene: Scene, ear: Ear) -> None:
+def test_an_append_on_a_lagging_trace_drains_it_and_tells_only_its_own(scene: StateHarness, ear: Ear) -> None:
     scene.write(up("w", 1), up("w", 2), up("w", 7))
     scene.do(Seal(at(2)))
     ear.heard()
@@ -135,7 +135,7 @@ def test_an_append_on_a_lagging_trace_drains_it_and_tells_only_its_own(scene: Sc
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_appending_exactly_what_was_written_tells_it_as_often_as_it_was_appended(
-    scene: Scene, ear: Ear, times: int
+    scene: StateHarness, ear: Ear, times: int
 ) -> None:
     for _ in range(times):
         scene.write(up("a", 1))
@@ -150,14 +150,14 @@ def test_appending_exactly_what_was_written_tells_it_as_often_as_it_was_appended
     assert len(ear.heard().runs) == 2
 
 
-def test_an_append_that_is_rewritten_tells_its_updates_where_they_stand(scene: Scene, ear: Ear) -> None:
+def test_an_append_that_is_rewritten_tells_its_updates_where_they_stand(scene: StateHarness, ear: Ear) -> None:
     scene.do(Seal(at(5)))
     scene.do(AppendNext(batch(at(0), at(0), inline_part([up("a", 2)])), 2))
     scene.oracle.updates.append(up("a", 5))
     assert ear.heard().upper == at(6)
 
 
-def test_a_replicated_append_tells_only_what_it_brought(scene: Scene, ear: Ear) -> None:
+def test_a_replicated_append_tells_only_what_it_brought(scene: StateHarness, ear: Ear) -> None:
     scene.append(at(3), up("a", 1))
     ear.heard()
     scene.do(Append(batch(at(0), at(6), inline_part([up("a", 1), up("b", 4)]))))
@@ -165,20 +165,22 @@ def test_a_replicated_append_tells_only_what_it_brought(scene: Scene, ear: Ear) 
     assert ear.heard().upper == at(6)
 
 
-def test_merges_leases_and_schemas_tell_nothing(scene: Scene, ear: Ear) -> None:
+def test_merges_leases_and_schemas_tell_nothing(scene: StateHarness, ear: Ear) -> None:
     for number in range(1, 6):
         scene.append(at(number), up("a", number - 1), key=f"c/{WRITER}/p{number}")
     ear.heard()
     nothing = (RegisterReader("r1", None, 10), AddSchema(None, b"s"), Retain(at(3)), RollUpAll())
     for command in nothing:
         scene.do(command)
-        assert ear.heard() == Heard()
+        assert ear.heard() == CommitDelta()
     (request,) = scene.state.trace.requests()
     scene.do(ApplyMerge(scene.merged(request, f"c/{WRITER}/m1"), WRITER))
-    assert ear.heard() == Heard()
+    assert ear.heard() == CommitDelta()
 
 
-def test_one_commit_that_writes_seals_appends_drains_and_evicts_tells_all_of_it_once(scene: Scene, ear: Ear) -> None:
+def test_one_commit_that_writes_seals_appends_drains_and_evicts_tells_all_of_it_once(
+    scene: StateHarness, ear: Ear
+) -> None:
     scene.write(up("old", 1), up("old", 6))
     ear.heard()
     scene.write(up("w", 2), up("w", 8))
@@ -194,12 +196,12 @@ def test_one_commit_that_writes_seals_appends_drains_and_evicts_tells_all_of_it_
     assert (found.without, found.upper) == ((), at(8))
 
 
-def test_what_was_written_and_partly_drained_in_one_commit_is_told_once(scene: Scene, ear: Ear) -> None:
+def test_what_was_written_and_partly_drained_in_one_commit_is_told_once(scene: StateHarness, ear: Ear) -> None:
     scene.write(up("w", 1), up("w", 8))
     scene.do(Seal(at(3)))
     scene.do(Drain())
     ear.heard()
-    fresh = Scene()
+    fresh = StateHarness()
     ear = Ear(fresh)
     fresh.write(up("w", 1), up("w", 8))
     fresh.do(Seal(at(3)))
@@ -210,7 +212,7 @@ def test_what_was_written_and_partly_drained_in_one_commit_is_told_once(scene: S
 
 @pytest.mark.parametrize("rewritten", [False, True])
 def test_what_was_trimmed_and_drained_in_one_commit_is_told_no_second_time(
-    scene: Scene, ear: Ear, rewritten: bool
+    scene: StateHarness, ear: Ear, rewritten: bool
 ) -> None:
     scene.write(up("w", 1), up("w", 5), up("w", 9))
     scene.do(Seal(at(3)))
@@ -227,17 +229,17 @@ def test_what_was_trimmed_and_drained_in_one_commit_is_told_no_second_time(
     assert ear.heard().without == ()
 
 
-def test_the_end_of_a_collection_tells_that_it_is_closed_and_nothing_else(scene: Scene, ear: Ear) -> None:
+def test_the_end_of_a_collection_tells_that_it_is_closed_and_nothing_else(scene: StateHarness, ear: Ear) -> None:
     scene.append(at(3), up("a", 1))
     ear.heard()
     scene.do(AdvanceUpper(CLOSED))
     scene.do(Retain(CLOSED))
     scene.do(Finalize())
-    assert ear.heard() == Heard(upper=CLOSED)
+    assert ear.heard() == CommitDelta(upper=CLOSED)
 
 
 def test_with_several_coordinates_the_same_holds() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     ear = Ear(scene)
     scene.write(up("a", (3, 0)), up("b", (0, 3)), up("c", (4, 4)))
     ear.heard()
@@ -247,7 +249,7 @@ def test_with_several_coordinates_the_same_holds() -> None:
     assert len(ear.heard().runs) == 1
 
 
-def test_all_there_is_are_sealed_and_unsealed_updates_each_once(scene: Scene) -> None:
+def test_all_there_is_are_sealed_and_unsealed_updates_each_once(scene: StateHarness) -> None:
     scene.write(up("w", 1), up("w", 7))
     scene.append(at(3), up("a", 2))
     scene.write(up("late", 9))
@@ -259,7 +261,7 @@ def test_all_there_is_are_sealed_and_unsealed_updates_each_once(scene: Scene) ->
         scene.do(command)
 
 
-def listened_walk(walk: Walk, steps: int) -> None:
+def listened_walk(walk: RandomCommands, steps: int) -> None:
     """Do many things, some of them together as one commit, and listen to all of it."""
     ear = Ear(walk.scene)
     for _ in range(steps):
@@ -279,19 +281,19 @@ def listened_walk(walk: Walk, steps: int) -> None:
 @settings(max_examples=60)
 @given(st.data(), st.integers(1, 2))
 def test_whatever_is_committed_together_is_told_once(data: st.DataObject, arity: int) -> None:
-    walk = Walk(lambda n: data.draw(st.integers(0, n - 1)) if n > 1 else 0, arity)
+    walk = RandomCommands(lambda n: data.draw(st.integers(0, n - 1)) if n > 1 else 0, arity)
     listened_walk(walk, 30)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_long_walk_is_told_as_it_is_committed(seed: int) -> None:
-    listened_walk(Walk(random.Random(seed).randrange, arity=1 + seed % 2), 250)
+    listened_walk(RandomCommands(random.Random(seed).randrange, arity=1 + seed % 2), 250)
 
 
 @pytest.mark.parametrize("written", [False, True])
 def test_every_single_step_of_a_walk_is_told_as_it_is(written: bool) -> None:
     for seed in range(6):
-        walk = Walk(random.Random(100 + seed).randrange)
+        walk = RandomCommands(random.Random(100 + seed).randrange)
         if written:
             walk.scene.do(Write(at(9), (9,), (inline_part([up("w", 9)]),)))
             walk.scene.oracle.updates.append(up("w", 9))

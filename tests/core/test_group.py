@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from scene import TERM_MS, WRITER, Scene, at, batch, inline_part, up
+from state_harness import TERM_MS, WRITER, StateHarness, at, batch, inline_part, up
 
 from timespine.core import transitions
 from timespine.core.batch import Part
-from timespine.core.group import Answers, CommittedBefore, Group, Judged, Refused, Transaction, judge
+from timespine.core.group import AlreadyCommittedGroup, Answers, CommandTransaction, Evaluated, Group, Refused, evaluate
 from timespine.core.state import Commit, NoOp, new_state
 from timespine.core.transitions import (
     COMMAND_BYTES_MAX,
@@ -41,28 +41,28 @@ class Stage:
     """Several scenes, and groups of one committer over them."""
 
     def __init__(self, *names: str, committer: str | None = "k1") -> None:
-        self.scenes = {name: Scene(collection=name) for name in names}
+        self.scenes = {name: StateHarness(collection=name) for name in names}
         self.committer = committer
         self.number = 0
         for scene in self.scenes.values():
             scene.do(RegisterCommitter("k1", TERM_MS))
 
-    def group(self, *transactions: Transaction, writer: str | None = None) -> Group:
+    def group(self, *transactions: CommandTransaction, writer: str | None = None) -> Group:
         self.number += 1
         return Group(transactions, self.committer, self.number if self.committer else 0, writer)
 
     def judge(self, group: Group, now_ms: int = 0) -> Any:
         known = {name: self.scenes[name].state for name in group.collections() if name in self.scenes}
-        return judge(known, group, now_ms)
+        return evaluate(known, group, now_ms)
 
-    def commit(self, *transactions: Transaction, now_ms: int = 0, writer: str | None = None) -> Judged:
+    def commit(self, *transactions: CommandTransaction, now_ms: int = 0, writer: str | None = None) -> Evaluated:
         """Judge a group, and make what it changes the state, after every check."""
         judged = self.judge(self.group(*transactions, writer=writer), now_ms)
-        assert isinstance(judged, Judged), judged
+        assert isinstance(judged, Evaluated), judged
         self.take(judged)
         return judged
 
-    def take(self, judged: Judged) -> None:
+    def take(self, judged: Evaluated) -> None:
         for name, state in judged.changed.items():
             self.scenes[name].advance(state)
 
@@ -75,8 +75,8 @@ def append(collection: str, lower: int, upper: int, *rows: str) -> tuple[str, Co
     return collection, CompareAndAppend((batch(at(lower), at(upper), part),), at(lower), at(upper))
 
 
-def tx(*commands: tuple[str, Any], reads: tuple[tuple[str, Frontier], ...] = ()) -> Transaction:
-    return Transaction(commands, reads)
+def tx(*commands: tuple[str, Any], reads: tuple[tuple[str, Frontier], ...] = ()) -> CommandTransaction:
+    return CommandTransaction(commands, reads)
 
 
 # One transaction.
@@ -97,9 +97,9 @@ def test_answers_say_by_collection_which_commit_they_are_of() -> None:
     stage = Stage("a", "b", "c")
     before = stage.seqnos()
     judged = stage.commit(
-        Transaction((append("a", 0, 1, "x"),)),
-        Transaction((append("a", 1, 2, "y"), ("b", Seal(at(0)))), reads=(("c", at(0)),)),
-        Transaction((("a", Seal(at(9))), ("a", Seal(at(1))))),
+        CommandTransaction((append("a", 0, 1, "x"),)),
+        CommandTransaction((append("a", 1, 2, "y"), ("b", Seal(at(0)))), reads=(("c", at(0)),)),
+        CommandTransaction((("a", Seal(at(9))), ("a", Seal(at(1))))),
     )
     first, second, refused = judged.replies
     assert isinstance(first, Answers)
@@ -198,8 +198,8 @@ def test_read_moved_by_an_earlier_transaction_of_the_group_refuses_the_later_one
 def test_read_or_command_of_an_unknown_collection_refuses_the_transaction() -> None:
     stage = Stage("a")
     for bad in (tx(append("a", 0, 1, "x"), append("z", 0, 1, "y")), tx(append("a", 0, 1), reads=(("z", at(0)),))):
-        judged = judge({"a": stage.scenes["a"].state}, stage.group(bad), 0)
-        assert isinstance(judged, Judged)
+        judged = evaluate({"a": stage.scenes["a"].state}, stage.group(bad), 0)
+        assert isinstance(judged, Evaluated)
         (refused,) = judged.replies
         assert isinstance(refused, Refused)
         assert isinstance(refused.reason, UsageError)
@@ -301,7 +301,7 @@ def test_judging_leaves_the_states_it_was_given_alone() -> None:
     stage = Stage("a")
     states = {"a": stage.scenes["a"].state}
     copy = dict(states)
-    judge(states, stage.group(tx(append("a", 0, 1, "x"))), 0)
+    evaluate(states, stage.group(tx(append("a", 0, 1, "x"))), 0)
     assert states == copy
     assert states["a"] is copy["a"]
 
@@ -327,7 +327,7 @@ def test_name_that_is_no_string_is_no_collection_of_the_group() -> None:
 def test_group_of_nothing_but_unknown_collections_is_refused_and_not_fenced() -> None:
     stage = Stage("a")
     judged = stage.judge(stage.group(tx(append("z", 0, 1)), tx(append("y", 0, 1))))
-    assert isinstance(judged, Judged)
+    assert isinstance(judged, Evaluated)
     assert judged.changed == {}
     assert all(isinstance(each, Refused) and isinstance(each.reason, UsageError) for each in judged.replies)
 
@@ -369,7 +369,7 @@ def test_append_retried_after_lost_reply_commits_once() -> None:
     group = stage.group(tx(append("a", 0, 1, "x"), append("b", 0, 1, "y")))
     judged = stage.judge(group)
     stage.take(judged)
-    assert stage.judge(group) == CommittedBefore()
+    assert stage.judge(group) == AlreadyCommittedGroup()
     assert stage.scenes["a"].snapshot(0) == {"x": 1}
 
 
@@ -384,14 +384,14 @@ def test_group_known_to_any_of_its_collections_was_committed() -> None:
     stage = Stage("a", "b")
     group = stage.group(tx(append("a", 0, 1, "x"), ("b", Drain())))
     stage.take(stage.judge(group))
-    assert stage.judge(group) == CommittedBefore()
+    assert stage.judge(group) == AlreadyCommittedGroup()
 
 
 def test_older_group_of_the_committer_was_committed() -> None:
     stage = Stage("a")
     old = stage.group(tx(append("a", 0, 1, "x")))
     stage.commit(tx(append("a", 0, 1, "y")))
-    assert stage.judge(old) == CommittedBefore()
+    assert stage.judge(old) == AlreadyCommittedGroup()
 
 
 def test_committer_that_is_not_registered_any_more_is_fenced_and_not_told_of_a_mismatch() -> None:
@@ -409,8 +409,8 @@ def test_committer_that_is_registered_in_none_of_the_collections_is_fenced_with_
         stage.scenes[name].do(ExpireCommitter("k1"))
     fenced = stage.judge(stage.group(tx(append("a", 0, 1)), tx(append("b", 0, 1)), tx(append("z", 0, 1))))
     assert isinstance(fenced, Fenced)
-    assert "k1 of a, b is not registered" in str(fenced)
-    assert isinstance(stage.judge(stage.group(tx(append("a", 0, 1)), tx(append("c", 0, 1)))), Judged)
+    assert "k1 of a, b is no longer registered" in str(fenced)
+    assert isinstance(stage.judge(stage.group(tx(append("a", 0, 1)), tx(append("c", 0, 1)))), Evaluated)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_group_that_was_committed_stays_committed_when_its_committer_expires_in_
     group = stage.group(tx(append("a", 0, 1, "x"), append("b", 0, 1, "y")))
     stage.take(stage.judge(group))
     stage.scenes[expired_in].do(ExpireCommitter("k1"))
-    assert stage.judge(group) == CommittedBefore()
+    assert stage.judge(group) == AlreadyCommittedGroup()
 
 
 def test_commit_extends_the_lease_of_its_committer() -> None:
@@ -487,7 +487,7 @@ def test_group_without_a_committer_is_judged_every_time_and_records_nothing() ->
     stage.take(stage.judge(group))
     assert stage.scenes["a"].state.committers["k1"].group == 0
     again = stage.judge(group)
-    assert isinstance(again, Judged)
+    assert isinstance(again, Evaluated)
     assert again.changed == {}
 
 
@@ -505,7 +505,7 @@ def test_fenced_writer_does_not_fence_the_committer() -> None:
 
 @pytest.mark.parametrize("now_ms", [None, 1.0, "1", True, NOW_MAX + 1, -NOW_MAX - 1, 1 << 70, float("nan")], ids=repr)
 def test_time_that_is_not_in_milliseconds_is_a_usage_error(now_ms: Any) -> None:
-    scene = Scene()
+    scene = StateHarness()
     for command in (Seal(at(1)), RegisterWriter("w2", TERM_MS)):
         outcome = apply(scene.state, command, now_ms)
         assert isinstance(outcome, NoOp)
@@ -516,7 +516,7 @@ def test_time_that_is_not_in_milliseconds_is_a_usage_error(now_ms: Any) -> None:
 @pytest.mark.parametrize("now_ms", [NOW_MAX, -NOW_MAX, -1, 0])
 def test_every_time_that_a_clock_may_say_is_one_to_commit_at(now_ms: int) -> None:
     assert NOW_MAX == 1 << 52
-    scene = Scene()
+    scene = StateHarness()
     scene.do(RegisterCommitter("k1", TERM_MS), now_ms=now_ms)
     assert scene.state.committers["k1"].until_ms == now_ms + TERM_MS
 
@@ -530,7 +530,7 @@ def test_group_at_a_time_that_is_none_is_refused_and_changes_nothing() -> None:
 
 
 def test_command_over_the_limit_is_refused() -> None:
-    scene = Scene()
+    scene = StateHarness()
     reply = scene.declined(AddSchema(None, bytes(COMMAND_BYTES_MAX)))
     assert isinstance(reply, UsageError)
     assert f"is over {COMMAND_BYTES_MAX}" in str(reply)

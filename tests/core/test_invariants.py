@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from scene import TERM_MS, WRITER, Scene, at, inline_part, up
-from walk import close
+from random_commands import close
+from state_harness import TERM_MS, WRITER, StateHarness, at, inline_part, up
 
 from timespine.core.batch import Part
 from timespine.core.invariants import INVARIANTS, violations
 from timespine.core.spine.layers import Layer
-from timespine.core.state import Claim, Committer, Hold, Lease, Reader, Rollup, State, Status, Turn, new_state
+from timespine.core.state import Claim, Committer, HoldRecord, Lease, Reader, Rollup, State, Status, Turn, new_state
 from timespine.core.totals import Totals
 from timespine.core.transitions import (
     AddRollup,
@@ -27,13 +27,13 @@ from timespine.core.transitions import (
     Retain,
     Seal,
 )
-from timespine.core.unsealed_index import Forest, UnsealedBatch
+from timespine.core.unsealed_index import UnsealedBatch, UnsealedIndex
 from timespine.model import CLOSED, Frontier
 
 
-def scene_of_everything() -> Scene:
+def scene_of_everything() -> StateHarness:
     """Two batches, three writes (one drained, one partly), and somebody of every kind."""
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(1), up("a", 0), key="c/w1/p0")
     scene.write(up("b", 1))
     scene.write(up("c", 1), up("c", 9))
@@ -73,7 +73,7 @@ def without_merges(state: State) -> State:
 
 
 def unsealed(state: State, keep: Callable[[UnsealedBatch], bool]) -> State:
-    kept = Forest.of(batch for batch in state.unsealed if keep(batch))
+    kept = UnsealedIndex.of(batch for batch in state.unsealed if keep(batch))
     inline = sum(len(part.inline or b"") for batch in state.unsealed if not keep(batch) for part in batch.parts)
     return replaced(state, unsealed=kept, inline_bytes=state.inline_bytes - inline)
 
@@ -93,13 +93,13 @@ BROKEN: list[tuple[str, Callable[[State], State]]] = [
     ("upper_never_goes_back", lambda s: replaced(s, upper=at(3))),
     ("since_never_goes_back", lambda s: since_at(s, at(0))),
     ("since_respects_holds", lambda s: replaced(since_at(s, at(3)), retention=at(3))),
-    ("since_respects_holds", lambda s: replaced(s, holds={"h1": Hold(at(0), "t")})),
+    ("since_respects_holds", lambda s: replaced(s, holds={"h1": HoldRecord(at(0), "t")})),
     ("since_respects_holds", lambda s: replaced(s, readers={"r1": replaced(s.readers["r1"], since=at(0))})),  # type: ignore[arg-type]
     ("since_moves_only_for_retention", lambda s: since_at(s, at(2))),
     ("trace_is_valid", without_merges),
     ("trace_is_not_ahead", lambda s: trace_at(s, at(5))),
     ("trace_never_goes_back", lambda s: trace_at(s, at(2))),
-    ("unsealed_numbers_increase", lambda s: replaced(s, unsealed=Forest.of(reversed(tuple(s.unsealed))))),
+    ("unsealed_numbers_increase", lambda s: replaced(s, unsealed=UnsealedIndex.of(reversed(tuple(s.unsealed))))),
     ("unsealed_numbers_increase", lambda s: replaced(s, unsealed_next=2)),
     ("unsealed_numbers_increase", lambda s: replaced(unsealed(s, lambda b: False), unsealed_next=2)),
     ("unsealed_goes_only_when_drained", lambda s: unsealed(s, lambda b: b.seqno != 1)),
@@ -138,7 +138,7 @@ def test_broken_invariant_is_named(name: str, breaking: Callable[[State], State]
 
 
 def tombstone() -> State:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(1), up("a", 0))
     close(scene)
     return scene.state
@@ -193,7 +193,7 @@ def test_rollup_that_no_held_state_needs_may_go() -> None:
 
 
 def test_unsealed_updates_may_go_with_the_collection() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 5))
     scene.do(Retain(CLOSED))
     scene.do(Seal(CLOSED))

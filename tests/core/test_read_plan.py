@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scene import WRITER, Scene, at, inline_part, up
+from state_harness import WRITER, StateHarness, at, inline_part, up
 
 from timespine.core.batch import Order, Part
-from timespine.core.read_plan import Plan, plan_ahead, plan_changes, plan_snapshot, plan_unsealed, seen_through
+from timespine.core.read_plan import Plan, apply_parent_bounds, plan_ahead, plan_changes, plan_snapshot, plan_unsealed
 from timespine.core.transitions import Drain, Evict, Retain, RollUpAll, Seal, Trim
-from timespine.core.transitions.trace_push import truncated
+from timespine.core.transitions.trace_push import truncate_batch
 from timespine.errors import NotSealed, SinceError, UsageError
 from timespine.model import CLOSED, Frontier
 
@@ -25,9 +25,9 @@ def keys(found: Any) -> list[str]:
 
 
 @pytest.fixture
-def scene() -> Scene:
+def scene() -> StateHarness:
     """Blobs p0 to p4, one per time, and p5 and p7 unsealed at those times."""
-    scene = Scene()
+    scene = StateHarness()
     for when in range(5):
         scene.append(at(when + 1), up("a", when), key=f"c/{WRITER}/p{when}")
     for when in (5, 7):
@@ -63,15 +63,15 @@ def test_rewriting_is_applied_after_truncation() -> None:
 
 def test_part_of_a_hollow_run_is_seen_through_the_reference_to_the_run() -> None:
     child = Part("c/w1/x", 1, lower=at(1), upper=at(9), rewrite=at(2))
-    assert seen_through(Part("c/w1/run", 1, hollow=True), child) == child
+    assert apply_parent_bounds(Part("c/w1/run", 1, hollow=True), child) == child
     run = Part("c/w1/run", 1, hollow=True, lower=at(3), upper=at(5), rewrite=at(4))
-    seen = seen_through(run, child)
+    seen = apply_parent_bounds(run, child)
     assert (seen.lower, seen.upper, seen.rewrite) == (at(3), at(5), at(4))
 
 
 def test_part_of_a_hollow_run_is_seen_at_the_later_of_two_rewritings() -> None:
     child, run = Part("c/w1/x", 1, rewrite=at(4)), Part("c/w1/run", 1, hollow=True, rewrite=at(2))
-    assert not plan(3).counts(seen_through(run, child), (0,))
+    assert not plan(3).counts(apply_parent_bounds(run, child), (0,))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_part_of_a_hollow_run_is_seen_at_the_later_of_two_rewritings() -> None:
     ],
 )
 def test_truncation_of_a_whole_part_is_what_was_asked(lower: Any, upper: Any, expected: Any) -> None:
-    cut = truncated(Part("", 1), lower, upper)
+    cut = truncate_batch(Part("", 1), lower, upper)
     assert (cut.lower, cut.upper) == expected
 
 
@@ -98,18 +98,18 @@ def test_truncation_of_a_whole_part_is_what_was_asked(lower: Any, upper: Any, ex
     ],
 )
 def test_truncation_of_a_truncated_part_only_narrows_it(lower: Any, upper: Any, expected: Any) -> None:
-    cut = truncated(Part("", 1, lower=at(3), upper=at(6)), lower, upper)
+    cut = truncate_batch(Part("", 1, lower=at(3), upper=at(6)), lower, upper)
     assert (cut.lower, cut.upper) == expected
 
 
 # Snapshots.
 
 
-def test_snapshot_reads_only_what_began_by_then(scene: Scene) -> None:
+def test_snapshot_reads_only_what_began_by_then(scene: StateHarness) -> None:
     assert keys(plan_snapshot(scene.state, (2,))) == ["c/w1/p0", "c/w1/p1", "c/w1/p2"]
 
 
-def test_snapshot_of_a_lagging_trace_reads_unsealed_parts_from_the_trace_on(scene: Scene) -> None:
+def test_snapshot_of_a_lagging_trace_reads_unsealed_parts_from_the_trace_on(scene: StateHarness) -> None:
     scene.do(Seal(at(7)))
     found = plan_snapshot(scene.state, (6,))
     assert keys(found)[-1] == "c/w1/p5"
@@ -119,21 +119,21 @@ def test_snapshot_of_a_lagging_trace_reads_unsealed_parts_from_the_trace_on(scen
     assert "c/w1/p7" not in keys(found)
 
 
-def test_snapshot_reads_what_is_drained_once(scene: Scene) -> None:
+def test_snapshot_reads_what_is_drained_once(scene: StateHarness) -> None:
     scene.do(Seal(at(7)))
     scene.do(Drain())
     assert keys(plan_snapshot(scene.state, (6,))).count("c/w1/p5") == 1
     scene.agree()
 
 
-def test_snapshot_says_which_state_and_since_it_was_planned_from(scene: Scene) -> None:
+def test_snapshot_says_which_state_and_since_it_was_planned_from(scene: StateHarness) -> None:
     scene.do(Retain(at(2)))
     found = plan_snapshot(scene.state, (3,))
     assert isinstance(found, Plan)
     assert (found.seqno, found.since, found.after, found.until) == (scene.state.seqno, at(2), None, (3,))
 
 
-def test_snapshot_before_since_is_a_since_error_with_the_since(scene: Scene) -> None:
+def test_snapshot_before_since_is_a_since_error_with_the_since(scene: StateHarness) -> None:
     scene.do(Retain(at(3)))
     refused = plan_snapshot(scene.state, (2,))
     assert isinstance(refused, SinceError)
@@ -141,7 +141,7 @@ def test_snapshot_before_since_is_a_since_error_with_the_since(scene: Scene) -> 
     assert isinstance(plan_snapshot(scene.state, (3,)), Plan)
 
 
-def test_snapshot_at_the_upper_is_not_sealed(scene: Scene) -> None:
+def test_snapshot_at_the_upper_is_not_sealed(scene: StateHarness) -> None:
     refused = plan_snapshot(scene.state, (5,))
     assert isinstance(refused, NotSealed)
     assert (refused.asked, refused.upper) == ((5,), at(5))
@@ -149,20 +149,20 @@ def test_snapshot_at_the_upper_is_not_sealed(scene: Scene) -> None:
 
 
 def test_since_comes_before_the_upper_in_what_a_reader_is_told() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(Retain(at(9)))
     assert isinstance(plan_snapshot(scene.state, (3,)), SinceError)
     assert isinstance(plan_snapshot(scene.state, (9,)), NotSealed)
 
 
-def test_closed_collection_is_readable_at_every_time_from_since_on(scene: Scene) -> None:
+def test_closed_collection_is_readable_at_every_time_from_since_on(scene: StateHarness) -> None:
     scene.do(Seal(CLOSED))
     assert isinstance(plan_snapshot(scene.state, (1 << 62,)), Plan)
     scene.agree()
 
 
 @pytest.mark.parametrize("as_of", [(1, 1), 3, (-1,), (1.5,), (True,), None, ()])
-def test_snapshot_at_what_is_not_a_time_is_a_usage_error(scene: Scene, as_of: Any) -> None:
+def test_snapshot_at_what_is_not_a_time_is_a_usage_error(scene: StateHarness, as_of: Any) -> None:
     with pytest.raises(UsageError):
         plan_snapshot(scene.state, as_of)
 
@@ -170,17 +170,17 @@ def test_snapshot_at_what_is_not_a_time_is_a_usage_error(scene: Scene, as_of: An
 # Changes.
 
 
-def test_changes_skip_batches_that_are_wholly_before(scene: Scene) -> None:
+def test_changes_skip_batches_that_are_wholly_before(scene: StateHarness) -> None:
     assert keys(plan_changes(scene.state, (1,), (3,))) == ["c/w1/p2", "c/w1/p3"]
 
 
-def test_changes_of_an_empty_interval_are_none(scene: Scene) -> None:
+def test_changes_of_an_empty_interval_are_none(scene: StateHarness) -> None:
     found = plan_changes(scene.state, (3,), (3,))
     assert isinstance(found, Plan)
     assert scene.read(found) == {}
 
 
-def test_changes_read_compacted_batches_that_reach_beyond_after(scene: Scene) -> None:
+def test_changes_read_compacted_batches_that_reach_beyond_after(scene: StateHarness) -> None:
     scene.do(RollUpAll())
     scene.merge_all()
     scene.agree()
@@ -189,29 +189,29 @@ def test_changes_read_compacted_batches_that_reach_beyond_after(scene: Scene) ->
     assert scene.read(found) == {"a": 2}
 
 
-def test_changes_after_a_time_that_is_forgotten_are_a_since_error(scene: Scene) -> None:
+def test_changes_after_a_time_that_is_forgotten_are_a_since_error(scene: StateHarness) -> None:
     scene.do(Retain(at(2)))
     assert isinstance(plan_changes(scene.state, (1,), (3,)), SinceError)
     assert isinstance(plan_changes(scene.state, (2,), (3,)), Plan)
 
 
-def test_changes_until_a_time_that_is_open_are_not_sealed(scene: Scene) -> None:
+def test_changes_until_a_time_that_is_open_are_not_sealed(scene: StateHarness) -> None:
     assert isinstance(plan_changes(scene.state, (1,), (5,)), NotSealed)
 
 
-def test_changes_that_end_before_they_begin_are_a_usage_error(scene: Scene) -> None:
+def test_changes_that_end_before_they_begin_are_a_usage_error(scene: StateHarness) -> None:
     with pytest.raises(UsageError):
         plan_changes(scene.state, (3,), (2,))
 
 
 @pytest.mark.parametrize(("after", "until"), [((1, 1), (2,)), ((1,), (2, 2)), (1, (2,)), ((1,), None)])
-def test_changes_between_what_are_not_times_are_a_usage_error(scene: Scene, after: Any, until: Any) -> None:
+def test_changes_between_what_are_not_times_are_a_usage_error(scene: StateHarness, after: Any, until: Any) -> None:
     with pytest.raises(UsageError):
         plan_changes(scene.state, after, until)
 
 
 def test_changes_of_closed_batches_are_read_whatever_after_is() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(CLOSED, up("a", 2), up("b", 9))
     scene.agree()
     found = plan_changes(scene.state, (5,), (20,))
@@ -220,7 +220,7 @@ def test_changes_of_closed_batches_are_read_whatever_after_is() -> None:
 
 
 def test_changes_of_partially_ordered_times_agree_with_the_oracle() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.append(Frontier(((0, 2), (2, 0))), up("a", (0, 1)), up("b", (1, 1)))
     scene.append(at(4, 4), up("a", (0, 3), -1), up("c", (3, 0)), up("b", (2, 2)))
     scene.agree()
@@ -231,14 +231,14 @@ def test_changes_of_partially_ordered_times_agree_with_the_oracle() -> None:
 # What is there by now, as of a time that is not complete.
 
 
-def test_a_plan_ahead_counts_what_was_written_up_to_its_time(scene: Scene) -> None:
+def test_a_plan_ahead_counts_what_was_written_up_to_its_time(scene: StateHarness) -> None:
     for until, counts in ((4, 5), (5, 6), (6, 6), (7, 7)):
         found = plan_ahead(scene.state, (until,))
         assert isinstance(found, Plan)
         assert scene.read(found) == {"a": counts}
 
 
-def test_a_plan_ahead_after_a_time_counts_what_is_later(scene: Scene) -> None:
+def test_a_plan_ahead_after_a_time_counts_what_is_later(scene: StateHarness) -> None:
     for after in range(7):
         for until in range(after, 8):
             before, found = plan_ahead(scene.state, (after,)), plan_ahead(scene.state, (until,), (after,))
@@ -250,7 +250,7 @@ def test_a_plan_ahead_after_a_time_counts_what_is_later(scene: Scene) -> None:
             assert counts[0] + counts[1] == counts[2]
 
 
-def test_a_plan_ahead_cannot_be_before_since(scene: Scene) -> None:
+def test_a_plan_ahead_cannot_be_before_since(scene: StateHarness) -> None:
     scene.do(Retain(at(3)))
     assert isinstance(plan_ahead(scene.state, (2,)), SinceError)
     assert isinstance(plan_ahead(scene.state, (4,), (2,)), SinceError)
@@ -260,12 +260,12 @@ def test_a_plan_ahead_cannot_be_before_since(scene: Scene) -> None:
 # Unsealed updates by time.
 
 
-def unsealed(scene: Scene, lower: Frontier, upper: Frontier) -> list[tuple[Any, Any, int]]:
+def unsealed(scene: StateHarness, lower: Frontier, upper: Frontier) -> list[tuple[Any, Any, int]]:
     runs = plan_unsealed(scene.state, lower, upper)
     return sorted(update for run in runs for part in run.parts for update in scene.visible(part))
 
 
-def test_unsealed_updates_are_read_by_the_times_they_stand_at(scene: Scene) -> None:
+def test_unsealed_updates_are_read_by_the_times_they_stand_at(scene: StateHarness) -> None:
     assert unsealed(scene, at(0), CLOSED) == [up("a", 5), up("a", 7)]
     assert unsealed(scene, at(6), CLOSED) == [up("a", 7)]
     assert unsealed(scene, at(0), at(6)) == [up("a", 5)]
@@ -273,14 +273,16 @@ def test_unsealed_updates_are_read_by_the_times_they_stand_at(scene: Scene) -> N
     assert unsealed(scene, at(7), at(7)) == []
 
 
-def test_only_parts_that_may_have_such_updates_are_read(scene: Scene) -> None:
+def test_only_parts_that_may_have_such_updates_are_read(scene: StateHarness) -> None:
     runs = plan_unsealed(scene.state, at(6), CLOSED)
     assert [part.key for run in runs for part in run.parts] == [f"c/{WRITER}/p7"]
     assert plan_unsealed(scene.state, at(3), at(3)) == plan_unsealed(scene.state, at(0), at(5)) == ()
 
 
 @pytest.mark.parametrize("tidying", [[], [Drain()], [Drain(), Evict()], [Drain(), Trim(2)]])
-def test_an_update_that_is_sealed_is_not_unsealed_any_more_drained_or_not(scene: Scene, tidying: list[Any]) -> None:
+def test_an_update_that_is_sealed_is_not_unsealed_any_more_drained_or_not(
+    scene: StateHarness, tidying: list[Any]
+) -> None:
     scene.write(up("b", 5), up("b", 9))
     scene.do(Seal(at(6)))
     for command in tidying:
@@ -290,23 +292,23 @@ def test_an_update_that_is_sealed_is_not_unsealed_any_more_drained_or_not(scene:
     assert unsealed(scene, at(2), at(6)) == []
 
 
-def test_an_append_that_seals_unsealed_updates_takes_them_out(scene: Scene) -> None:
+def test_an_append_that_seals_unsealed_updates_takes_them_out(scene: StateHarness) -> None:
     scene.append(at(6), up("c", 5))
     assert unsealed(scene, at(0), CLOSED) == [up("a", 7)]
 
 
 def test_unsealed_updates_of_partially_ordered_times_are_those_not_below_the_upper() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.write(up("a", (0, 3)), up("b", (3, 0)), up("c", (4, 4)))
     scene.do(Seal(Frontier(((0, 2), (4, 0)))))
     assert unsealed(scene, at(0, 0), CLOSED) == [up("a", (0, 3)), up("c", (4, 4))]
     assert unsealed(scene, at(0, 0), at(4, 4)) == [up("a", (0, 3))]
 
 
-def test_unsealed_runs_keep_their_schema_and_claim_no_order(scene: Scene) -> None:
+def test_unsealed_runs_keep_their_schema_and_claim_no_order(scene: StateHarness) -> None:
     (run,) = plan_unsealed(scene.state, at(6), CLOSED)
     assert (run.order, run.schema) == (Order.UNORDERED, None)
 
 
 def test_inline_part_holds_what_it_was_made_from() -> None:
-    assert Scene().visible(inline_part([up("a", 3)], rewrite=at(5))) == [up("a", 5)]
+    assert StateHarness().visible(inline_part([up("a", 3)], rewrite=at(5))) == [up("a", 5)]

@@ -1,6 +1,9 @@
 """docs/reference.md names everything that `timespine` exports. Run this file to write it anew."""
 
+import ast
+import functools
 import inspect
+import itertools
 import re
 from pathlib import Path
 
@@ -21,7 +24,9 @@ GROUPS = {
     "Reading": "Rows Snapshot Changes Updates Contents MultiSnapshot Hold CriticalHold",
     "Following": "ChangeFeed FeedEvent CommitStream CommitEvent",
     "Conditions and shapes": "col Column Predicate Schema Field Frontier Description",
-    "Results": "CommitResult WriteResult SealResult ExpireResult VacuumResult Appended MaintenanceReport Retention",
+    "Arguments": "RowsLike Where SetLike KeyLike SchemaLike TypeLike CreateOptions TimeLike FrontierLike DurationLike "
+    "RetentionLike Timeline IfExists IfBehind LatePolicy Multiplicity",
+    "Results": "CommitResult WriteResult SealResult ExpireResult VacuumResult AppendResult MaintenanceReport Retention",
     "Looking inside": "Inspection BatchInfo PartInfo HistoryEntry Amplification examine HealthReport Finding",
 }
 
@@ -40,9 +45,33 @@ def path(error):
     return [base for base in reversed(error.__mro__) if is_error(base)]
 
 
+ALIASES = (
+    "client/argument_types.py",
+    "client/time_args.py",
+    "client/catalog/retention.py",
+    "columnar/predicate/column.py",
+    "columnar/schema/types.py",
+)
+"""The files that define types of arguments."""
+
+
+@functools.cache
+def alias_docs():
+    """Give the text that stands below each type of an argument."""
+    found = {}
+    for file in ALIASES:
+        body = ast.parse((Path(timespine.__file__).parent / file).read_text()).body
+        for assigned, text in itertools.pairwise(body):
+            if isinstance(assigned, ast.Assign | ast.AnnAssign) and isinstance(text, ast.Expr):
+                target = assigned.target if isinstance(assigned, ast.AnnAssign) else assigned.targets[0]
+                found[ast.unparse(target)] = ast.literal_eval(text.value)
+    return found
+
+
 def summary(name):
     """Give the first paragraph of a docstring in one line."""
-    return " ".join((inspect.getdoc(getattr(timespine, name)) or "").partition("\n\n")[0].split())
+    text = alias_docs().get(name) or inspect.getdoc(getattr(timespine, name)) or ""
+    return " ".join(text.partition("\n\n")[0].split())
 
 
 def page():

@@ -16,7 +16,7 @@ import pytest
 from timespine.errors import UsageError
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
 from timespine.location.checks import check_writes
-from timespine.location.consensus import ENTRY_BYTES_MAX, Entry, Write
+from timespine.location.consensus import ENTRY_BYTES_MAX, LogEntry, LogWrite
 from timespine.location.memory import MemoryBlob, MemoryConsensus
 from timespine.testing.conformance import BlobConformance, ConsensusConformance
 from timespine.testing.conformance.checks import THREADS
@@ -160,7 +160,7 @@ class LosesTheHead(MemoryConsensus):
 
 
 class AppendsWhatFits(MemoryConsensus):
-    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+    def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
         lost = super().compare_and_set(writes)
         fitting = [write for write in writes if lost is not None and write.key not in lost]
         if fitting:
@@ -176,7 +176,7 @@ class AppendsOneByOne(MemoryConsensus):
         self._torn_seen = Latch()
         self._mine = threading.local()
 
-    def head(self, key: str) -> Entry | None:
+    def head(self, key: str) -> LogEntry | None:
         entry = super().head(key)
         seqno = -1 if entry is None else entry.seqno
         if key == "a":
@@ -185,7 +185,7 @@ class AppendsOneByOne(MemoryConsensus):
             self._torn_seen.count_down()
         return entry
 
-    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+    def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
         for write in check_writes(writes):
             super().compare_and_set([write])
             self._torn_seen.wait()
@@ -199,9 +199,9 @@ class ComparesThenAppends(MemoryConsensus):
         super().__init__()
         self._all_compared = Latch(THREADS)
 
-    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+    def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
         write = check_writes(writes)[0]
-        if (self.head(write.key) or Entry(-1, b"")).seqno == write.seqno - 1:
+        if (self.head(write.key) or LogEntry(-1, b"")).seqno == write.seqno - 1:
             self._all_compared.count_down()
             self._all_compared.wait()
             while (lost := super().compare_and_set([write])) is not None:
@@ -211,7 +211,7 @@ class ComparesThenAppends(MemoryConsensus):
 
 
 class ScansOneMore(MemoryConsensus):
-    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[Entry]:
+    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[LogEntry]:
         return super().scan(key, from_seqno, limit + 1 if limit else limit)
 
 
@@ -224,14 +224,14 @@ class ScansInTwoSteps(MemoryConsensus):
         self._truncator: int | None = None
         self._held, self._gone = Latch(), Latch()
 
-    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[Entry]:
+    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[LogEntry]:
         first = super().scan(key, from_seqno, 1)
         if self._truncator not in (None, threading.get_ident()) and self._one_scan.acquire(blocking=False):
             self._held.count_down()
             self._gone.wait()
         return first + super().scan(key, first[-1].seqno + 1)
 
-    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+    def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
         if writes[0].seqno > 3:
             self._gone.wait()
         return super().compare_and_set(writes)
@@ -246,7 +246,7 @@ class ScansInTwoSteps(MemoryConsensus):
 
 
 class BoundsEachEntryAlone(MemoryConsensus):
-    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+    def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
         if sum(len(write.data) for write in writes) > ENTRY_BYTES_MAX:
             return super().compare_and_set(writes[:1]) or super().compare_and_set(writes[1:])
         return super().compare_and_set(writes)

@@ -16,8 +16,8 @@ from faults import failing
 
 from timespine.errors import Determinate
 from timespine.location import fair_lock, sqlite_file
-from timespine.location.consensus import Write
-from timespine.location.fair_lock import SLOW_S, WriteLine
+from timespine.location.consensus import LogWrite
+from timespine.location.fair_lock import SLOW_S, FairFileLock
 from timespine.location.sqlite import SqliteConsensus
 from timespine.testing.conformance.consensus import fill
 
@@ -42,11 +42,11 @@ class Clock:
 
 def test_waiting_for_a_turn_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    line = WriteLine(str(path))
+    line = FairFileLock(str(path))
     assert line.enter(clock.now)
     with contextlib.closing(SqliteConsensus(path, wait_s=2)) as log:
         with pytest.raises(Determinate, match="no turn"):
-            log.compare_and_set([Write("a", None, b"x")])
+            log.compare_and_set([LogWrite("a", None, b"x")])
         given_up = clock.now
         assert 1002 <= given_up <= 1002 + 2 * SLOW_S
         assert (log.head("a"), clock.now) == (None, given_up)  # readers do not wait
@@ -57,7 +57,7 @@ def test_waiting_for_a_turn_is_bounded(path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_waiting_to_be_next_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    line = WriteLine(str(path))
+    line = FairFileLock(str(path))
     with open(f"{path}.next", "wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert not line.enter(1002)
@@ -71,7 +71,7 @@ def test_locks_that_fail_are_determinate(log: SqliteConsensus, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(fair_lock, "poll", failing(errno.ENOLCK))
         with pytest.raises(Determinate, match="cannot lock"):
-            log.compare_and_set([Write("a", None, b"x")])
+            log.compare_and_set([LogWrite("a", None, b"x")])
     fill(log, "a", 1)
 
 
@@ -79,7 +79,7 @@ def test_a_writer_that_ignores_the_turns_is_waited_for_and_bounded(path: Path, h
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
         with pytest.raises(Determinate, match="SQLITE_BUSY"):
-            hasty.compare_and_set([Write("a", None, b"x")])
+            hasty.compare_and_set([LogWrite("a", None, b"x")])
         stranger.execute("ROLLBACK")
     fill(hasty, "a", 1)
     with contextlib.closing(SqliteConsensus(path, wait_s=2)) as patient:  # the wait is SQLite's own here
@@ -90,7 +90,7 @@ def test_a_writer_that_ignores_the_turns_is_waited_for_and_bounded(path: Path, h
 
 
 def test_who_leaves_cannot_overtake_who_is_next(path: Path) -> None:
-    first, second = WriteLine(str(path)), WriteLine(str(path))
+    first, second = FairFileLock(str(path)), FairFileLock(str(path))
     order: list[str] = []
     assert first.enter(time.monotonic())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from timespine.errors import CorruptionError, UsageError
+from timespine.errors import CorruptionError, Indeterminate, UsageError
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
+from timespine.location.durable_folders import HELD_MAX
 from timespine.location.local import TEMPORARY, LocalBlob
 from timespine.testing.conformance import BlobConformance
 
@@ -24,9 +26,8 @@ class TestLocalBlob(BlobConformance):
         return LocalBlob(tmp_path / "made" / "root")
 
 
-def test_put_syncs_the_file_then_links_then_syncs_every_folder(
-    root: Path, blob: LocalBlob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The inodes that are synced from now on, and links between them."""
     steps: list[object] = []
     fsync, link = os.fsync, os.link
 
@@ -40,12 +41,107 @@ def test_put_syncs_the_file_then_links_then_syncs_every_folder(
 
     monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(os, "link", record_link)
+    return steps
+
+
+def inodes(root: Path, *paths: str) -> list[int]:
+    return [os.stat(root / path).st_ino for path in paths]
+
+
+def test_put_syncs_the_file_then_links_then_syncs_every_folder(
+    root: Path, blob: LocalBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = recorded(monkeypatch)
     blob.put("a/b/c", b"value")
-    file, writer, collection, top = (os.stat(root / path).st_ino for path in ("a/b/c", "a/b", "a", "."))
+    file, writer, collection, top = inodes(root, "a/b/c", "a/b", "a", ".")
     assert steps == [file, "link", writer, collection, top]
     steps.clear()
     blob.put("a/b/c", b"value")
-    assert steps[1:] == ["link", file, writer, collection, top]
+    assert steps[1:] == ["link", file, writer]
+
+
+def test_folders_whose_entries_are_durable_are_not_synced_again(
+    root: Path, blob: LocalBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob.put("a/b/c", b"value")
+    steps = recorded(monkeypatch)
+    blob.put("a/b/d", b"value")
+    assert steps == [*inodes(root, "a/b/d"), "link", *inodes(root, "a/b")]
+    steps.clear()
+    blob.put("a/x/c", b"value")
+    assert steps[2:] == inodes(root, "a/x", "a"), "another writer has a folder of its own"
+
+
+def test_what_another_process_found_durable_is_synced_by_this_one(
+    root: Path, blob: LocalBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob.put("a/b/c", b"value")
+    steps = recorded(monkeypatch)
+    LocalBlob(root).put("a/b/d", b"value")
+    assert steps[-3:] == inodes(root, "a/b", "a", ".")
+
+
+def test_folders_are_synced_again_if_they_were_removed_and_made_anew(
+    root: Path, blob: LocalBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = LocalBlob(root)
+    for number in range(20):  # a file system that gives a new folder the inode of the last one must not confuse it
+        blob.put("a/b/c", b"value")
+        assert other.delete("a/b/c")
+        assert not (root / "a").exists()
+        if number % 2:
+            other.put("a/b/other", b"value")
+        with monkeypatch.context() as patch:
+            steps = recorded(patch)
+            blob.put("a/b/d", b"value")
+        assert steps[-3:] == inodes(root, "a/b", "a", ".")
+        assert blob.delete("a/b/d")
+        other.delete("a/b/other")
+
+
+def test_a_folder_whose_entry_could_not_be_synced_is_synced_by_the_next_put(
+    root: Path, blob: LocalBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def fail_for_root(fd: int) -> None:
+        if os.path.samestat(os.fstat(fd), os.stat(root)):
+            raise OSError(5, "broken")
+        fsync(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail_for_root)
+        with pytest.raises(Indeterminate):
+            blob.put("a/b/c", b"value")
+    steps = recorded(monkeypatch)
+    blob.put("a/b/d", b"value")
+    assert steps[2:] == inodes(root, "a/b", ".")
+
+
+def test_few_folders_are_kept_open_and_none_after_close(root: Path, blob: LocalBlob) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    for number in range(3 * HELD_MAX):
+        blob.put(f"a/w{number}/c", b"value")
+    assert before < descriptors() <= before + HELD_MAX
+    blob.close()
+    assert descriptors() == before
+
+
+def test_put_works_where_no_folder_can_be_kept_open(
+    root: Path, blob: LocalBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(fd: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "dup", none_left)
+    steps = recorded(monkeypatch)
+    for name in "cd":
+        steps.clear()
+        blob.put(f"a/b/{name}", b"value")
+        assert steps[-3:] == inodes(root, "a/b", "a", ".")
 
 
 def test_new_root_folders_are_synced_into_their_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

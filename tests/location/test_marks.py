@@ -15,21 +15,21 @@ from children import line_of, start
 
 from timespine.errors import CorruptionError, Indeterminate, VersionError
 from timespine.location import marks
-from timespine.location.consensus import Entry, Write
-from timespine.location.marks import SLOT, Mark, MarkFile, decode, encode, total
-from timespine.location.sqlite import SqliteConsensus, accept_loss
+from timespine.location.consensus import LogEntry, LogWrite
+from timespine.location.marks import SLOT, Mark, MarkFile, decode_mark, encode_mark, total_entries
+from timespine.location.sqlite import SqliteConsensus, accept_log_loss
 from timespine.location.sqlite_mark import SqliteMark
 
 ENTRIES = 40
 
 WRITER = """
 import sys
-from timespine.location.consensus import Write
+from timespine.location.consensus import LogWrite
 from timespine.location.sqlite import SqliteConsensus
 log = SqliteConsensus(sys.argv[1])
 for seqno in range(int(sys.argv[2])):
     expected = seqno - 1 if seqno else None
-    log.compare_and_set([Write("a", expected, b"a%d" % seqno), Write("b", expected, b"b%d" % seqno)])
+    log.compare_and_set([LogWrite("a", expected, b"a%d" % seqno), LogWrite("b", expected, b"b%d" % seqno)])
     print(seqno, flush=True)
 sys.stdin.readline()
 """
@@ -58,10 +58,10 @@ def copy(left: Path, folder: Path) -> Path:
     return folder / "c.db"
 
 
-TRUTH = {key: [Entry(seqno, f"{key}{seqno}".encode()) for seqno in range(ENTRIES)] for key in "ab"}
+TRUTH = {key: [LogEntry(seqno, f"{key}{seqno}".encode()) for seqno in range(ENTRIES)] for key in "ab"}
 
 
-def read(path: Path, *, read_only: bool = False) -> dict[str, list[Entry]]:
+def read(path: Path, *, read_only: bool = False) -> dict[str, list[LogEntry]]:
     with contextlib.closing(SqliteConsensus(path, read_only=read_only)) as log:
         return {key: log.scan(key) for key in "ab"}
 
@@ -114,10 +114,10 @@ def test_a_truncated_or_missing_log_is_found(left: Path, tmp_path: Path, read_on
 
 def test_a_database_from_an_older_copy_is_found(path: Path) -> None:
     with contextlib.closing(SqliteConsensus(path)) as log:
-        log.compare_and_set([Write("a", None, b"0")])
+        log.compare_and_set([LogWrite("a", None, b"0")])
     older = path.read_bytes()
     with contextlib.closing(SqliteConsensus(path)) as log:
-        log.compare_and_set([Write("a", 0, b"1")])
+        log.compare_and_set([LogWrite("a", 0, b"1")])
     path.write_bytes(older)
     for read_only in (False, True):
         with pytest.raises(CorruptionError, match="lost 1 of 2 entries"):
@@ -126,7 +126,7 @@ def test_a_database_from_an_older_copy_is_found(path: Path) -> None:
 
 def test_a_database_that_is_gone_is_not_made_anew(path: Path) -> None:
     with contextlib.closing(SqliteConsensus(path)) as log:
-        log.compare_and_set([Write("a", None, b"0")])
+        log.compare_and_set([LogWrite("a", None, b"0")])
     path.unlink()
     with pytest.raises(CorruptionError, match="is gone"):
         SqliteConsensus(path)
@@ -137,7 +137,7 @@ def test_a_database_of_another_store_is_found(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         with contextlib.closing(SqliteConsensus(tmp_path / name / "c.db")) as log:
-            log.compare_and_set([Write("a", None, name.encode())])
+            log.compare_and_set([LogWrite("a", None, name.encode())])
     shutil.copy(tmp_path / "one" / "c.db", tmp_path / "two" / "c.db")
     with pytest.raises(CorruptionError, match="entry 0 of a is not the one"):
         SqliteConsensus(tmp_path / "two" / "c.db")
@@ -149,13 +149,13 @@ def test_a_mark_that_is_missing_or_damaged_is_an_error_and_can_be_made_anew(left
     mark.unlink()
     with pytest.raises(CorruptionError, match="is missing"):
         SqliteConsensus(path)
-    assert accept_loss(path) == (None, 2 * ENTRIES)
+    assert accept_log_loss(path) == (None, 2 * ENTRIES)
     assert read(path) == TRUTH
     for content in (b"", b"x" * 2 * SLOT, bytes(2 * SLOT)):
         mark.write_bytes(content)
         with pytest.raises(CorruptionError, match="is damaged"):
             SqliteConsensus(path)
-    assert accept_loss(path) == (None, 2 * ENTRIES)
+    assert accept_log_loss(path) == (None, 2 * ENTRIES)
     assert read(path) == TRUTH
 
 
@@ -164,29 +164,29 @@ def test_what_was_lost_can_be_accepted_and_then_counts_again(left: Path, tmp_pat
     os.truncate(beside(path, "-wal"), beside(path, "-wal").stat().st_size // 2)
     with pytest.raises(CorruptionError):
         SqliteConsensus(path)
-    before, found = accept_loss(path)
+    before, found = accept_log_loss(path)
     assert before == 2 * ENTRIES
     assert 0 < found < 2 * ENTRIES
     rest = read(path)
     assert rest["a"] == TRUTH["a"][: found // 2]
     with contextlib.closing(SqliteConsensus(path)) as log:
-        log.compare_and_set([Write("a", found // 2 - 1, b"new")])
-        assert total(log) == found + 1
+        log.compare_and_set([LogWrite("a", found // 2 - 1, b"new")])
+        assert total_entries(log) == found + 1
     assert counted(path) == found + 1
 
 
 def test_a_process_killed_between_commit_and_mark_leaves_no_false_alarm(path: Path) -> None:
     with contextlib.closing(SqliteConsensus(path)) as log:
-        log.compare_and_set([Write("a", None, b"0")])
+        log.compare_and_set([LogWrite("a", None, b"0")])
         log._file.mark.count = lambda appended: None  # type: ignore[method-assign]
-        log.compare_and_set([Write("a", 0, b"1")])
-        log.compare_and_set([Write("b", None, b"2")])
+        log.compare_and_set([LogWrite("a", 0, b"1")])
+        log.compare_and_set([LogWrite("b", None, b"2")])
     assert counted(path) == 1
     with contextlib.closing(SqliteConsensus(path)) as log:
-        assert total(log) == 3
-        log.compare_and_set([Write("a", 0, b"x")])  # lost: nothing is committed, so nothing is counted
+        assert total_entries(log) == 3
+        log.compare_and_set([LogWrite("a", 0, b"x")])  # lost: nothing is committed, so nothing is counted
         assert counted(path) == 1
-        log.compare_and_set([Write("a", 1, b"3")])
+        log.compare_and_set([LogWrite("a", 1, b"3")])
     assert counted(path) == 4, "the next commit counts what was not counted"
 
 
@@ -200,37 +200,37 @@ def test_the_mark_is_written_after_the_commit(path: Path, monkeypatch: pytest.Mo
         real = SqliteMark.count
 
         def count(mark: SqliteMark, appended: object) -> None:
-            assert other.head("a") == Entry(0, b"0"), "it is committed"
+            assert other.head("a") == LogEntry(0, b"0"), "it is committed"
             real(mark, appended)  # type: ignore[arg-type]
 
         monkeypatch.setattr(SqliteMark, "count", count)
-        log.compare_and_set([Write("a", None, b"0")])
+        log.compare_and_set([LogWrite("a", None, b"0")])
     assert counted(path) == 1
 
 
 def test_a_mark_that_cannot_be_written_leaves_the_commit_in_doubt_and_not_undone(path: Path) -> None:
     with contextlib.closing(SqliteConsensus(path)) as log:
-        log.compare_and_set([Write("a", None, b"0")])
+        log.compare_and_set([LogWrite("a", None, b"0")])
 
         def fail(appended: object) -> None:
             raise OSError(5, "Input/output error")
 
         log._file.mark.count = fail  # type: ignore[method-assign]
         with pytest.raises(Indeterminate, match=r"\.mark cannot be written"):
-            log.compare_and_set([Write("a", 0, b"1")])
-        assert log.head("a") == Entry(1, b"1")
+            log.compare_and_set([LogWrite("a", 0, b"1")])
+        assert log.head("a") == LogEntry(1, b"1")
 
 
 def test_processes_that_write_and_open_at_the_same_time_raise_no_alarm(path: Path) -> None:
     writer = """
 import sys
-from timespine.location.consensus import Write
+from timespine.location.consensus import LogWrite
 from timespine.location.sqlite import SqliteConsensus
 for round in range(30):
     log = SqliteConsensus(sys.argv[1])
     for seqno in range(4):
         head = log.head(sys.argv[2])
-        assert log.compare_and_set([Write(sys.argv[2], None if head is None else head.seqno, b"x")]) is None
+        assert log.compare_and_set([LogWrite(sys.argv[2], None if head is None else head.seqno, b"x")]) is None
     log.close()
 print("done", flush=True)
 """
@@ -249,45 +249,45 @@ print("done", flush=True)
 
 def test_a_slot_that_is_being_written_leaves_the_other_one(tmp_path: Path) -> None:
     path = tmp_path / "mark"
-    marks.create(str(path), Mark(0), 0o600)
+    marks.create_mark_file(str(path), Mark(0), 0o600)
     with contextlib.closing(MarkFile(str(path))) as file:
         for number in range(1, 6):
             file.advance(0, 1, "key", number, 7 * number)
             assert file.read() == Mark(number, "key", number, 7 * number)
             data = bytearray(path.read_bytes())
-            newest = max((0, 1), key=lambda slot: (decode(bytes(data), slot) or Mark(-1)).entries)
+            newest = max((0, 1), key=lambda slot: (decode_mark(bytes(data), slot) or Mark(-1)).entries)
             for cut in range(0, SLOT, 37):
                 torn = bytes(data[: newest * SLOT]) + os.urandom(cut) + bytes(data[newest * SLOT + cut :])
-                found = [mark for slot in (0, 1) if (mark := decode(torn, slot)) is not None]
+                found = [mark for slot in (0, 1) if (mark := decode_mark(torn, slot)) is not None]
                 assert {mark.entries for mark in found} <= {number, number - 1}
                 assert found
 
 
 def test_every_flipped_bit_of_a_slot_makes_it_no_mark() -> None:
-    data = encode(Mark(7, "some-key", 5, 99)) * 2
+    data = encode_mark(Mark(7, "some-key", 5, 99)) * 2
     used = 8 + 21 + len("some-key")
     for bit in range(used * 8):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
-        assert decode(bytes(damaged), 0) is None
-        assert decode(bytes(damaged), 1) == Mark(7, "some-key", 5, 99)
+        assert decode_mark(bytes(damaged), 0) is None
+        assert decode_mark(bytes(damaged), 1) == Mark(7, "some-key", 5, 99)
 
 
 def test_a_mark_of_a_newer_version_is_refused() -> None:
-    body = encode(Mark(7, "key", 5, 99))[8:]
+    body = encode_mark(Mark(7, "key", 5, 99))[8:]
     head = b"TSM\x02"
     checksum = zlib.crc32(body[: 21 + 3], zlib.crc32(head))
     with pytest.raises(VersionError):
-        decode(head + struct.pack(">I", checksum) + body, 0)
+        decode_mark(head + struct.pack(">I", checksum) + body, 0)
 
 
 def test_what_was_committed_is_acknowledged_though_the_mark_cannot_be_counted(tmp_path: Path) -> None:
     log = SqliteConsensus(tmp_path / "log.db")
-    assert log.compare_and_set([Write("a", None, b"0")]) is None
+    assert log.compare_and_set([LogWrite("a", None, b"0")]) is None
     with open(tmp_path / "log.db.mark", "r+b") as file:
         file.write(b"\xff" * 1024)
     with pytest.raises(Indeterminate):  # never an error that says that nothing was committed
-        log.compare_and_set([Write("a", 0, b"1")])
+        log.compare_and_set([LogWrite("a", 0, b"1")])
     assert [entry.data for entry in log.scan("a", 0, 10)] == [b"0", b"1"]
     log.close()
 
@@ -295,7 +295,7 @@ def test_what_was_committed_is_acknowledged_though_the_mark_cannot_be_counted(tm
 def test_a_mark_that_is_closed_twice_closes_no_file_of_another(tmp_path):
     """An interrupt after the first close leads to a second one, when the number may be that of another file."""
     path = tmp_path / "mark"
-    marks.create(str(path), Mark(3), 0o600)
+    marks.create_mark_file(str(path), Mark(3), 0o600)
     file = MarkFile(str(path))
     file.close()
     with open(path, "rb") as other:

@@ -33,7 +33,7 @@ def leave_free(monkeypatch, free):
 def test_the_reserve_takes_up_its_space_and_has_the_mode_of_the_database(path, monkeypatch, by_zeros):
     if by_zeros:
         monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    reserve.restore(str(path))
+    reserve.restore_reserve(str(path))
     info = of(path).stat()
     assert info.st_size == RESERVE_BYTES
     assert info.st_blocks * 512 >= RESERVE_BYTES
@@ -41,16 +41,16 @@ def test_the_reserve_takes_up_its_space_and_has_the_mode_of_the_database(path, m
 
 
 def test_a_release_deletes_it_and_only_the_first_one_says_so(path):
-    reserve.restore(str(path))
-    assert reserve.release(str(path))
+    reserve.restore_reserve(str(path))
+    assert reserve.release_reserve(str(path))
     assert not of(path).exists()
-    assert not reserve.release(str(path))
+    assert not reserve.release_reserve(str(path))
 
 
 @pytest.mark.parametrize(("missing", "is_made"), [(1, False), (0, True)])
 def test_it_is_made_only_if_as_much_stays_free(path, monkeypatch, missing, is_made):
     leave_free(monkeypatch, RESERVE_BYTES + SPARE_BYTES - missing)
-    reserve.restore(str(path))
+    reserve.restore_reserve(str(path))
     assert of(path).exists() is is_made
 
 
@@ -58,7 +58,7 @@ def test_a_copy_that_takes_up_no_space_is_made_whole(path):
     with open(of(path), "wb") as file:
         file.truncate(RESERVE_BYTES)
     assert of(path).stat().st_blocks * 512 < RESERVE_BYTES
-    reserve.restore(str(path))
+    reserve.restore_reserve(str(path))
     assert of(path).stat().st_blocks * 512 >= RESERVE_BYTES
 
 
@@ -67,7 +67,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing_behind(path, monkeypatch)
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "posix_fallocate", fail, raising=False)
-    reserve.restore(str(path))
+    reserve.restore_reserve(str(path))
     assert not of(path).exists()
 
 
@@ -75,7 +75,7 @@ def test_a_link_in_its_place_is_not_followed(path, tmp_path):
     target = tmp_path / "target"
     target.write_bytes(b"mine")
     of(path).symlink_to(target)
-    reserve.restore(str(path))
+    reserve.restore_reserve(str(path))
     assert target.read_bytes() == b"mine"
 
 

@@ -19,8 +19,8 @@ from faults import failing
 
 from timespine.errors import CorruptionError, Determinate, Indeterminate, NoSpace, UsageError
 from timespine.location import fair_lock, sqlite_file
-from timespine.location.consensus import Consensus, Entry, Write
-from timespine.location.fair_lock import SLOW_S, WriteLine
+from timespine.location.consensus import Consensus, LogEntry, LogWrite
+from timespine.location.fair_lock import SLOW_S, FairFileLock
 from timespine.location.sqlite import SqliteConsensus
 from timespine.testing.conformance import ConsensusConformance, ConsensusUnderFaults
 from timespine.testing.conformance.consensus import fill
@@ -63,7 +63,7 @@ def test_a_symbolic_link_leads_to_the_locks_of_the_real_file(tmp_path: Path, pat
     with contextlib.closing(SqliteConsensus(tmp_path / "link.db")) as other:
         fill(other, "a", 1)
     assert not (tmp_path / "link.db.lock").exists()
-    assert log.head("a") == Entry(0, b"0")
+    assert log.head("a") == LogEntry(0, b"0")
 
 
 def test_opening_on_a_network_file_system_makes_no_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ class TestSqliteUnderFaults(ConsensusUnderFaults):
         clock = SimpleNamespace(now=1000.0)
         clock.monotonic = lambda: clock.now
         clock.sleep = lambda seconds: vars(clock).update(now=clock.now + seconds)
-        line = WriteLine(adapter._file.path)
+        line = FairFileLock(adapter._file.path)
         assert line.enter(time.monotonic())
         with mock.patch.object(fair_lock, "time", clock), mock.patch.object(sqlite_file, "time", clock):
             try:
@@ -188,8 +188,10 @@ def test_a_failing_commit_says_whether_it_may_have_happened(
     fill(log, "a", 1)
     log._file._writer = Failing(log._file._writer, statement, code, after=after)  # type: ignore[assignment,arg-type]
     with pytest.raises(kind):
-        log.compare_and_set([Write("a", 0, b"x"), Write("b", None, b"y")])
-    assert [log.head("a"), log.head("b")] == ([Entry(1, b"x"), Entry(0, b"y")] if after else [Entry(0, b"0"), None])
+        log.compare_and_set([LogWrite("a", 0, b"x"), LogWrite("b", None, b"y")])
+    assert [log.head("a"), log.head("b")] == (
+        [LogEntry(1, b"x"), LogEntry(0, b"y")] if after else [LogEntry(0, b"0"), None]
+    )
     fill(log, "c", 2)  # the next call has a connection that works
 
 
@@ -199,8 +201,8 @@ def test_a_full_disk_is_determinate_and_rolled_back(log: SqliteConsensus) -> Non
     assert writer is not None
     writer.execute("PRAGMA max_page_count = 8")
     with pytest.raises(NoSpace, match="was not written: No space left on device"):
-        log.compare_and_set([Write("a", 0, b"x"), Write("b", None, b"y" * 100_000)])
-    assert (log.head("a"), log.list_keys()) == (Entry(0, b"0"), ["a"])
+        log.compare_and_set([LogWrite("a", 0, b"x"), LogWrite("b", None, b"y" * 100_000)])
+    assert (log.head("a"), log.list_keys()) == (LogEntry(0, b"0"), ["a"])
     fill(log, "b", 1)
 
 

@@ -13,20 +13,20 @@ import pytest
 
 from timespine.errors import CorruptionError, VersionError
 from timespine.location import sqlite
-from timespine.location.consensus import Entry, Write
+from timespine.location.consensus import LogEntry, LogWrite
 from timespine.location.sqlite import SqliteConsensus
 from timespine.location.sqlite_file import FORMAT_VERSION
 
 
-def read(path: Path, keys: str = "a") -> dict[str, list[Entry]]:
+def read(path: Path, keys: str = "a") -> dict[str, list[LogEntry]]:
     with contextlib.closing(SqliteConsensus(path)) as log:
         return {key: log.scan(key) for key in keys}
 
 
-def written(path: Path, keys: str = "a", entries: int = 3) -> dict[str, list[Entry]]:
+def written(path: Path, keys: str = "a", entries: int = 3) -> dict[str, list[LogEntry]]:
     with contextlib.closing(SqliteConsensus(path)) as log:
         for seqno in range(entries):
-            log.compare_and_set([Write(key, seqno - 1 if seqno else None, b"%d" % seqno) for key in keys])
+            log.compare_and_set([LogWrite(key, seqno - 1 if seqno else None, b"%d" % seqno) for key in keys])
     return read(path, keys)
 
 
@@ -42,7 +42,7 @@ class Large(NamedTuple):
     file: bytes
     mark: bytes
     """The mark beside it."""
-    truth: dict[str, list[Entry]]
+    truth: dict[str, list[LogEntry]]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_a_scan_that_does_not_reach_the_head_is_corrupt(path: Path, monkeypatch:
 
 def test_a_table_dropped_under_us_is_corrupt(path: Path, log: SqliteConsensus) -> None:
     tamper(path, "DROP TABLE entries")
-    calls: list[Callable[[], object]] = [lambda: log.head("a"), lambda: log.compare_and_set([Write("a", None, b"")])]
+    calls: list[Callable[[], object]] = [lambda: log.head("a"), lambda: log.compare_and_set([LogWrite("a", None, b"")])]
     for call in calls:
         with pytest.raises(CorruptionError):
             call()

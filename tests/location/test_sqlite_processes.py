@@ -14,14 +14,14 @@ import pytest
 from children import line_of, start, tell
 
 from timespine.errors import Determinate, WrongProcess
-from timespine.location.consensus import Entry
+from timespine.location.consensus import LogEntry
 from timespine.location.sqlite import SqliteConsensus
 from timespine.testing.conformance.consensus import fill
 
 TAKE_A_TURN = """
 import signal, sys, time
-from timespine.location.fair_lock import WriteLine
-line = WriteLine(sys.argv[1])
+from timespine.location.fair_lock import FairFileLock
+line = FairFileLock(sys.argv[1])
 line.enter(time.monotonic())
 print("mine", flush=True)
 signal.pause()
@@ -30,14 +30,14 @@ signal.pause()
 
 INCREMENT = """
 import sys
-from timespine.location.consensus import Write
+from timespine.location.consensus import LogWrite
 from timespine.location.sqlite import SqliteConsensus
 log = SqliteConsensus(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
 expected, value = None, 0
 for _ in range(int(sys.argv[2])):
-    while (lost := log.compare_and_set([Write("a", expected, b"%d" % (value + 1))])) is not None:
+    while (lost := log.compare_and_set([LogWrite("a", expected, b"%d" % (value + 1))])) is not None:
         expected = lost["a"]
         value = int(log.scan("a", expected)[0].data)
     expected, value = value, value + 1
@@ -63,7 +63,7 @@ def test_four_processes_increment_without_losing_an_update(path: Path) -> None:
     won = sorted(int(number) for output in outputs for number in output.split())
     assert won == list(range(200))
     with contextlib.closing(SqliteConsensus(path)) as log:
-        assert log.scan("a") == [Entry(number, b"%d" % (number + 1)) for number in range(200)]
+        assert log.scan("a") == [LogEntry(number, b"%d" % (number + 1)) for number in range(200)]
 
 
 def test_acknowledged_commits_survive_kill_9(path: Path) -> None:
@@ -74,7 +74,7 @@ def test_acknowledged_commits_survive_kill_9(path: Path) -> None:
         os.kill(child.pid, signal.SIGKILL)
     with contextlib.closing(SqliteConsensus(path)) as log:
         entries = log.scan("a")
-        assert entries[acknowledged[-1]] == Entry(acknowledged[-1], b"%d" % (acknowledged[-1] + 1))
+        assert entries[acknowledged[-1]] == LogEntry(acknowledged[-1], b"%d" % (acknowledged[-1] + 1))
 
 
 def in_child(action: Callable[[], None]) -> int:
@@ -111,7 +111,7 @@ def test_a_forked_child_loses_no_commit_when_its_parent_closes(path: Path, log: 
     for fd in (to_parent, from_child, to_child, from_parent):
         os.close(fd)
     with contextlib.closing(SqliteConsensus(path)) as again:
-        assert again.head("a") == Entry(2, b"2")
+        assert again.head("a") == LogEntry(2, b"2")
 
 
 def test_what_was_opened_before_a_fork_is_refused_in_the_child_and_goes_on_in_the_parent(log: SqliteConsensus) -> None:

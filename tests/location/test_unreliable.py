@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from timespine.errors import Determinate, Indeterminate
-from timespine.location.consensus import Consensus, Entry, Write
+from timespine.location.consensus import Consensus, LogEntry, LogWrite
 from timespine.location.memory import MemoryBlob, MemoryConsensus
 from timespine.location.unreliable import Fault, UnreliableBlob, UnreliableConsensus
 from timespine.testing.conformance import BlobConformance, ConsensusConformance, ConsensusUnderFaults
@@ -94,7 +94,7 @@ def test_the_suite_notices_an_adapter_that_is_wrong_about_itself(kind: str, lie:
             log = super().make(tmp_path)
             real = log.compare_and_set
 
-            def compare_and_set(writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+            def compare_and_set(writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
                 try:
                     return real(writes)
                 except Indeterminate as error:
@@ -136,8 +136,8 @@ def test_a_faulty_write_is_done_or_not_as_decided(fault: Fault, kind: type[Excep
     assert (blob.get("a/b/c") == b"1") is done
     log = UnreliableConsensus(MemoryConsensus(), Script(fault))
     with pytest.raises(kind):
-        log.compare_and_set([Write("a", None, b"1")])
-    assert (log.head("a") == Entry(0, b"1")) is done
+        log.compare_and_set([LogWrite("a", None, b"1")])
+    assert (log.head("a") == LogEntry(0, b"1")) is done
     assert log.counts == blob.counts == Counter({fault: 1, Fault.NONE: 1})
 
 
@@ -156,10 +156,10 @@ def test_a_faulty_read_raises(fault: Fault, kind: type[Exception], done: bool) -
 
 def test_a_compare_and_set_that_succeeded_can_be_reported_as_lost_to_itself() -> None:
     log = UnreliableConsensus(MemoryConsensus(), lambda operation, key: Fault.CONFLICT_DONE)
-    assert log.compare_and_set([Write("a", None, b"1"), Write("b", None, b"2")]) == {"a": 0, "b": 0}
-    assert log.compare_and_set([Write("a", 0, b"3")]) == {"a": 1}
-    assert log.compare_and_set([Write("a", 0, b"4")]) == {"a": 1}, "one that is lost is answered as it is"
-    assert [log.scan("a"), log.head("b")] == [[Entry(0, b"1"), Entry(1, b"3")], Entry(0, b"2")]
+    assert log.compare_and_set([LogWrite("a", None, b"1"), LogWrite("b", None, b"2")]) == {"a": 0, "b": 0}
+    assert log.compare_and_set([LogWrite("a", 0, b"3")]) == {"a": 1}
+    assert log.compare_and_set([LogWrite("a", 0, b"4")]) == {"a": 1}, "one that is lost is answered as it is"
+    assert [log.scan("a"), log.head("b")] == [[LogEntry(0, b"1"), LogEntry(1, b"3")], LogEntry(0, b"2")]
     blob = UnreliableBlob(MemoryBlob(), lambda operation, key: Fault.CONFLICT_DONE)
     blob.put("a/b/c", b"1")
     assert blob.get("a/b/c") == b"1"
@@ -167,29 +167,29 @@ def test_a_compare_and_set_that_succeeded_can_be_reported_as_lost_to_itself() ->
 
 def test_slow_calls_pause_before_they_act() -> None:
     inner = MemoryConsensus()
-    seen: list[Entry | None] = []
+    seen: list[LogEntry | None] = []
 
     def pause() -> None:
         seen.append(inner.head("a"))
-        inner.compare_and_set([Write("a", None, b"other")])
+        inner.compare_and_set([LogWrite("a", None, b"other")])
 
     log = UnreliableConsensus(inner, Script(Fault.SLOW), pause)
-    assert log.compare_and_set([Write("a", None, b"mine")]) == {"a": 0}
+    assert log.compare_and_set([LogWrite("a", None, b"mine")]) == {"a": 0}
     assert seen == [None]
 
 
 def test_a_late_compare_and_set_loses_to_what_came_before_its_release() -> None:
     log = UnreliableConsensus(MemoryConsensus(), Script(Fault.LATE, Fault.LATE))
-    writes = [Write("a", None, b"ghost")]
+    writes = [LogWrite("a", None, b"ghost")]
     with pytest.raises(Indeterminate):
         log.compare_and_set(writes)
     with pytest.raises(Indeterminate):
-        log.compare_and_set([Write("b", None, b"ghost")])
+        log.compare_and_set([LogWrite("b", None, b"ghost")])
     writes.clear()
-    log.compare_and_set([Write("a", None, b"real")])
+    log.compare_and_set([LogWrite("a", None, b"real")])
     assert log.head("b") is None
     assert log.release_ghosts() == 1
-    assert (log.head("a"), log.head("b")) == (Entry(0, b"real"), Entry(0, b"ghost"))
+    assert (log.head("a"), log.head("b")) == (LogEntry(0, b"real"), LogEntry(0, b"ghost"))
     assert log.release_ghosts() == 0
 
 
@@ -208,8 +208,8 @@ def test_late_writes_of_every_kind_are_applied_in_order() -> None:
     assert blob.release_ghosts() == 2
     assert (blob.get("a/b/c"), blob.get("a/b/d")) == (b"2", b"1")
     log = UnreliableConsensus(MemoryConsensus(), Script(Fault.NONE, Fault.NONE, Fault.LATE))
-    log.compare_and_set([Write("a", None, b"")])
-    log.compare_and_set([Write("a", 0, b"")])
+    log.compare_and_set([LogWrite("a", None, b"")])
+    log.compare_and_set([LogWrite("a", 0, b"")])
     with pytest.raises(Indeterminate):
         log.truncate("a", 1)
     assert (log.release_ghosts(), len(log.scan("a"))) == (1, 1)
@@ -223,7 +223,7 @@ def test_the_decision_sees_the_operation_and_the_key() -> None:
     blob.get_range("a/b/c", 0, 0)
     blob.delete("a/b/c")
     blob.list_keys("a/")
-    log.compare_and_set([Write("x", None, b""), Write("y", None, b"")])
+    log.compare_and_set([LogWrite("x", None, b""), LogWrite("y", None, b"")])
     log.head("x")
     log.scan("x")
     log.truncate("y", 1)

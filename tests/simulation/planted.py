@@ -21,7 +21,7 @@ import msgspec
 import planted_client  # noqa: F401 (for the bugs in it)
 import planted_streams  # noqa: F401 (for the bugs in it)
 import planted_turns  # noqa: F401 (for the bugs in it)
-from planting import (
+from mutations import (
     BUGS,
     REAL,
     SCHEMAS,
@@ -36,9 +36,9 @@ from planting import (
     patched_everywhere,
 )
 
-from timespine.columnar import merge_engine as engine_module
-from timespine.columnar import merge_stretches as stretches_module
 from timespine.columnar.ingest import update_table
+from timespine.columnar.merge import engine as engine_module
+from timespine.columnar.merge import plan as stretches_module
 from timespine.columnar.scan import prune as prune_module
 from timespine.columnar.scan import visibility
 from timespine.core import group as group_module
@@ -47,8 +47,8 @@ from timespine.core import state as state_module
 from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.encoding import flat_spine as flat_module
 from timespine.core.protocols import commit, garbage, maintain
-from timespine.core.protocols.load_state import refresh
-from timespine.core.protocols.session import retried
+from timespine.core.protocols.load_state import refresh_state
+from timespine.core.protocols.session import retry
 from timespine.core.spine import policy as loom_module
 from timespine.core.state import Commit, NoOp
 from timespine.core.transitions import (
@@ -67,10 +67,10 @@ from timespine.core.transitions import (
 )
 from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
-from timespine.testing.simulator import reads
-from timespine.testing.simulator.checker import Result, run_history
+from timespine.testing.simulator import core_reads
+from timespine.testing.simulator.checker import HistoryResult, run_core_history
 from timespine.testing.simulator.violation import Violation
-from timespine.testing.stores import course
+from timespine.testing.stores import history_run
 
 SEEDS = Path(__file__).with_name("planted_seeds.json")
 
@@ -116,19 +116,19 @@ def a_lost_compare_and_set_counts_as_won() -> Iterator[None]:
 
 @bug
 def a_no_is_judged_by_an_old_state() -> Iterator[None]:
-    def commit_group(session, group, beside=()):
+    def commit_group(session, group, extra_writes=()):
         states = yield from commit._known_states(session, group)
         for _ in range(session.config.commit_attempts):
-            judged = group_module.judge(states, group, (yield commit.Now()))
+            judged = group_module.evaluate(states, group, (yield commit.Now()))
             if isinstance(judged, Exception):
                 raise judged
             if not judged.changed:
                 return judged.replies
             entries = [commit._entry(states[name], state) for name, state in judged.changed.items()]
-            sent = commit.Frozen(group, judged, (*beside, *entries))
+            sent = commit.InDoubt(group, judged, (*extra_writes, *entries))
             if (yield from commit._store(session, sent)) is None:
                 return judged.replies
-            states, is_in = yield from commit._looked_up(session, sent, states)
+            states, is_in = yield from commit._read_after_loss(session, sent, states)
             if is_in:
                 return judged.replies
         raise commit.Determinate("lost")
@@ -258,7 +258,7 @@ def evict_goes_by_the_upper_of_the_collection() -> Iterator[None]:
 
 @bug
 def trim_without_truncation() -> Iterator[None]:
-    with patched(unsealed_module, "truncated", lambda part, lower, upper: part):
+    with patched(unsealed_module, "truncate_batch", lambda part, lower, upper: part):
         yield
 
 
@@ -284,7 +284,7 @@ def replicated_append_does_not_cut_what_is_there() -> Iterator[None]:
 
 @bug
 def append_next_does_not_rewrite() -> Iterator[None]:
-    with patched(append_module, "rewritten", lambda run, at: run):
+    with patched(append_module, "rewrite_batch", lambda run, at: run):
         yield
 
 
@@ -294,7 +294,7 @@ def append_next_hides_what_it_should_rewrite() -> Iterator[None]:
         parts = tuple(msgspec.structs.replace(part, lower=at) for part in run.parts)
         return Run(parts, run.order, run.schema)
 
-    with patched(append_module, "rewritten", cut):
+    with patched(append_module, "rewrite_batch", cut):
         yield
 
 
@@ -345,9 +345,9 @@ def hollow_runs_forget_that_they_are_rewritten() -> Iterator[None]:
     from timespine.testing.formats import naive
 
     def seen_through(run, child):
-        return push_module.truncated(child, run.lower, run.upper)
+        return push_module.truncate_batch(child, run.lower, run.upper)
 
-    with patched(reads, "seen_through", seen_through), patched(naive, "seen_through", seen_through):
+    with patched(core_reads, "apply_parent_bounds", seen_through), patched(naive, "apply_parent_bounds", seen_through):
         yield
 
 
@@ -357,7 +357,7 @@ def rewritten_appends_are_cut() -> Iterator[None]:
         if batch.desc.lower == lower and batch.desc.upper == upper:
             return list(batch.runs)
         return [
-            Run(tuple(push_module.truncated(part, lower, upper) for part in run.parts), run.order, run.schema)
+            Run(tuple(push_module.truncate_batch(part, lower, upper) for part in run.parts), run.order, run.schema)
             for run in batch.runs
         ]
 
@@ -376,7 +376,7 @@ def cutting_forgets_what_was_cut_before() -> Iterator[None]:
     def truncated(part, lower, upper):
         return msgspec.structs.replace(part, lower=lower, upper=upper)
 
-    with patched(append_module, "truncated", truncated):
+    with patched(append_module, "truncate_batch", truncated):
         yield
 
 
@@ -403,7 +403,7 @@ def merges_reach_past_the_since_of_the_spine() -> Iterator[None]:
 
     # Without the validation of states, which refuses such a merge wherever it is read.
     with (
-        patched(loom_module.Loom, "_joined_since", joined),
+        patched(loom_module.MergePolicy, "_joined_since", joined),
         patched(flat_module, "validate", lambda spine, arity: None),
     ):
         yield
@@ -426,7 +426,7 @@ def a_merge_result_drops_a_neighbour() -> Iterator[None]:
 
 @bug
 def a_dropped_merge_deletes_what_it_passed_through() -> Iterator[None]:
-    real = maintain.forget
+    real = maintain.delete_unreferenced
 
     def merge_as(session, collection, request, writer):
         output = yield maintain.MergeRuns(collection, request, writer)
@@ -447,17 +447,17 @@ def a_dropped_merge_deletes_what_it_passed_through() -> Iterator[None]:
 @bug
 def sweep_reads_the_state_before_it_lists() -> Iterator[None]:
     def sweep(session, collection):
-        state = yield from refresh(session, collection)
+        state = yield from refresh_state(session, collection)
         if state is None:
             return 0
-        entries = yield from retried(session, garbage.Scan(collection, 0))
+        entries = yield from retry(session, garbage.Scan(collection, 0))
         oldest = yield from garbage._oldest_state(session, state, entries)
         if oldest is None:
             return 0
         live = {**garbage.references(state), **garbage.references(oldest)}
         live.update(garbage._added(garbage.diffs_of(entries)))
         live.update((yield from garbage._children(session, live))[0])
-        listed = yield from retried(session, garbage.ListBlobs(f"{collection}/"))
+        listed = yield from retry(session, garbage.ListBlobs(f"{collection}/"))
         orphans = [key for key in listed if key not in live and key.split("/")[1] not in state.writers]
         yield from garbage._delete(session, orphans)
         return len(orphans)
@@ -504,11 +504,11 @@ def run_before_children() -> Iterator[None]:
 @bug
 def the_log_is_cut_before_garbage_is_deleted() -> Iterator[None]:
     def collect_garbage(session, collection):
-        state = yield from refresh(session, collection)
+        state = yield from refresh_state(session, collection)
         base = max((seqno for seqno in state.rollups if seqno <= state.seqno_since), default=None)
         if base is None:
             return 0
-        entries = yield from retried(session, garbage.Scan(collection, 0))
+        entries = yield from retry(session, garbage.Scan(collection, 0))
         oldest = yield from garbage._oldest_state(session, state, entries)
         newer = yield from garbage._rollup(session, state, base)
         if oldest is not None and newer is not None and oldest.seqno < base:
@@ -517,7 +517,7 @@ def the_log_is_cut_before_garbage_is_deleted() -> Iterator[None]:
             past.update(garbage._added(change for change in diffs if change.n <= base))
             live = garbage.references(newer)
             live.update(garbage._added(change for change in diffs if change.n > base))
-            yield from retried(session, garbage.Truncate(collection, base + 1))
+            yield from retry(session, garbage.Truncate(collection, base + 1))
             yield from garbage.delete_with_children(session, past, live)
         yield from garbage.commit(session, collection, RemoveRollups(base))
         return 0
@@ -593,13 +593,13 @@ def compaction_folds_times_up_to_the_upper() -> Iterator[None]:
 
 @bug
 def inline_budget_is_not_counted() -> Iterator[None]:
-    real = push_module.pushed
+    real = push_module.push_batch
 
     def pushed(state, runs, upper, since=None):
         grown = real(state, runs, upper, since)
         return msgspec.structs.replace(grown, inline_bytes=state.inline_bytes)
 
-    with patched(append_module, "pushed", pushed):
+    with patched(append_module, "push_batch", pushed):
         yield
 
 
@@ -607,7 +607,7 @@ def inline_budget_is_not_counted() -> Iterator[None]:
 def a_critical_hold_is_granted_and_not_kept() -> Iterator[None]:
     def register(state, command, now_ms):
         since = readers_module._clamped(state, command.since)
-        return NoOp(readers_module.Granted(since, state.seqno))
+        return NoOp(readers_module.Grant(since, state.seqno))
 
     with patched_entry(TRANSITIONS, RegisterHold, register):
         yield
@@ -618,9 +618,9 @@ def expiry_takes_critical_holds_too() -> Iterator[None]:
     real = TRANSITIONS[ExpireLeases]
 
     def expire(state, command, now_ms):
-        bare = state_module.settle_since(msgspec.structs.replace(state, holds={}), now_ms)
-        outcome = real(bare, command, now_ms)
-        return Commit(bare, 0) if isinstance(outcome, NoOp) and bare != state else outcome
+        keys_only = state_module.settle_since(msgspec.structs.replace(state, holds={}), now_ms)
+        outcome = real(keys_only, command, now_ms)
+        return Commit(keys_only, 0) if isinstance(outcome, NoOp) and keys_only != state else outcome
 
     with patched_entry(TRANSITIONS, ExpireLeases, expire):
         yield
@@ -668,28 +668,28 @@ def a_sink_does_not_remember_its_batch() -> Iterator[None]:
 
 @bug
 def a_refused_transaction_takes_its_neighbours_along() -> Iterator[None]:
-    real = group_module.judge
+    real = group_module.evaluate
 
     def judge(states, group, now_ms):
         judged = real(states, group, now_ms)
-        if isinstance(judged, group_module.Judged):
+        if isinstance(judged, group_module.Evaluated):
             refused = [reply for reply in judged.replies if isinstance(reply, group_module.Refused)]
             if refused and len(judged.replies) > 1:
-                return group_module.Judged({}, tuple(refused[0] for _ in judged.replies))
+                return group_module.Evaluated({}, tuple(refused[0] for _ in judged.replies))
         return judged
 
-    with patched(commit, "judge", judge):
+    with patched(commit, "evaluate", judge):
         yield
 
 
 @bug
 def uppers_that_were_relied_on_are_not_looked_at() -> Iterator[None]:
-    real = group_module._judge_transaction
+    real = group_module._evaluate_transaction
 
     def judge(current, transaction, group, now_ms):
-        return real(current, group_module.Transaction(transaction.commands), group, now_ms)
+        return real(current, group_module.CommandTransaction(transaction.commands), group, now_ms)
 
-    with patched(group_module, "_judge_transaction", judge):
+    with patched(group_module, "_evaluate_transaction", judge):
         yield
 
 
@@ -725,7 +725,7 @@ def a_part_is_passed_through_as_if_it_were_whole() -> Iterator[None]:
 @on_real_storage
 @bug
 def a_merge_forgets_that_times_are_rewritten() -> Iterator[None]:
-    real = visibility.seen
+    real = visibility.apply_visibility
 
     def seen(table, part, window, arity):
         if window.since is not None:
@@ -739,7 +739,7 @@ def a_merge_forgets_that_times_are_rewritten() -> Iterator[None]:
 @on_real_storage
 @bug
 def a_merge_advances_times_before_it_looks_at_bounds() -> Iterator[None]:
-    real = visibility.seen
+    real = visibility.apply_visibility
 
     def seen(table, part, window, arity):
         if window.since is None:
@@ -754,7 +754,7 @@ def a_merge_advances_times_before_it_looks_at_bounds() -> Iterator[None]:
 @on_real_storage
 @bug
 def the_truncation_of_inline_data_is_ignored() -> Iterator[None]:
-    real = visibility.seen
+    real = visibility.apply_visibility
 
     def seen(table, part, window, arity):
         if part.inline is not None:
@@ -833,14 +833,16 @@ def _whole(part: Part) -> Part:
     return msgspec.structs.replace(part, lower=None, upper=None, rewrite=None)
 
 
-def history(name: str, seed: int) -> Result:
+def history(name: str, seed: int) -> HistoryResult:
     """A history of the kind that gives a bug away."""
     if name in REAL:
-        return run_history(seed, REAL_OPERATIONS, real=True)
+        return run_core_history(seed, REAL_OPERATIONS, real=True)
     if name in STORES:
-        return course.run_history(seed, STORE_CALLS)
+        return history_run.run_store_history(seed, STORE_CALLS)
     flavours = {"schemas": SCHEMAS, "streams": STREAMS}
-    return run_history(seed, 60, flavour=next((each for each, names in flavours.items() if name in names), "mixed"))
+    return run_core_history(
+        seed, 60, flavour=next((each for each, names in flavours.items() if name in names), "mixed")
+    )
 
 
 def is_caught(name: str, seed: int) -> bool:

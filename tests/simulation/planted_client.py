@@ -7,23 +7,24 @@ from dataclasses import replace
 
 import msgspec
 import pyarrow as pa
-from planting import bug, in_stores, patched
+from mutations import bug, in_stores, patched
 
 from timespine.client.catalog import catalog, create, drop
 from timespine.client.collection import Collection
-from timespine.client.commit.driver import fresh_id
-from timespine.client.commit.group_commit import Committer
+from timespine.client.commit.effect_driver import fresh_id
+from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.maintenance import scheduler
-from timespine.client.maintenance.heartbeat import Heart
+from timespine.client.maintenance.heartbeat import HeartbeatThread
 from timespine.client.maintenance.scheduler import Maintenance
 from timespine.client.read import leases
 from timespine.client.read.change_feed import ChangeFeed
 from timespine.client.read.commit_stream import CommitStream
 from timespine.client.read.leases import Leases
-from timespine.client.write import append_batcher, delta, read_current, step_commit, unsealed_write
+from timespine.client.write import append_batcher, delta, prepare_unsealed, read_current, step_commit
 from timespine.client.write.merge_builder import Merge
 from timespine.client.write.transaction import Transaction
 from timespine.core.encoding.state_diff import apply_diff
+from timespine.core.group import Refused
 from timespine.core.transitions import ExpireReader
 from timespine.errors import Determinate, Indeterminate, Unavailable, UpperMismatch
 
@@ -82,10 +83,10 @@ def a_reader_shares_a_lease_that_begins_later() -> Iterator[None]:
 @in_stores
 @bug
 def leases_are_not_kept_alive() -> Iterator[None]:
-    def beat(self, collection, leases):
+    def heartbeat_once(self, collection, leases):
         return 0
 
-    with patched(Leases, "_beat", beat):
+    with patched(Leases, "_beat", heartbeat_once):
         yield
 
 
@@ -105,45 +106,45 @@ def the_end_of_a_store_gives_no_lease_back() -> Iterator[None]:
 @in_stores
 @bug
 def a_group_gives_its_answers_to_the_wrong_waiters() -> Iterator[None]:
-    real = Committer._commit_group
+    real = GroupCommitter._commit_group
 
     def commit_group(self, transactions):
         replies = real(self, transactions)
         kinds = {tuple((name, type(command)) for name, command in each.commands) for each in transactions}
         return tuple(reversed(replies)) if len(kinds) == 1 else replies
 
-    with patched(Committer, "_commit_group", commit_group):
+    with patched(GroupCommitter, "_commit_group", commit_group):
         yield
 
 
 @in_stores
 @bug
 def a_commit_in_doubt_is_said_to_have_failed() -> Iterator[None]:
-    real = Committer._committed
+    real = GroupCommitter._committed
 
-    def committed(self, transactions, beside=()):
+    def committed(self, transactions, extra_writes=()):
         try:
-            return real(self, transactions, beside)
+            return real(self, transactions, extra_writes)
         except Indeterminate as error:
             raise Determinate(f"nothing was committed: {error}") from error
 
-    with patched(Committer, "_committed", committed):
+    with patched(GroupCommitter, "_committed", committed):
         yield
 
 
 @in_stores
 @bug
 def a_commit_in_doubt_is_tried_once_more() -> Iterator[None]:
-    real = Committer._committed
+    real = GroupCommitter._committed
 
-    def committed(self, transactions, beside=()):
+    def committed(self, transactions, extra_writes=()):
         try:
-            return real(self, transactions, beside)
+            return real(self, transactions, extra_writes)
         except Indeterminate:
             self._renew()
-            return real(self, transactions, beside)
+            return real(self, transactions, extra_writes)
 
-    with patched(Committer, "_committed", committed):
+    with patched(GroupCommitter, "_committed", committed):
         yield
 
 
@@ -154,8 +155,8 @@ def blobs_are_put_under_a_writer_that_nobody_registered() -> Iterator[None]:
         real(self, collection)
         return fresh_id("w")
 
-    real = Committer.writer
-    with patched(Committer, "writer", writer):
+    real = GroupCommitter.writer
+    with patched(GroupCommitter, "writer", writer):
         yield
 
 
@@ -165,7 +166,7 @@ def the_end_of_a_store_leaves_its_ids_registered() -> Iterator[None]:
     def give_up(self):
         self._entered.clear()
 
-    with patched(Committer, "_give_up", give_up):
+    with patched(GroupCommitter, "_give_up", give_up):
         yield
 
 
@@ -178,7 +179,10 @@ def blobs_are_deleted_though_their_commit_is_in_doubt() -> Iterator[None]:
     def did_not_commit(error):
         return True
 
-    with patched(step_commit, "did_not_commit", did_not_commit):
+    with (
+        patched(step_commit, "did_not_commit", did_not_commit),
+        patched(append_batcher, "did_not_commit", did_not_commit),
+    ):
         yield
 
 
@@ -199,18 +203,13 @@ def small_appends_are_told_the_times_of_others() -> Iterator[None]:
 @in_stores
 @bug
 def small_appends_that_lost_to_others_count_as_in() -> Iterator[None]:
-    real = step_commit.StepCommit._commit_placed
+    real = append_batcher._replies_of
 
-    def commit_placed(self, runs, losses, turn):
-        (step, *_) = self.steps
-        try:
-            return real(self, runs, losses, turn)
-        except UpperMismatch:
-            if not isinstance(step, append_batcher.GroupAppendStep):
-                raise
-            return [([], step.written, step.access.known().seqno)]
+    def replies_of(reply):
+        is_outrun = isinstance(reply, Refused) and isinstance(reply.reason, UpperMismatch)
+        return () if is_outrun else real(reply)
 
-    with patched(step_commit.StepCommit, "_commit_placed", commit_placed):
+    with patched(append_batcher, "_replies_of", replies_of):
         yield
 
 
@@ -254,13 +253,13 @@ def a_change_counts_what_was_written_ahead_twice() -> Iterator[None]:
 @in_stores
 @bug
 def moving_late_rows_loses_one_of_them() -> Iterator[None]:
-    real = unsealed_write.apply_late_policy
+    real = prepare_unsealed.apply_late_policy
 
     def apply_late_policy(table, name, first, late):
         kept, rows = real(table, name, first, late)
         return (kept.slice(0, max(kept.num_rows - 1, 0)), rows) if rows and late == "move" else (kept, rows)
 
-    with patched(unsealed_write, "apply_late_policy", apply_late_policy):
+    with patched(prepare_unsealed, "apply_late_policy", apply_late_policy):
         yield
 
 
@@ -270,12 +269,12 @@ def moving_late_rows_loses_one_of_them() -> Iterator[None]:
 @in_stores
 @bug
 def a_transaction_is_committed_step_by_step() -> Iterator[None]:
-    def commit(self, *commands, reads=()):
+    def commit(self, *commands, reads=(), patience=None):
         answers = [real(self, each, reads=reads) for each in commands]
         return type(answers[-1])((reply for each in answers for reply in each), answers[-1].seqnos)
 
-    real = Committer.commit
-    with patched(Committer, "commit", commit):
+    real = GroupCommitter.commit
+    with patched(GroupCommitter, "commit", commit):
         yield
 
 
@@ -283,7 +282,7 @@ def a_transaction_is_committed_step_by_step() -> Iterator[None]:
 @bug
 def a_transaction_does_not_check_what_it_has_read() -> Iterator[None]:
     def expect(self, collection, upper):
-        self._access(collection)
+        self._handle(collection)
 
     with patched(Transaction, "expect", expect):
         yield
@@ -295,7 +294,7 @@ def the_reads_of_a_transaction_are_checked_before_its_commit_only() -> Iterator[
     real = step_commit.StepCommit._transaction
 
     def whole(self, commands):
-        return step_commit.group.Transaction(real(self, commands).commands, ())
+        return step_commit.group.CommandTransaction(real(self, commands).commands, ())
 
     with patched(step_commit.StepCommit, "_transaction", whole):
         yield
@@ -319,7 +318,7 @@ def a_new_collection_takes_a_name_that_is_taken() -> Iterator[None]:
 @in_stores
 @bug
 def a_drop_forgets_whose_data_is_still_there() -> Iterator[None]:
-    real = drop.dropped
+    real = drop.with_dropped
 
     def dropped(id, name, force, names):
         changed = real(id, name, force, names)
@@ -328,20 +327,20 @@ def a_drop_forgets_whose_data_is_still_there() -> Iterator[None]:
         left = tuple(each for each in changed.dropped if each != id)
         return msgspec.structs.replace(changed, dropped=left, forced=())
 
-    with patched(drop, "dropped", dropped):
+    with patched(drop, "with_dropped", dropped):
         yield
 
 
 @in_stores
 @bug
 def a_dropped_collection_is_emptied_while_it_is_read() -> Iterator[None]:
-    def bury(self, access, freed=()):
-        keys = [info.key for info in access.shared.blob.list_keys(f"{access.id}/")]
+    def purge(self, handle, freed=()):
+        keys = [info.key for info in handle.context.blob.list_keys(f"{handle.id}/")]
         for key in keys:
-            access.shared.blob.delete(key)
+            handle.context.blob.delete(key)
         return True, len(keys)
 
-    with patched(Maintenance, "bury", bury):
+    with patched(Maintenance, "purge", purge):
         yield
 
 
@@ -382,7 +381,7 @@ def a_feed_gives_its_lease_back_when_it_begins() -> Iterator[None]:
 
     def begin(self, state, as_of):
         leased = real(self, state, as_of)
-        self.access.committer.commit((self.access.id, ExpireReader(leased.lease.reader)))
+        self.handle.committer.commit((self.handle.id, ExpireReader(leased.lease.reader)))
         return leased
 
     with patched(ChangeFeed, "_begin", begin):
@@ -420,14 +419,14 @@ def the_end_of_a_store_does_not_wait_for_its_background() -> Iterator[None]:
     def join(self, limit_s):
         return True
 
-    with patched(Maintenance, "stop", stop), patched(Heart, "join", join):
+    with patched(Maintenance, "stop", stop), patched(HeartbeatThread, "join", join):
         yield
 
 
 @in_stores
 @bug
 def a_change_is_made_by_one_key_more() -> Iterator[None]:
-    real = delta.keys_of
+    real = delta.parse_keys
 
     def keys_of(rows, schema, names=None):
         keys = real(rows, schema, names)
@@ -436,7 +435,7 @@ def a_change_is_made_by_one_key_more() -> Iterator[None]:
             return pa.table({"k": pa.array([one, one + 1], pa.int64())})
         return keys
 
-    with patched(delta, "keys_of", keys_of):
+    with patched(delta, "parse_keys", keys_of):
         yield
 
 
@@ -445,22 +444,22 @@ def a_change_is_made_by_one_key_more() -> Iterator[None]:
 def an_id_that_was_given_up_is_announced_again() -> Iterator[None]:
     def check_expected(catalog, id):
         def expect(names):
-            if id in names.expected or any(entry.id == id for entry in names.entries.values()):
+            if id in names.reserved or any(entry.id == id for entry in names.entries.values()):
                 return None
-            given_up = {each: since for each, since in names.given_up.items() if each != id}
-            expected = {**names.expected, id: names.given_up.get(id, 0)}
-            return msgspec.structs.replace(names, expected=expected, given_up=given_up)
+            cancelled = {each: since for each, since in names.cancelled.items() if each != id}
+            expected = {**names.reserved, id: names.cancelled.get(id, 0)}
+            return msgspec.structs.replace(names, reserved=expected, cancelled=cancelled)
 
         catalog.change(expect)
 
-    with patched(create, "check_expected", check_expected):
+    with patched(create, "check_reserved", check_expected):
         yield
 
 
 @in_stores
 @bug
 def blobs_are_put_before_their_collection_is_announced() -> Iterator[None]:
-    real = Committer.writer
+    real = GroupCommitter.writer
 
     def writer(self, collection):
         reserve = self._reserving.pop(collection, None)
@@ -470,7 +469,7 @@ def blobs_are_put_before_their_collection_is_announced() -> Iterator[None]:
             if reserve is not None:
                 self._reserving[collection] = reserve
 
-    with patched(Committer, "writer", writer):
+    with patched(GroupCommitter, "writer", writer):
         yield
 
 
@@ -484,14 +483,14 @@ def ids_that_were_given_up_are_forgotten_at_once() -> Iterator[None]:
 @in_stores
 @bug
 def a_look_at_the_log_after_a_commit_may_fail_it() -> Iterator[None]:
-    real = Committer._tell
+    real = GroupCommitter._notify
 
     def tell(self, about):
         real(self, about)
         for each in sorted(about):
             self.state(each)
 
-    with patched(Committer, "_tell", tell):
+    with patched(GroupCommitter, "_notify", tell):
         yield
 
 
@@ -513,7 +512,7 @@ def the_newest_rows_are_read_without_a_look_at_the_log() -> Iterator[None]:
     real = Collection.snapshot
 
     def snapshot(self, as_of=None, *, columns=None, where=None, multiplicity="rows", timeout=10.0):
-        state = self._access.known()
+        state = self._handle.known()
         newest = state.upper.last_complete() if as_of is None else None
         if newest is not None and state.since.less_equal((newest,)):
             as_of = newest

@@ -6,19 +6,19 @@ import sys
 from collections.abc import Iterator
 
 import msgspec
-from planting import bug, in_streams, patched, patched_entry
+from mutations import bug, in_streams, patched, patched_entry
 
 from timespine.core import group as group_module
 from timespine.core.batch import Order, Run
 from timespine.core.effects import CompareAndSet
 from timespine.core.protocols import commit, garbage, maintain
-from timespine.core.protocols.session import determinately_retried
+from timespine.core.protocols.session import retry_determinate
 from timespine.core.state import Commit, NoOp
 from timespine.core.transitions import TRANSITIONS, Drain, Evict, ExpireCommitter, Seal, Write, apply
-from timespine.core.unsealed_index import Forest
+from timespine.core.unsealed_index import UnsealedIndex
 from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
-from timespine.testing.simulator import streams
+from timespine.testing.simulator import stream_workload
 
 append_module = sys.modules["timespine.core.transitions.append"]
 push_module = sys.modules["timespine.core.transitions.trace_push"]
@@ -31,21 +31,21 @@ unsealed_module = sys.modules["timespine.core.transitions.unsealed"]
 @in_streams
 @bug
 def a_seal_of_several_collections_moves_only_the_first() -> Iterator[None]:
-    real = group_module._judge_transaction
+    real = group_module._evaluate_transaction
 
     def judge(current, transaction, group, now_ms):
         seals = [name for name, command in transaction.commands if isinstance(command, Seal)]
         kept = [each for each in transaction.commands if not isinstance(each[1], Seal) or each[0] == seals[0]]
-        return real(current, group_module.Transaction(tuple(kept), transaction.reads), group, now_ms)
+        return real(current, group_module.CommandTransaction(tuple(kept), transaction.reads), group, now_ms)
 
-    with patched(group_module, "_judge_transaction", judge):
+    with patched(group_module, "_evaluate_transaction", judge):
         yield
 
 
 @in_streams
 @bug
 def a_refused_transaction_leaves_its_first_command_applied() -> Iterator[None]:
-    real = group_module._judge_transaction
+    real = group_module._evaluate_transaction
 
     def judge(current, transaction, group, now_ms):
         reply = real(current, transaction, group, now_ms)
@@ -56,14 +56,14 @@ def a_refused_transaction_leaves_its_first_command_applied() -> Iterator[None]:
                 current[name] = outcome.state
         return reply
 
-    with patched(group_module, "_judge_transaction", judge):
+    with patched(group_module, "_evaluate_transaction", judge):
         yield
 
 
 @in_streams
 @bug
 def commands_of_a_transaction_do_not_see_each_other() -> Iterator[None]:
-    real = group_module._judge_transaction
+    real = group_module._evaluate_transaction
 
     def judge(current, transaction, group, now_ms):
         before = dict(current)
@@ -73,40 +73,40 @@ def commands_of_a_transaction_do_not_see_each_other() -> Iterator[None]:
             current.update((name, outcome.state) for name, outcome in outcomes if isinstance(outcome, Commit))
         return reply
 
-    with patched(group_module, "_judge_transaction", judge):
+    with patched(group_module, "_evaluate_transaction", judge):
         yield
 
 
 @in_streams
 @bug
 def an_upper_that_moved_on_satisfies_whoever_relied_on_it() -> Iterator[None]:
-    real = group_module._judge_transaction
+    real = group_module._evaluate_transaction
 
     def judge(current, transaction, group, now_ms):
         reads = [
             (name, current[name].upper if name in current and expected <= current[name].upper else expected)
             for name, expected in transaction.reads
         ]
-        return real(current, group_module.Transaction(transaction.commands, tuple(reads)), group, now_ms)
+        return real(current, group_module.CommandTransaction(transaction.commands, tuple(reads)), group, now_ms)
 
-    with patched(group_module, "_judge_transaction", judge):
+    with patched(group_module, "_evaluate_transaction", judge):
         yield
 
 
 @in_streams
 @bug
 def what_was_only_read_is_not_compared_when_it_is_committed() -> Iterator[None]:
-    real = group_module.judge
+    real = group_module.evaluate
 
     def judge(states, group, now_ms):
         judged = real(states, group, now_ms)
-        if not isinstance(judged, group_module.Judged):
+        if not isinstance(judged, group_module.Evaluated):
             return judged
         written = {name for each in group.transactions for name, _ in each.commands}
         changed = {name: state for name, state in judged.changed.items() if name in written}
-        return group_module.Judged(changed, judged.replies)
+        return group_module.Evaluated(changed, judged.replies)
 
-    with patched(commit, "judge", judge):
+    with patched(commit, "evaluate", judge):
         yield
 
 
@@ -116,7 +116,7 @@ def what_was_only_read_is_not_compared_when_it_is_committed() -> Iterator[None]:
 @in_streams
 @bug
 def a_later_transaction_is_judged_by_the_state_before_the_group() -> Iterator[None]:
-    real_judge, real = group_module.judge, group_module._judge_transaction
+    real_judge, real = group_module.evaluate, group_module._evaluate_transaction
     before = {}
 
     def judge(states, group, now_ms):
@@ -128,9 +128,9 @@ def a_later_transaction_is_judged_by_the_state_before_the_group() -> Iterator[No
         for name, expected in transaction.reads:
             if name in before and before[name].upper != expected:
                 return group_module._refused(current, transaction, UpperMismatch(expected, before[name].upper))
-        return real(current, group_module.Transaction(transaction.commands), group, now_ms)
+        return real(current, group_module.CommandTransaction(transaction.commands), group, now_ms)
 
-    with patched(commit, "judge", judge), patched(group_module, "_judge_transaction", judge_transaction):
+    with patched(commit, "evaluate", judge), patched(group_module, "_evaluate_transaction", judge_transaction):
         yield
 
 
@@ -152,10 +152,10 @@ def a_refusal_names_the_state_that_its_group_led_to() -> Iterator[None]:
 def a_group_is_written_one_log_at_a_time() -> Iterator[None]:
     def store(session, sent):
         for write in sent.writes:
-            mismatch = yield from determinately_retried(session, CompareAndSet((write,)))
+            mismatch = yield from retry_determinate(session, CompareAndSet((write,)))
             if mismatch is not None:
                 return mismatch
-        commit._learn(session, sent.judged)
+        commit._remember_states(session, sent.judged)
         return None
 
     with patched(commit, "_store", store):
@@ -164,10 +164,10 @@ def a_group_is_written_one_log_at_a_time() -> Iterator[None]:
 
 def judge_again(states, group, now_ms):
     """Judge a group that is in as if it were another one, under the next number."""
-    judged = group_module.judge(states, group, now_ms)
-    if isinstance(judged, group_module.CommittedBefore):
+    judged = group_module.evaluate(states, group, now_ms)
+    if isinstance(judged, group_module.AlreadyCommittedGroup):
         numbers = [state.committers[group.committer].group for state in states.values()]
-        return group_module.judge(states, msgspec.structs.replace(group, number=max(numbers) + 1), now_ms)
+        return group_module.evaluate(states, msgspec.structs.replace(group, number=max(numbers) + 1), now_ms)
     return judged
 
 
@@ -178,7 +178,7 @@ def a_group_whose_reply_was_lost_is_committed_once_more() -> Iterator[None]:
         return False
         yield
 
-    with patched(commit, "judge", judge_again), patched(commit, "_is_in", is_in):
+    with patched(commit, "evaluate", judge_again), patched(commit, "_is_in", is_in):
         yield
 
 
@@ -186,9 +186,9 @@ def a_group_whose_reply_was_lost_is_committed_once_more() -> Iterator[None]:
 @bug
 def own_success_taken_for_a_conflict_is_committed_again() -> Iterator[None]:
     def looked_up(session, sent, states):
-        return (yield from commit._refreshed(session, states, states)), False
+        return (yield from commit._refresh_states(session, states, states)), False
 
-    with patched(commit, "judge", judge_again), patched(commit, "_looked_up", looked_up):
+    with patched(commit, "evaluate", judge_again), patched(commit, "_read_after_loss", looked_up):
         yield
 
 
@@ -196,9 +196,9 @@ def own_success_taken_for_a_conflict_is_committed_again() -> Iterator[None]:
 @bug
 def own_success_taken_for_a_conflict_is_called_a_loss() -> Iterator[None]:
     def looked_up(session, sent, states):
-        return (yield from commit._refreshed(session, states, states)), False
+        return (yield from commit._refresh_states(session, states, states)), False
 
-    with patched(commit, "_looked_up", looked_up):
+    with patched(commit, "_read_after_loss", looked_up):
         yield
 
 
@@ -237,7 +237,11 @@ def a_drain_begins_one_time_too_late() -> Iterator[None]:
     def drained(state, upper):
         lower = _later(state.trace.upper)
         return [
-            Run(tuple(push_module.truncated(part, lower, upper) for part in batch.parts), Order.UNORDERED, batch.schema)
+            Run(
+                tuple(push_module.truncate_batch(part, lower, upper) for part in batch.parts),
+                Order.UNORDERED,
+                batch.schema,
+            )
             for batch in state.unsealed.between(state.trace.upper, upper)
         ]
 
@@ -256,7 +260,7 @@ def a_drain_goes_by_the_upper_of_an_older_state() -> Iterator[None]:
             return real(state, command, now_ms)
         # The batch is said to reach the upper of now, and has what an older state would have drained.
         runs = push_module.drained_runs(state, uppers[0])
-        return Commit(push_module.pushed(state, runs, state.upper), state.upper)
+        return Commit(push_module.push_batch(state, runs, state.upper), state.upper)
 
     with patched_entry(TRANSITIONS, Drain, drain):
         yield
@@ -270,7 +274,7 @@ def evict_takes_what_is_only_partly_drained() -> Iterator[None]:
         gone = len(state.unsealed) - len(kept)
         if not gone:
             return NoOp(0)
-        return Commit(msgspec.structs.replace(state, unsealed=Forest.of(kept)), gone)
+        return Commit(msgspec.structs.replace(state, unsealed=UnsealedIndex.of(kept)), gone)
 
     with patched_entry(TRANSITIONS, Evict, evict):
         yield
@@ -287,7 +291,7 @@ def evict_does_not_wait_for_the_drain() -> Iterator[None]:
         gone = len(state.unsealed) - len(kept)
         if not gone:
             return NoOp(0)
-        return Commit(msgspec.structs.replace(state, unsealed=Forest.of(kept)), gone)
+        return Commit(msgspec.structs.replace(state, unsealed=UnsealedIndex.of(kept)), gone)
 
     with patched(maintain, "tidy_unsealed", tidy), patched_entry(TRANSITIONS, Evict, evict):
         yield
@@ -297,9 +301,9 @@ def evict_does_not_wait_for_the_drain() -> Iterator[None]:
 @bug
 def trim_loses_the_rows_at_the_bound() -> Iterator[None]:
     def truncated(part, lower, upper):
-        return push_module.truncated(part, None if lower is None else _later(lower), upper)
+        return push_module.truncate_batch(part, None if lower is None else _later(lower), upper)
 
-    with patched(unsealed_module, "truncated", truncated):
+    with patched(unsealed_module, "truncate_batch", truncated):
         yield
 
 
@@ -316,32 +320,32 @@ def an_append_counts_the_unsealed_updates_in_its_range_twice() -> Iterator[None]
 @in_streams
 @bug
 def unsealed_reads_begin_where_the_trace_ends() -> Iterator[None]:
-    real = streams.plan_unsealed
+    real = stream_workload.plan_unsealed
 
     def plan(state, lower, upper):
         return real(msgspec.structs.replace(state, upper=state.trace.upper), lower, upper)
 
-    with patched(streams, "plan_unsealed", plan):
+    with patched(stream_workload, "plan_unsealed", plan):
         yield
 
 
 @in_streams
 @bug
 def unsealed_reads_miss_batches_that_reach_beyond_the_range() -> Iterator[None]:
-    real = Forest.between
+    real = UnsealedIndex.between
 
     def between(self, lower, upper):
         for batch in real(self, lower, upper):
             if batch.is_wholly_below(upper):
                 yield batch
 
-    real_plan = streams.plan_unsealed
+    real_plan = stream_workload.plan_unsealed
 
     def plan(state, lower, upper):
-        with patched(Forest, "between", between):
+        with patched(UnsealedIndex, "between", between):
             return real_plan(state, lower, upper)
 
-    with patched(streams, "plan_unsealed", plan):
+    with patched(stream_workload, "plan_unsealed", plan):
         yield
 
 
@@ -351,7 +355,7 @@ def garbage_collection_forgets_what_is_unsealed() -> Iterator[None]:
     real = garbage.references
 
     def references(state):
-        return real(msgspec.structs.replace(state, unsealed=Forest()))
+        return real(msgspec.structs.replace(state, unsealed=UnsealedIndex()))
 
     with patched(garbage, "references", references):
         yield

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
-from planting import bug, in_stores, patched
+from mutations import bug, in_stores, patched
 
-from timespine.client.commit import refusals
+from timespine.client.commit import replies
 from timespine.client.commit.turn import Patience
 from timespine.core import group as group_module
 from timespine.core.group import Answers
 from timespine.core.state import Turn
-from timespine.core.transitions import AppendedAt, AppendNext, turns
+from timespine.core.transitions import AppendNext, AppendNextResult, turns
 from timespine.model.frontier import Frontier
 
 
@@ -48,11 +48,11 @@ def what_waits_for_a_turn_is_said_to_be_in() -> Iterator[None]:
 
     def offer(self, transaction, offer):
         reply = offer(transaction)
-        if not refusals.is_taken(reply):
+        if not replies.is_turn_taken(reply):
             return reply
         if any(type(each) is not AppendNext for _, each in transaction.commands):
             return real(self, transaction, offer)
-        told = [AppendedAt(each.at, Frontier.at(each.at + 1)) for _, each in transaction.commands]
+        told = [AppendNextResult(each.at, Frontier.at(each.at + 1)) for _, each in transaction.commands]
         return Answers(told, reply.seqnos)
 
     with patched(Patience, "offer", offer):

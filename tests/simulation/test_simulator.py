@@ -6,33 +6,33 @@ import planted
 import pytest
 
 from timespine.testing import simulate
-from timespine.testing.simulator.checker import FAULT_KINDS, run_history
+from timespine.testing.simulator.checker import FAULT_KINDS, run_core_history
 from timespine.testing.simulator.simulator import Faults
 
 
 def test_a_seed_decides_the_whole_history():
-    first, again = (run_history(7, 60, tracing=True) for _ in range(2))
+    first, again = (run_core_history(7, 60, tracing=True) for _ in range(2))
     assert first.trace == again.trace
     assert first.digest == again.digest
 
 
 def test_histories_without_faults_have_no_violations():
     for seed in range(20):
-        assert run_history(seed, 40, Faults(0, 0, 0, 0, 0)).violations == []
+        assert run_core_history(seed, 40, Faults(0, 0, 0, 0, 0)).violations == []
 
 
 @pytest.mark.parametrize(
     "seed", [4004, 17108, 19746], ids=["moved before the taker heard of it", "not the granted one", "two at once"]
 )
 def test_holds_that_move_while_they_are_granted_are_no_violation(seed):
-    assert run_history(seed, 60).violations == []
+    assert run_core_history(seed, 60).violations == []
 
 
 def test_every_kind_of_fault_and_operation_happens():
     counts: Counter[str] = Counter()
     kinds: set[str] = set()
     for seed in range(40):
-        result = run_history(seed, 60, tracing=True)
+        result = run_core_history(seed, 60, tracing=True)
         assert result.violations == []
         counts.update(result.counts)
         kinds.update(" ".join(line.split("begins ")[1].split(" op")[0:1]) for line in result.trace if "begins " in line)

@@ -11,25 +11,25 @@ import timespine
 from timespine.testing import simulate
 from timespine.testing.simulator.checker import FAULT_KINDS
 from timespine.testing.simulator.simulator import Faults
-from timespine.testing.stores.course import run_history
+from timespine.testing.stores.history_run import run_store_history
 
 
 def test_a_seed_decides_the_whole_history():
-    first, again = (run_history(7, 40, tracing=True) for _ in range(2))
+    first, again = (run_store_history(7, 40, tracing=True) for _ in range(2))
     assert first.trace == again.trace
     assert first.digest == again.digest
 
 
 def test_histories_without_faults_have_no_violations():
     for seed in range(6):
-        assert run_history(seed, 40, Faults(0, 0, 0, 0, 0)).violations == []
+        assert run_store_history(seed, 40, Faults(0, 0, 0, 0, 0)).violations == []
 
 
 def test_every_kind_of_fault_and_of_call_happens():
     counts: Counter[str] = Counter()
     kinds: set[str] = set()
     for seed in range(40):
-        result = run_history(seed, 40, tracing=True)
+        result = run_store_history(seed, 40, tracing=True)
         assert result.violations == []
         counts.update(result.counts)
         kinds.update(line.split(" begins ")[1].split(" op")[0] for line in result.trace if " begins " in line)
@@ -74,4 +74,4 @@ def test_histories_of_stores_have_real_rows_in_any_case(wrong, capsys):
     "seed", [254, 5055, 5112], ids=["closed after a commit", "placed again", "no goodbye to what was dropped"]
 )
 def test_histories_that_once_went_wrong_go_right(seed):
-    assert run_history(seed, 40).violations == []
+    assert run_store_history(seed, 40).violations == []

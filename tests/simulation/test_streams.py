@@ -10,29 +10,29 @@ from timespine.core.protocols.session import Session
 from timespine.core.state import Committer, new_state
 from timespine.model.frontier import Frontier
 from timespine.testing import simulate
-from timespine.testing.simulator.check_atomicity import Atomicity, Whole
-from timespine.testing.simulator.checker import run_history
-from timespine.testing.simulator.remembering import remembering
+from timespine.testing.simulator.check_atomicity import AtomicCommit, AtomicityCheck
+from timespine.testing.simulator.checker import run_core_history
+from timespine.testing.simulator.memoize import memoized
 from timespine.testing.simulator.simulator import Faults
-from timespine.testing.simulator.streams import POINTS
+from timespine.testing.simulator.stream_workload import POINTS
 
 
 def test_a_seed_decides_the_whole_history():
-    first, again = (run_history(7, 60, tracing=True, flavour="streams") for _ in range(2))
+    first, again = (run_core_history(7, 60, tracing=True, flavour="streams") for _ in range(2))
     assert first.trace == again.trace
-    assert first.digest == again.digest != run_history(7, 60).digest
+    assert first.digest == again.digest != run_core_history(7, 60).digest
 
 
 def test_histories_without_faults_have_no_violations():
     for seed in range(10):
-        assert run_history(seed, 40, Faults(0, 0, 0, 0, 0), flavour="streams").violations == []
+        assert run_core_history(seed, 40, Faults(0, 0, 0, 0, 0), flavour="streams").violations == []
 
 
 def test_every_operation_happens_and_processes_die_and_storage_goes_at_marked_points():
     counts: Counter[str] = Counter()
     kinds: set[str] = set()
     for seed in range(40):
-        result = run_history(seed, 60, Faults(crash=0.01, outage=0.006), tracing=True, flavour="streams")
+        result = run_core_history(seed, 60, Faults(crash=0.01, outage=0.006), tracing=True, flavour="streams")
         assert result.violations == []
         counts.update(result.counts)
         kinds.update(line.split("begins ")[1].split(" op")[0] for line in result.trace if "begins " in line)
@@ -68,7 +68,7 @@ class Two:
         self.states = {name: [_with(new_state(name), committers={"k": begun})] for name in ("c1", "c2")}
         self.truth = {"c1": [], "c2": []}
         self.said = []
-        self.atomic = Atomicity(self.states, self.truth, self.said.append)
+        self.atomic = AtomicityCheck(self.states, self.truth, self.said.append)
 
     def commit(self, *names, number=1, upper=3, rows=()):
         for name in names:
@@ -85,8 +85,8 @@ def _with(state, **changes):
     return type(state)(**{name: changes.get(name, getattr(state, name)) for name in type(state).__struct_fields__})
 
 
-SEAL = Whole("op1", uppers={"c1": Frontier.at(3), "c2": Frontier.at(3)})
-ROWS = Whole("op1", rows={"c1": frozenset({"op1.0"}), "c2": frozenset({"op1.0"})})
+SEAL = AtomicCommit("op1", uppers={"c1": Frontier.at(3), "c2": Frontier.at(3)})
+ROWS = AtomicCommit("op1", rows={"c1": frozenset({"op1.0"}), "c2": frozenset({"op1.0"})})
 
 
 def test_a_group_that_is_whole_is_fine():
@@ -100,9 +100,9 @@ def test_a_group_that_is_whole_is_fine():
     [
         (SEAL, ["c1"], [], "without the seal of c2"),
         (ROWS, ["c1"], ["op1.0"], "without rows in c2"),
-        (Whole("op1", retained={"c1": Frontier.at(2)}), ["c1"], [], "without the retention of c1"),
-        (Whole("op1", reads={"c2": Frontier.at(2)}), ["c1"], [], "relied on upper [2] of c2, which was at [0]"),
-        (Whole("op1", reads={"c1": Frontier.at(3)}), ["c1"], [], "relied on upper [3] of c1, which was at [0]"),
+        (AtomicCommit("op1", retained={"c1": Frontier.at(2)}), ["c1"], [], "without the retention of c1"),
+        (AtomicCommit("op1", reads={"c2": Frontier.at(2)}), ["c1"], [], "relied on upper [2] of c2, which was at [0]"),
+        (AtomicCommit("op1", reads={"c1": Frontier.at(3)}), ["c1"], [], "relied on upper [3] of c1, which was at [0]"),
     ],
 )
 def test_a_group_with_something_missing_is_a_violation(whole, names, rows, said):
@@ -112,7 +112,7 @@ def test_a_group_with_something_missing_is_a_violation(whole, names, rows, said)
 
 
 def test_a_transaction_among_others_may_be_missing_as_a_whole_only():
-    among = Whole("op1", ROWS.rows, alone=False)
+    among = AtomicCommit("op1", ROWS.rows, alone=False)
     for rows, said in (([], ""), (["op1.0"], "without rows in c2")):
         two = Two()
         with two.atomic.expected(two.session, among):
@@ -156,12 +156,12 @@ def test_a_refusal_names_the_state_before_its_group():
 
 def test_what_is_remembered_is_forgotten_at_the_end_and_what_was_patched_stays():
     real, planted_there = load_state.decode_diff, lambda data: None
-    with remembering():
+    with memoized():
         assert load_state.decode_diff is not real
     assert load_state.decode_diff is real
     load_state.decode_diff = planted_there
     try:
-        with remembering():
+        with memoized():
             assert load_state.decode_diff is planted_there
     finally:
         load_state.decode_diff = real

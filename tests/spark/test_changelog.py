@@ -14,7 +14,7 @@ from examples.spark_pipeline.files import cut_into_files
 from examples.spark_pipeline.generate_log import generate_log
 from timespine.errors import UsageError
 from timespine.spark import foreach_batch
-from timespine.spark.changelog import SEQUENCE, columns_of, keys_given, read_changes, stream_changes
+from timespine.spark.changelog import SEQUENCE, collection_columns, has_key_columns, read_changes, stream_changes
 
 ROWS = [
     {"id": 1, "name": "a", "op": "c"},
@@ -47,7 +47,7 @@ def kinds(frame):
 def applied(tmp_path, frame):
     """What is there when all changes are applied in one batch."""
     with ts.open(tmp_path / "store", maintenance=False) as store:
-        key, value = columns_of(frame)
+        key, value = collection_columns(frame)
         collection = store.create("rows", key=key, value=value, timeline="counter")
         write = foreach_batch(collection, "upsert", sink="log", sequence_by=SEQUENCE)
         if frame.isStreaming:
@@ -149,7 +149,7 @@ def test_a_log_of_deletes_alone_has_its_columns_from_before(spark, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "options", "says"),
     [
-        ([{"n": 1, "op": "c"}], {}, "say which columns are the key; there are: n"),
+        ([{"n": 1, "op": "c"}], {}, "name the key columns; there are: n"),
         ([{"id": 1}], {"key": "name"}, "no column 'name' to be the key; there are: id"),
         ([{"id": 1}], {"key": "id,id"}, "each once"),
         ([{"id": 1}], {"sequence": "n"}, "no column 'n' to order"),
@@ -162,7 +162,7 @@ def test_a_log_of_deletes_alone_has_its_columns_from_before(spark, tmp_path):
         ([event("d", None, {"id": 1})], {}, "a delete has nothing in before"),
         ([event("c", {"id": 1}, None)], {}, "op c has nothing in after"),
         ([event("t", {"id": 1}, None)], {}, "not 't'"),
-        ([event("c", None, {"id": 1})], {"sequence": "id"}, "order of its own"),
+        ([event("c", None, {"id": 1})], {"sequence": "id"}, "its own order"),
     ],
 )
 def test_what_cannot_be_understood_is_one_clear_error(spark, tmp_path, rows, options, says):
@@ -197,8 +197,8 @@ def test_what_comes_later_is_looked_at_when_it_comes(spark, tmp_path):
 
 
 def test_keys_are_named_by_one_name_or_several():
-    assert keys_given("a, b") == keys_given(["a", "b"]) == ("a", "b")
-    assert keys_given(None) is None
+    assert has_key_columns("a, b") == has_key_columns(["a", "b"]) == ("a", "b")
+    assert has_key_columns(None) is None
 
 
 # Generated logs

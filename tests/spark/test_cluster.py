@@ -108,7 +108,7 @@ def on_a_cluster():
     from timespine.spark import merge_job
     from timespine.spark.read import read_task, to_spark
     from timespine.spark.setup.session import session
-    from timespine.spark.write import run_tasks, upsert_delete, write_task
+    from timespine.spark.write import delta_by_tasks, run_tasks, write_task
 
     conf = {
         "spark.driver.host": "127.0.0.1",
@@ -135,7 +135,7 @@ def on_a_cluster():
                 "history": [entry.operation for entry in items.history()],
                 "swept": swept(store),
                 "afterwards": counted(items.snapshot().to_pylist()),
-                "under way": len(items._access.shared.writing),
+                "under way": len(items._handle.context.writing),
                 "killed": killed,
             }
 
@@ -145,7 +145,7 @@ def on_a_cluster():
         to_spark.over_slices = dies_half_way(read_task.over_slices, os.path.abspath("read"))
         rows = items.snapshot().to_spark(spark, partitions=2).toArrow().to_pylist()
         look("read", rows, len(rows))
-        upsert_delete.delta_task = dies_before_it_answers(write_task.delta_task, os.path.abspath("upsert"))
+        delta_by_tasks.delta_task = dies_before_it_answers(write_task.delta_task, os.path.abspath("upsert"))
         done = items.upsert(frame(spark, 2000, 5000, "b"))
         look("upsert", items.snapshot().to_pylist(), done.rows)
         merge_job.TASK_ROWS = 500
@@ -232,7 +232,7 @@ def after_a_driver_that_wrote(driver):
     import timespine as ts
 
     def keys(items):
-        return {info.key for info in items._access.shared.blob.list_keys(f"{items.id}/")}
+        return {info.key for info in items._handle.context.blob.list_keys(f"{items.id}/")}
 
     told = {"ended": ended(driver)}
     with ts.open("store", maintenance=False) as store:

@@ -58,7 +58,7 @@ def writes(spark, store, small_rows):
     from pyspark.sql import functions as F
 
     from timespine.errors import UsageError
-    from timespine.spark.write import run_tasks, upsert_delete
+    from timespine.spark.write import delta_by_tasks, run_tasks
 
     built, jobs = run_tasks.run_write_tasks, []
 
@@ -67,7 +67,7 @@ def writes(spark, store, small_rows):
         return built(*arguments)
 
     before = run_tasks.SMALL_ROWS
-    run_tasks.run_write_tasks = upsert_delete.run_write_tasks = counted
+    run_tasks.run_write_tasks = delta_by_tasks.run_write_tasks = counted
     run_tasks.SMALL_ROWS = small_rows
     try:
         items = create(store, f"writes-{small_rows}")
@@ -92,7 +92,7 @@ def writes(spark, store, small_rows):
         }
     finally:
         run_tasks.SMALL_ROWS = before
-        run_tasks.run_write_tasks = upsert_delete.run_write_tasks = built
+        run_tasks.run_write_tasks = delta_by_tasks.run_write_tasks = built
 
 
 def by_driver(spark, store):
@@ -178,7 +178,7 @@ def each_batch(spark, store):
         "rows": names(each.snapshot().to_pylist()),
         "done": lines,
         "history": len(each.history()),
-        "sinks": dict(each._access.state().sinks),
+        "sinks": dict(each._handle.state().sinks),
         "nameless": nameless,
     }
     create(store, "each", replace=True)
@@ -208,7 +208,7 @@ def together(spark, store):
         "wrong": ran(writer.option("checkpointLocation", "checkpoint-together")),
         "rows": [names(each.snapshot().to_pylist()) for each in made],
         "uppers": [each.upper.elements[0][0] for each in made],
-        "sinks": [dict(each._access.state().sinks) for each in made],
+        "sinks": [dict(each._handle.state().sinks) for each in made],
     }
 
 
@@ -393,7 +393,7 @@ def test_foreach_batch_without_a_name_is_an_error_at_the_start(told):
 
 
 def test_foreach_batch_does_not_write_to_another_collection_of_the_same_name(told):
-    assert told("each_batch")["replaced"] == "each is another collection by now: open it again"
+    assert told("each_batch")["replaced"] == "each is another collection than the one that was opened: open it again"
 
 
 def test_views_functions_and_changes_in_sql(told):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import timespine as ts
 from timespine.cli.app import app
-from timespine.columnar.scan.request import Wanted
+from timespine.columnar.scan.request import ScanRequest
 from timespine.config import DEFAULT
 from timespine.spark import merge_job, merging_on
 
@@ -49,12 +49,12 @@ def filled(store, seed):
 
 def run_of(items):
     """The rows of the only run, in its order, with times and diffs."""
-    state = items._access.state()
+    state = items._handle.state()
     (batch,) = [batch for batch in state.trace.hollow_batches() if batch.runs]
     (run,) = batch.runs
-    parts = items._access.parts(state)
+    parts = items._handle.parts(state)
     id, schema = parts.schema(run)
-    wanted = Wanted(schema, schema.names, timed=True)
+    wanted = ScanRequest(schema, schema.names, keep_times=True)
     tables = [table for part in parts.leaves(run.parts) for table in parts.tables(part, id, schema, wanted, 1 << 40)]
     return pa.concat_tables(tables).combine_chunks(), batch.desc, list(parts.leaves(run.parts))
 
@@ -68,13 +68,13 @@ def test_executors_and_the_process_make_the_same_run(tmp_path, spark, seed):
             asked = []
             if name == "executors":
                 with merging_on(store, spark, least_rows=1):
-                    asked.append(store.engine.elsewhere)
+                    asked.append(store._engine.delegate)
                     items.expire(before=3)
                     items.compact(wait=True)
             else:
                 items.expire(before=3)
                 items.compact(wait=True)
-            assert store.engine.elsewhere is None
+            assert store._engine.delegate is None
             found.append(run_of(items))
             assert items.count() == found[-1][0].column("_diff").to_numpy().sum()
             assert store.vacuum().blobs == []

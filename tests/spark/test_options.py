@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from timespine.errors import UsageError
-from timespine.spark.options import FEED, PLACES, READ, STREAM, STREAM_WRITE, WRITE, Options, Target
+from timespine.spark.options import FEED, PLACES, READ, STREAM, STREAM_WRITE, WRITE, CollectionAddress, Options
 
 PATH = {"path": "/a/b"}
 
@@ -24,7 +24,7 @@ PATH = {"path": "/a/b"}
         (READ, {"asOf": "-1"}, "from 0 on"),
         (READ, {"asOf": ""}, "is a time such as"),
         (READ, {"versionAsOf": "2026-01-01"}, "a moment is a timestampAsOf"),
-        (READ, {"asOf": "1", "versionAsOf": "2"}, "same thing"),
+        (READ, {"asOf": "1", "versionAsOf": "2"}, "mean the same"),
         (READ, {"multiplicity": "counts"}, "is rows or column"),
         (READ, {"columns": " , "}, "names none"),
         (READ, {"lease": "soon"}, "not a duration"),
@@ -38,9 +38,9 @@ PATH = {"path": "/a/b"}
         (READ, {"startingVersion": "1", "asOf": "1"}, "option asOf is for spark.read;"),
         (READ, {"readChangeFeed": "true", "multiplicity": "column"}, "option multiplicity is for spark.read;"),
         (READ, {"readChangeFeed": "false", "startingVersion": "1"}, "leave out one"),
-        (READ, {"startingVersion": "2", "endingVersion": "1"}, "the later one is the ending one"),
-        (READ, {"startingTimestamp": "2026-01-02", "endingTimestamp": "2026-01-01"}, "the later one"),
-        (READ, {"startingVersion": "1", "startingTimestamp": "2026-01-01"}, "same thing"),
+        (READ, {"startingVersion": "2", "endingVersion": "1"}, "the ending one must not be before the starting one"),
+        (READ, {"startingTimestamp": "2026-01-02", "endingTimestamp": "2026-01-01"}, "must not be before"),
+        (READ, {"startingVersion": "1", "startingTimestamp": "2026-01-01"}, "mean the same"),
         (STREAM, {"endingVersion": "1"}, "option endingVersion is for spark.read of changes"),
         (STREAM, {"asOf": "0"}, "option asOf is for spark.read;"),
         (STREAM, {"readUpdates": "true"}, "option readUpdates is for spark.read;"),
@@ -95,11 +95,11 @@ def test_every_option_has_a_place_and_bad_flags_and_numbers_are_refused_in_all_o
 
 @pytest.mark.parametrize("path", ["/a/b/c", "file:/a/b/c", "file:///a/b/c", "/a/b/c/", "/a/b//c"])
 def test_a_path_may_be_written_as_the_url_of_a_file(path):
-    assert Options({"path": path}).target == Target("/a/b", "c")
+    assert Options({"path": path}).target == CollectionAddress("/a/b", "c")
 
 
 def test_a_collection_must_be_named():
-    for wrong, says in (({}, "say which collection"), ({"path": "orders"}, "not the folder")):
+    for wrong, says in (({}, "name the collection"), ({"path": "orders"}, "not the folder")):
         with pytest.raises(UsageError, match=says):
             _ = Options(wrong).target
 
@@ -108,7 +108,7 @@ def test_a_store_that_is_not_in_a_folder_is_refused():
     for wrong in ({"path": "s3://bucket/store/c"}, {"store": "hdfs:/x", "collection": "c"}):
         with pytest.raises(UsageError, match="keeps stores in folders"):
             _ = Options(wrong).target
-    assert Options({"store": "file:/a/b", "collection": "c"}).target == Target("/a/b", "c")
+    assert Options({"store": "file:/a/b", "collection": "c"}).target == CollectionAddress("/a/b", "c")
 
 
 def test_times_are_numbers_or_moments():

@@ -68,7 +68,7 @@ def test_any_log_will_do(spark, tmp_path, run):
     code, told = run("--log", log)
     assert (code, told.splitlines()[-1]) == (
         NOT_UNDERSTOOD,
-        "say which columns are the key; there are: price, shelf, sku",
+        "name the key columns; there are: price, shelf, sku",
     )
 
 

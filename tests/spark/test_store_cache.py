@@ -8,7 +8,7 @@ import pytest
 
 import timespine as ts
 from timespine.errors import TimespineError, UsageError
-from timespine.spark.options import Target
+from timespine.spark.options import CollectionAddress
 from timespine.spark.store_cache import collection_of, store_of
 
 
@@ -19,7 +19,7 @@ def made(folder, id):
 
 def test_a_folder_that_was_made_again_is_opened_again(tmp_path):
     folder = tmp_path / "store"
-    target = Target(str(folder), "items")
+    target = CollectionAddress(str(folder), "items")
     made(folder, 0)
     first = store_of(str(folder))
     assert store_of(str(folder)) is first

@@ -15,8 +15,8 @@ from timespine.core.spine.spine import empty_spine
 from timespine.errors import UsageError
 from timespine.testing import datadriven
 from timespine.testing.datadriven import (
-    Call,
     Directive,
+    DirectiveCall,
     DirectiveSet,
     Registry,
     default_registry,
@@ -33,7 +33,7 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "script.txt"
 
 
-def ran(path: Path, text: str, *, rewrite: bool = False, registry: Registry | None = None) -> datadriven.Tally:
+def ran(path: Path, text: str, *, rewrite: bool = False, registry: Registry | None = None) -> datadriven.ScriptResult:
     """What comes of a script of this text."""
     path.write_bytes(text.encode())
     return run_file(path, registry or default_registry(), rewrite)
@@ -41,10 +41,10 @@ def ran(path: Path, text: str, *, rewrite: bool = False, registry: Registry | No
 
 def rewritten(path: Path, text: str, registry: Registry | None = None) -> str:
     """The script after `--rewrite`, which then must pass."""
-    tally = ran(path, text, rewrite=True, registry=registry)
-    assert tally.failed == 0
+    scan_stats = ran(path, text, rewrite=True, registry=registry)
+    assert scan_stats.failed == 0
     again = run_file(path, registry or default_registry())
-    assert (again.passed, again.failed) == (tally.passed, 0)
+    assert (again.passed, again.failed) == (scan_stats.passed, 0)
     return path.read_bytes().decode()
 
 
@@ -54,18 +54,18 @@ def test_there_are_scripts() -> None:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_the_script_passes(path: Path) -> None:
-    tally = run_file(path, default_registry())
-    assert tally.report == []
-    assert tally.failed == 0
-    assert tally.passed > 0
+    scan_stats = run_file(path, default_registry())
+    assert scan_stats.report == []
+    assert scan_stats.failed == 0
+    assert scan_stats.passed > 0
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_rewriting_a_script_that_passes_changes_nothing(path: Path, script: Path) -> None:
     for content in (path.read_bytes(), path.read_bytes().replace(b"\n", b"\r\n"), path.read_bytes().rstrip(b"\n")):
         script.write_bytes(content)
-        tally = run_file(script, default_registry(), rewrite=True)
-        assert (tally.failed, tally.report) == (0, [])
+        scan_stats = run_file(script, default_registry(), rewrite=True)
+        assert (scan_stats.failed, scan_stats.report) == (0, [])
         assert script.read_bytes() == content
 
 
@@ -157,20 +157,20 @@ def test_what_the_terminal_cannot_show_is_escaped(script: Path, monkeypatch: pyt
 )
 def test_a_file_that_is_no_script_fails_and_says_where(script: Path, text: str, line: int, why: str) -> None:
     for rewrite in (False, True):
-        tally = ran(script, text, rewrite=rewrite)
-        assert (tally.passed, tally.failed) == (0, 1)
-        assert len(tally.report) == 1
-        assert tally.report[0].startswith(f"{script}:{line}: ")
-        assert why in tally.report[0]
+        scan_stats = ran(script, text, rewrite=rewrite)
+        assert (scan_stats.passed, scan_stats.failed) == (0, 1)
+        assert len(scan_stats.report) == 1
+        assert scan_stats.report[0].startswith(f"{script}:{line}: ")
+        assert why in scan_stats.report[0]
         assert script.read_bytes() == text.encode()
 
 
 def test_a_file_that_cannot_be_read_fails(tmp_path: Path, script: Path) -> None:
     script.write_bytes(b"since-upper\n----\n\xff\n")
     for path in (script, tmp_path, tmp_path / "none.txt"):
-        tally = run_file(path, default_registry())
-        assert (tally.passed, tally.failed) == (0, 1)
-        assert tally.report[0].startswith(f"{path}: ")
+        scan_stats = run_file(path, default_registry())
+        assert (scan_stats.passed, scan_stats.failed) == (0, 1)
+        assert scan_stats.report[0].startswith(f"{path}: ")
 
 
 def test_a_file_that_cannot_be_written_fails(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,15 +180,15 @@ def test_a_file_that_cannot_be_written_fails(script: Path, monkeypatch: pytest.M
         raise PermissionError("read only")
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    tally = run_file(script, default_registry(), rewrite=True)
-    assert tally.failed == 1
-    assert tally.report[-1] == f"{script}: read only"
+    scan_stats = run_file(script, default_registry(), rewrite=True)
+    assert scan_stats.failed == 1
+    assert scan_stats.report[-1] == f"{script}: read only"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# only prose\n", "\n\n  \n# a\n\n# b"])
 def test_a_script_may_have_no_cases(script: Path, text: str) -> None:
-    tally = ran(script, text)
-    assert (tally.passed, tally.failed, tally.report) == (0, 0, [])
+    scan_stats = ran(script, text)
+    assert (scan_stats.passed, scan_stats.failed, scan_stats.report) == (0, 0, [])
 
 
 # The format
@@ -214,8 +214,8 @@ def test_a_script_may_have_no_cases(script: Path, text: str) -> None:
 )
 def test_ways_to_write_the_same_case(script: Path, text: str) -> None:
     for rewrite in (False, True):
-        tally = ran(script, text, rewrite=rewrite)
-        assert (tally.passed, tally.failed, tally.report) == (1, 0, [])
+        scan_stats = ran(script, text, rewrite=rewrite)
+        assert (scan_stats.passed, scan_stats.failed, scan_stats.report) == (1, 0, [])
         assert script.read_bytes() == text.encode()
 
 
@@ -232,8 +232,8 @@ def test_ways_to_write_the_same_case(script: Path, text: str) -> None:
     ],
 )
 def test_only_whitespace_at_the_ends_of_lines_is_ignored(script: Path, expected: str) -> None:
-    tally = ran(script, f"since-upper\n----\n{expected}\n")
-    assert (tally.passed, tally.failed) == (0, 1)
+    scan_stats = ran(script, f"since-upper\n----\n{expected}\n")
+    assert (scan_stats.passed, scan_stats.failed) == (0, 1)
 
 
 def test_a_failing_case_changes_nothing_and_the_next_ones_go_on(script: Path) -> None:
@@ -242,8 +242,8 @@ def test_a_failing_case_changes_nothing_and_the_next_ones_go_on(script: Path) ->
         "error: a batch that begins at [1] cannot follow the upper [2]\n\n"
         "since-upper\n----\n[0][0]\n\ntake-merge-reqs\n----\n<empty>\n"
     )
-    tally = ran(script, text)
-    assert (tally.passed, tally.failed) == (3, 0)
+    scan_stats = ran(script, text)
+    assert (scan_stats.passed, scan_stats.failed) == (3, 0)
 
 
 def test_every_script_begins_anew(script: Path) -> None:
@@ -286,7 +286,7 @@ def test_rewriting_puts_the_output_in_its_place(script: Path, text: str, after: 
 def echo() -> Registry:
     """A machine whose directive gives its input, with `|` for the ends of lines."""
 
-    def run(state: int, call: Call) -> tuple[int, str]:
+    def run(state: int, call: DirectiveCall) -> tuple[int, str]:
         if call.arguments:
             raise RuntimeError("a bug")
         return state + 1, "".join(call.input).replace("|", "\n")
@@ -311,19 +311,19 @@ def test_output_that_looks_like_a_rule_is_written_between_double_rules(script: P
 
 def test_output_with_a_double_rule_cannot_be_written_down(script: Path) -> None:
     text = "echo\na|----|----\n----\nx\n"
-    tally = ran(script, text, rewrite=True, registry=echo())
-    assert (tally.passed, tally.failed) == (0, 1)
-    assert "cannot be written down" in tally.report[0]
+    scan_stats = ran(script, text, rewrite=True, registry=echo())
+    assert (scan_stats.passed, scan_stats.failed) == (0, 1)
+    assert "cannot be written down" in scan_stats.report[0]
     assert script.read_text() == text
 
 
 def test_a_bug_is_a_failure_and_never_an_expected_output(script: Path) -> None:
     text = "echo bug=1\n----\nx\n\necho\na\n----\na\n\ncount\n----\n0\n"
     for rewrite in (False, True):
-        tally = ran(script, text, rewrite=rewrite, registry=echo())
-        assert (tally.passed, tally.failed) == (2, 1)
-        assert tally.report[0] == f"{script}:1: echo bug=1"
-        assert tally.report[-1] == "RuntimeError: a bug"
+        scan_stats = ran(script, text, rewrite=rewrite, registry=echo())
+        assert (scan_stats.passed, scan_stats.failed) == (2, 1)
+        assert scan_stats.report[0] == f"{script}:1: echo bug=1"
+        assert scan_stats.report[-1] == "RuntimeError: a bug"
         assert script.read_text() == text
 
 
@@ -345,8 +345,8 @@ def registry_count() -> Directive[int]:
 
 
 def test_a_directive_line_is_split_at_spaces_outside_of_brackets() -> None:
-    assert parse_call("a") == Call("a", {})
-    assert parse_call(" a  b=1\tc=(1, 2) d=[(1, 2), (2, 1)] e= f=g=h", ("x",)) == Call(
+    assert parse_call("a") == DirectiveCall("a", {})
+    assert parse_call(" a  b=1\tc=(1, 2) d=[(1, 2), (2, 1)] e= f=g=h", ("x",)) == DirectiveCall(
         "a", {"b": "1", "c": "(1, 2)", "d": "[(1, 2), (2, 1)]", "e": "", "f": "g=h"}, ("x",)
     )
     for wrong in ("a b", "a =1", "a b=1 b=2", "a b=(1", "a b=1)"):

@@ -18,9 +18,9 @@ from timespine.core.spine.rope import leaf
 from timespine.core.state import new_state
 from timespine.model import Description, Frontier
 from timespine.testing.formats import parquet
-from timespine.testing.formats.parquet import PATHS, VALUES, Parquet
+from timespine.testing.formats.parquet import PATHS, VALUES, ParquetFormat
+from timespine.testing.simulator.core_writes import inline_part
 from timespine.testing.simulator.violation import BrokenPromise
-from timespine.testing.simulator.writes import inline_part
 
 INSERTS = [("op7.0", (3,), 1), ("op7.1", (4,), 1), ("op2.0", (4,), -1)]
 """In order. The second and third of them as they came would not be."""
@@ -61,7 +61,7 @@ def chosen(format, state, updates, order):
 @pytest.mark.parametrize("order", list(Order))
 @pytest.mark.parametrize("schemas", [0, 5])
 def test_rows_come_back_from_a_part_and_from_inline_data(arity, order, schemas):
-    format = Parquet()
+    format = ParquetFormat()
     state = state_of(format, arity, schemas)
     updates = [(row, time * arity, diff) for row, time, diff in INSERTS]
     data, updates = chosen(format, state, updates, order)
@@ -76,7 +76,7 @@ def test_rows_come_back_from_a_part_and_from_inline_data(arity, order, schemas):
 
 
 def test_a_part_is_a_parquet_file_of_several_row_groups():
-    format = Parquet()
+    format = ParquetFormat()
     _, value = stored(format.data_of(INSERTS, state_of(format)), "c1/w1/p1")
     file = pq.ParquetFile(pa.BufferReader(value))
     assert file.metadata.num_row_groups == 2
@@ -84,14 +84,14 @@ def test_a_part_is_a_parquet_file_of_several_row_groups():
 
 
 def test_no_rows_can_be_stored_too():
-    format = Parquet()
+    format = ParquetFormat()
     state = state_of(format)
     part, value = stored(format.data_of([], state), "c1/w1/p1")
     assert list(format.rows_of(part, value, state.schemas[0])) == []
 
 
 def test_pieces_of_a_run_are_in_its_order_and_none_is_empty():
-    format = Parquet()
+    format = ParquetFormat()
     state = state_of(format)
     for number in range(20):
         updates = [(f"op{number}.{index}", (index,), 1) for index in reversed(range(number % 5 + 1))]
@@ -105,7 +105,7 @@ def test_pieces_of_a_run_are_in_its_order_and_none_is_empty():
 
 
 def test_schemas_add_drop_rename_and_widen_columns_and_stay_small():
-    format = Parquet()
+    format = ParquetFormat()
     state = state_of(format, schemas=200)
     known = [Schema.decode(each) for each in state.schemas]
     changes = set()
@@ -118,7 +118,7 @@ def test_schemas_add_drop_rename_and_widen_columns_and_stay_small():
 
 
 def test_a_row_with_a_value_in_a_column_that_a_writer_does_not_know_is_not_retracted_by_it():
-    format = Parquet()
+    format = ParquetFormat()
     old = state_of(format)
     new = with_column(old, "more", "int32", 7)
     format.data_of([("a", (0,), 1)], old)
@@ -128,7 +128,7 @@ def test_a_row_with_a_value_in_a_column_that_a_writer_does_not_know_is_not_retra
 
 
 def test_a_row_holds_the_same_whoever_writes_it_and_defaults_in_columns_that_came_later():
-    format = Parquet()
+    format = ParquetFormat()
     old = state_of(format, schemas=1)
     new = with_column(old, "late", "int32", 7)
     first = format.data_of([("op1.0", (1,), 1)], old).table.to_pylist()[0]
@@ -157,7 +157,7 @@ def written(format, state, updates, key, **bounds):
 
 @pytest.mark.parametrize("seqno", range(6))
 def test_what_counts_is_what_is_visible(seqno):
-    format = Parquet()
+    format = ParquetFormat()
     state = state_of(format, schemas=2)
     first, fetched = written(format, state, INSERTS, "c1/w1/p1", upper=Frontier.at(4), rewrite=Frontier.at(6))
     second, more = written(format, state, [("op2.0", (2,), 1), ("op7.0", (6,), 2)], "c1/w1/p2")
@@ -168,7 +168,7 @@ def test_what_counts_is_what_is_visible(seqno):
 
 
 def test_what_is_inside_hollow_runs_is_read_in_their_place():
-    format = Parquet()
+    format = ParquetFormat()
     state = state_of(format)
     pieces = [stored(each, f"c1/w1/p{number}") for number, each in enumerate(format.pieces_of(INSERTS, state))]
     order = format.pieces_of(INSERTS, state)[0].order
@@ -179,7 +179,7 @@ def test_what_is_inside_hollow_runs_is_read_in_their_place():
 
 
 def test_a_scan_that_disagrees_with_the_parts_is_corruption(monkeypatch):
-    format = Parquet()
+    format = ParquetFormat()
     state = state_of(format)
     run, fetched = written(format, state, INSERTS, "c1/w1/p1")
     monkeypatch.setattr(parquet, "scan", lambda *arguments: iter(()))
@@ -188,7 +188,7 @@ def test_a_scan_that_disagrees_with_the_parts_is_corruption(monkeypatch):
 
 
 def test_a_sorted_run_that_is_not_sorted_is_corruption():
-    format = Parquet()
+    format = ParquetFormat()
     state = state_of(format)
     runs = [written(format, state, [(row, (1,), 1)], f"c1/w1/p{row[2]}") for row in ("op5.0", "op3.0")]
     run = Run(tuple(part for each, _ in runs for part in each.parts), Order.SORTED, 0)
@@ -197,7 +197,7 @@ def test_a_sorted_run_that_is_not_sorted_is_corruption():
 
 
 def test_a_row_with_the_wrong_value_is_corruption():
-    format = Parquet()
+    format = ParquetFormat()
     state = with_column(state_of(format), "extra", "double", 1.5)
     run, fetched = written(format, state, INSERTS, "c1/w1/p1")
     format.columns[("c1", "op7.0")] = 0  # as if the column had come later
@@ -276,7 +276,7 @@ def rows(first, number, time=1):
 
 
 def test_a_merge_consolidates_and_gives_the_same_names_again():
-    format, storage = Parquet(), Storage()
+    format, storage = ParquetFormat(), Storage()
     state = state_of(format)
     runs = [put(format, state, storage, [("op1.0", (1,), 1), ("op1.1", (1,), 1)], "c1/w1/p1")]
     runs.append(put(format, state, storage, [("op1.0", (2,), -1), ("op1.1", (2,), 1)], "c1/w1/p2"))
@@ -284,12 +284,12 @@ def test_a_merge_consolidates_and_gives_the_same_names_again():
     assert read(format, state, storage, batch) == {"op1.1": 2}
     again = Storage()
     again.blobs = {key: value for key, value in storage.blobs.items() if "/w1/" in key}
-    assert merged(Parquet(), state, again, runs, since=5) == batch
+    assert merged(ParquetFormat(), state, again, runs, since=5) == batch
     assert again.blobs == storage.blobs
 
 
 def test_a_missing_input_gives_nothing_and_leaves_nothing():
-    format, storage = Parquet(), Storage()
+    format, storage = ParquetFormat(), Storage()
     state = state_of(format)
     runs = [put(format, state, storage, rows(number, 6), f"c1/w1/p{number}") for number in range(1, 5)]
     del storage.blobs["c1/w1/p4"]
@@ -300,7 +300,7 @@ def test_a_missing_input_gives_nothing_and_leaves_nothing():
 
 
 def test_merges_reach_every_kind_of_result():
-    format, storage = Parquet(), Storage()
+    format, storage = ParquetFormat(), Storage()
     state = state_of(format)
     apart = [put(format, state, storage, rows(number, 2), f"c1/w1/p{number}") for number in range(1, 9)]
     merged(format, state, storage, apart)

@@ -4,12 +4,12 @@ import pytest
 
 from timespine.core.effects import DeleteBlobs, GetBlob, PutBlob
 from timespine.errors import CorruptionError, Determinate, Indeterminate
-from timespine.testing.formats.replayed_blob import carried_out
+from timespine.testing.formats.replayed_blob import replay_as_protocol
 
 
 def driven(work, *answers):
     """The effects of some work that is given these answers, in order, and its outcome."""
-    protocol = carried_out(work)
+    protocol = replay_as_protocol(work)
     effects = []
     try:
         effects.append(next(protocol))
@@ -93,7 +93,7 @@ def test_what_comes_after_a_failure_that_was_not_foreseen_never_happened():
             blob.delete("c/w/p")
             raise
 
-    protocol = carried_out(work)
+    protocol = replay_as_protocol(work)
     assert next(protocol) == PutBlob("c/w/p", b"x")
     assert protocol.throw(Determinate("no")) == DeleteBlobs(("c/w/p",))
     with pytest.raises(Determinate):
@@ -117,7 +117,7 @@ def test_an_error_of_the_work_comes_after_what_it_did():
         blob.put("c/w/p", b"x")
         raise ValueError("wrong")
 
-    protocol = carried_out(work)
+    protocol = replay_as_protocol(work)
     assert next(protocol) == PutBlob("c/w/p", b"x")
     with pytest.raises(ValueError, match="wrong"):
         protocol.send(None)

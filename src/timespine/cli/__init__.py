@@ -3,14 +3,14 @@
 Exit codes, the same for every verb:
 
     0    done
-    1    a mistake of ours: run it again with --debug and report what it says
-    2    fix the call: an argument, a name, a file is not right; nothing was changed
-    3    ask for something else: that time is gone or not complete yet, another writer was first
+    1    a bug in Timespine: run it again with --debug and report the output
+    2    fix the call: an argument, a name or a file is wrong; nothing was changed
+    3    ask for something else: that time is expired or not complete yet, or another writer was first
     4    start again: the lease or the token is no longer valid
-    5    try again: storage did not answer as it should
+    5    try again: storage failed
     6    stop: stored bytes are damaged, or written by a newer version; also when doctor finds damage
     7    do not run it again: it was done, but the result could not be written; standard error says what it was
-    130  interrupted by Ctrl-C; 143 by a termination signal; 141 the reader of the output went away
+    130  interrupted by Ctrl-C; 143 by a termination signal; 141 the reader of the output closed it
 
 Rows and documents go to standard output, everything else to standard error.
 It needs typer and rich, the extra `cli`.
@@ -26,7 +26,7 @@ from types import FrameType
 __all__ = ["main"]
 
 NEEDED = ("typer", "click", "rich")
-"""The packages that the extra `cli` brings."""
+"""The packages of the extra `cli`."""
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
         raise SystemExit(2) from None
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(TERMINATED)  # through every `with`, so that leases are given back
+        raise SystemExit(TERMINATED)  # through every `with`, so that leases end
 
     signal.signal(signal.SIGTERM, terminate)
     _occupy_standard_streams()
@@ -49,9 +49,9 @@ def main() -> None:
 
 
 def _occupy_standard_streams() -> None:
-    """Give the numbers of streams that were closed to nothing, so that no file of the store gets one of them."""
+    """Open the null device for closed standard streams, so that no file of the store gets their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one

@@ -1,4 +1,4 @@
-"""All verbs, put together."""
+"""The command line application with all verbs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,29 @@ from typing import Annotated
 import typer
 
 import timespine as ts
-from timespine.cli.command_group import Verbs
-from timespine.cli.commands import append, change, collections, evolve, holds, inspect, maintain, read, write
+from timespine.cli.command_group import CommandGroup
+from timespine.cli.commands import (
+    append_and_load,
+    collections,
+    evolve,
+    inspect,
+    maintain,
+    modify,
+    read,
+    retention,
+    write_and_seal,
+)
 
 app = typer.Typer(
     name="timespine",
-    cls=Verbs,
+    cls=CommandGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 
-for module in (collections, evolve, append, change, write, read, holds, maintain, inspect):
-    module.register(app)
+for module in (collections, evolve, append_and_load, modify, write_and_seal, read, retention, maintain, inspect):
+    module.add_commands(app)
 
 
 def _version(asked: bool) -> None:
@@ -33,12 +43,12 @@ def _version(asked: bool) -> None:
     epilog="""\b
 Exit codes:
   0  done
-  1  a mistake of ours: run it again with --debug and report what it says
+  1  a bug in Timespine: run it again with --debug and report the output
   2  fix the call; nothing was changed
-  3  ask for something else: that time is gone or not complete yet,
+  3  ask for something else: that time is expired or not complete yet,
      or another writer was first
   4  start again: a lease or a token is no longer valid
-  5  try again: storage did not answer as it should
+  5  try again: storage failed
   6  stop: stored bytes are damaged, or written by a newer version
   7  do not run it again: it was done, but the result could not be written;
      standard error says what it was
@@ -49,14 +59,14 @@ def timespine(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from. May stand anywhere.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Collections that change over time: read them as of any time, see what changed, follow them live.
 
-    Results go to standard output, everything else to standard error. Nothing is
-    changed unless the verb says so; reading rows takes a lease, which is a small
-    write into the store and is given back at the end.
+    Results go to standard output, everything else to standard error. Only verbs
+    that say so change a store. Reading rows registers a lease, which is a small
+    write into the store, and ends it afterwards.
 
     \b
     Example:

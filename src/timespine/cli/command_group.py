@@ -1,4 +1,4 @@
-"""The group of all verbs: where errors become one line and an exit code."""
+"""The group of all verbs, which turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from timespine.cli.error_report import INTERRUPTED, NO_READER, tell
+from timespine.cli.error_report import INTERRUPTED, NO_READER, report_error
 from timespine.cli.output.destination import silence_stdout
 
 DEBUG = "--debug"
 
 
-class Verbs(TyperGroup):
-    """Runs a verb; no traceback leaves it, unless one was asked for."""
+class CommandGroup(TyperGroup):
+    """A group that runs a verb, and shows a traceback only with --debug."""
 
     def main(
         self,
@@ -28,7 +28,7 @@ class Verbs(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run it; the exit code, or the end of the process with it."""
+        """Run a verb; return the exit code, or exit with it."""
         given = list(sys.argv[1:] if args is None else args)
         kept = [each for each in given if each != DEBUG]  # it may stand anywhere
         try:
@@ -38,13 +38,13 @@ class Verbs(TyperGroup):
             code = INTERRUPTED
         except Exception as error:
             can_wait = self._has_option(kept, "--wait")
-            code = tell(error, as_json=_wants_json(kept), debug=DEBUG in given, can_wait=can_wait)
+            code = report_error(error, as_json=_wants_json(kept), debug=DEBUG in given, can_wait=can_wait)
         if standalone_mode:
             sys.exit(code)
         return code
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb. What is typer's to handle otherwise, and differs between its versions, is settled here."""
+        """Run the verb. Handle here what typer handles differently in each version."""
         try:
             result = super().invoke(ctx)
             if sys.stdout is not None:
@@ -57,12 +57,12 @@ class Verbs(TyperGroup):
             raise typer.Exit(NO_READER) from None
 
     def _has_option(self, args: Sequence[str], option: str) -> bool:
-        """Whether the verb that was run knows an option."""
+        """Return whether the verb has an option."""
         verb = next((self.commands[each] for each in args if each in self.commands), None)
         return verb is not None and any(option in each.opts for each in verb.params)
 
 
 def _wants_json(args: Sequence[str]) -> bool:
-    """Whether errors are to be JSON. From the arguments as they are: they may be what is wrong."""
+    """Return whether to write errors as JSON. Read the raw arguments, since parsing them may be what failed."""
     following = dict(pairwise(args))
     return following.get("--output") == "json" or following.get("-o") == "json" or "--output=json" in args

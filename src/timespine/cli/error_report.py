@@ -1,4 +1,4 @@
-"""Errors as the command line tells them: one line that says what to do, and an exit code."""
+"""Report errors on the command line: one line that says what to do, and an exit code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from timespine.cli.hints import describe, sentence
-from timespine.cli.output.text import one_line, typed
-from timespine.client.time_args import plain
+from timespine.cli.hints import error_text, hint_text
+from timespine.cli.output.text import one_line, type_text
+from timespine.client.time_args import plain_frontier
 from timespine.errors import (
     Conflict,
     CorruptionError,
@@ -30,12 +30,12 @@ OUR_MISTAKE, USAGE, CONFLICT, HANDLE_EXPIRED, UNAVAILABLE, CORRUPT, NOT_TOLD = 1
 INTERRUPTED, NO_READER, TERMINATED = 130, 141, 143
 
 
-class NotTold(TimespineError):
-    """What was asked for was done, but nobody could be told."""
+class ResultNotWritten(TimespineError):
+    """The verb changed the store, but its result could not be written."""
 
 
 class OutputClosed(TimespineError):
-    """There is nowhere to write to. Nothing was done."""
+    """Standard output is closed. The verb did nothing."""
 
 
 _CODES: tuple[tuple[type[TimespineError], int], ...] = (
@@ -45,7 +45,7 @@ _CODES: tuple[tuple[type[TimespineError], int], ...] = (
     (Unavailable, UNAVAILABLE),
     (CorruptionError, CORRUPT),
     (VersionError, CORRUPT),
-    (NotTold, NOT_TOLD),
+    (ResultNotWritten, NOT_TOLD),
     (OutputClosed, NO_READER),
 )
 
@@ -55,11 +55,11 @@ _WRONG_PATH = frozenset(
         *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOTEMPTY),
     }
 )
-"""What the operating system says when the path is the mistake, and not the disk."""
+"""The error numbers of the operating system for a wrong path, as opposed to a failing disk."""
 
 
 def exit_code(error: Exception) -> int:
-    """What a command that fails like this exits with."""
+    """Return the exit code of a command that fails with this error."""
     if is_typers(error):
         return int(getattr(error, "exit_code", USAGE))
     if isinstance(error, TimespineError):
@@ -70,23 +70,23 @@ def exit_code(error: Exception) -> int:
 
 
 def is_typers(error: Exception) -> bool:
-    """Whether it comes from the parsing of arguments. Seen by what it can do: its class moved between versions."""
+    """Return whether the parser of arguments raised it. Check its methods, since its class moved between versions."""
     return callable(getattr(error, "format_message", None))
 
 
 def hint(error: Exception, *, can_wait: bool = False) -> str:
-    """What to do about it: the hint of the error, or what its group stands for; or nothing."""
+    """Return advice: the hint of the error, or that of its group, or nothing."""
     if is_typers(error):
         context = getattr(error, "ctx", None)
         return f"see {context.command_path} --help" if context is not None else ""
     if isinstance(error, TimespineError) and error.hint is not None:
-        return sentence(error.hint, can_wait=can_wait)
+        return hint_text(error.hint, can_wait=can_wait)
     if isinstance(error, SinceError):
-        return f"ask for a time at or after {typed(error.since)}"
-    if isinstance(error, NotTold):
+        return f"ask for a time at or after {type_text(error.since)}"
+    if isinstance(error, ResultNotWritten):
         return "do not run it again"
     if isinstance(error, Indeterminate):
-        return "it may have happened: look before you run it again"
+        return "it may have happened: check before you run it again"
     if isinstance(error, Unavailable):
         return "nothing was changed: run it again"
     if isinstance(error, HandleExpired):
@@ -94,25 +94,25 @@ def hint(error: Exception, *, can_wait: bool = False) -> str:
     if isinstance(error, CorruptionError) and "restore" not in str(error):
         return "stop writing, see `timespine doctor STORE`, and restore what is damaged from a copy"
     if exit_code(error) == OUR_MISTAKE:
-        return "this is a mistake in Timespine: run it again with --debug and report what it says"
+        return "this is a bug in Timespine: run it again with --debug and report the output"
     return ""
 
 
 def message(error: Exception) -> str:
-    """What happened, in one line, without the hint."""
+    """Describe the error in one line, without the hint."""
     if is_typers(error):
         return one_line(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
     if isinstance(error, TimespineError):
-        return one_line(describe(error))
+        return one_line(error_text(error))
     if isinstance(error, OSError) and error.strerror:
         return one_line(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
     return one_line(f"{type(error).__name__}: {error}")
 
 
-def tell(error: Exception, *, as_json: bool, debug: bool, can_wait: bool = False) -> int:
-    """Say on standard error what went wrong; the exit code."""
+def report_error(error: Exception, *, as_json: bool, debug: bool, can_wait: bool = False) -> int:
+    """Print the error to standard error; return the exit code."""
     code = exit_code(error)
-    if sys.stderr is None:  # closed: `print` would take standard output for it
+    if sys.stderr is None:  # closed: `print` would write to standard output
         return code
     if debug:
         traceback.print_exception(error, file=sys.stderr)
@@ -136,7 +136,7 @@ _FIELDS = frozenset({"expected", "actual", "asked", "since", "upper", "in_doubt"
 
 def _value(value: object) -> Any:
     if isinstance(value, Frontier):
-        return plain(value)
+        return plain_frontier(value)
     if isinstance(value, tuple) and len(value) == 1:
         return value[0]
     return value if isinstance(value, int | str | bool | tuple) else str(value)

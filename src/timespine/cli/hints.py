@@ -1,4 +1,4 @@
-"""Errors in the terms of the command line: options and verbs for hints, JSON for the types of values."""
+"""Word errors for the command line: hints with options and verbs, and JSON names for types of values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SENTENCES: Mapping[str, str] = {
     "give-key-or-range": "give COLUMN=VALUE, or --low and --high",
     "give-keys-or-where": "give COLUMN=VALUE, or --where SQL",
 }
-"""What the command line says: the codes are those of the library."""
+"""The sentences of the command line by the hint codes of the library."""
 
 _KINDS = {
     "str": "a text",
@@ -58,20 +58,20 @@ _KINDS = {
     "list": "an array",
     "dict": "an object",
 }
-"""The types of values, as JSON calls them."""
+"""The JSON names of types of values."""
 
 _TIME = r"\(\d+(?:, \d+)+\)"
 _FRONTIER = re.compile(rf"(^|\b(?:from|to|below|before|after|at|is|not) )(?:\[(\d+|{_TIME}(?:, {_TIME})*)\]|({_TIME}))")
 
 
-def sentence(hint: Hint, *, can_wait: bool) -> str:
-    """Give a hint in options and verbs."""
+def hint_text(hint: Hint, *, can_wait: bool) -> str:
+    """Word a hint with options and verbs."""
     later = "wait for it with --wait SECONDS" if can_wait else "again later"
     return SENTENCES[hint.code].format(later=later, **hint.args)
 
 
-def describe(error: TimespineError, row: str | None = None) -> str:
-    """Say what happened, with the name of a row that people use, if one is given."""
+def error_text(error: TimespineError, row: str | None = None) -> str:
+    """Describe an error, with another name for its row, if one is given."""
     text = error.message
     if isinstance(error, InvalidRows):
         text = text if row is None else error.at(row)
@@ -82,11 +82,11 @@ def describe(error: TimespineError, row: str | None = None) -> str:
 
 
 def reword(error: UsageError, text: str) -> UsageError:
-    """Make the error again with another text, and the same hint."""
+    """Make a copy of the error with another text and the same hint."""
     return UsageError(text, hint=error.hint)
 
 
 def _typed(found: re.Match[str]) -> str:
-    """Write a time or a frontier as it can be typed: 0,3 for [(0, 3)]."""
+    """Write a time or a frontier as a user types it: 0,3 for [(0, 3)]."""
     times = re.sub(r"\), \(", " and ", found[2] or found[3]).strip("()")
     return f"{found[1]}{times.replace(', ', ',')}"

@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs share, and how their texts are read."""
+"""Arguments and options that several verbs share, and their parsers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Annotated
 import typer
 
 import timespine as ts
-from timespine.cli.output.destination import Format
-from timespine.client.time_args import Moment, Progress
-from timespine.errors import UsageError, shown
+from timespine.cli.output.destination import OutputFormat
+from timespine.client.time_args import FrontierLike, TimeLike
+from timespine.errors import UsageError, short_repr
 
 StorePath = Annotated[str, typer.Argument(metavar="STORE", help="The folder of the store.", show_default=False)]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the collection.", show_default=False)]
 Output = Annotated[
-    Format | None,
+    OutputFormat | None,
     typer.Option(
         "--output",
         "-o",
-        help="How to write the result: text for people; json, a document or one line per row; csv; parquet. "
-        "If it is not given, the name of the file after --to decides, else text.",
+        help="The format of the result: text for people; json, a document or one line per row; csv; parquet. "
+        "The default is that of the suffix of the file after --to, or text.",
         show_default=False,
     ),
 ]
@@ -51,7 +51,7 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="SQL",
-        help="Only rows for which this holds, such as \"total > 5 AND customer LIKE 'a%'\".",
+        help="Only rows that this condition selects, such as \"total > 5 AND customer LIKE 'a%'\".",
         show_default=False,
     ),
 ]
@@ -64,14 +64,14 @@ Wait = Annotated[
         "--wait",
         metavar="SECONDS",
         min=0,
-        help="How long to wait for the time to become complete, if it is not yet.",
+        help="The longest wait until the time is complete.",
         show_default=False,
     ),
 ]
 
 
 class Timeline(enum.StrEnum):
-    """Where the next free time comes from."""
+    """The source of the next free time."""
 
     clock = "clock"
     counter = "counter"
@@ -92,7 +92,7 @@ Retain = Annotated[
     typer.Option(
         "--retain",
         metavar="DURATION",
-        help="How long to keep history, such as '7 days', or 'for ever'; else as long as the store says.",
+        help="How long to keep history, such as '7 days', or 'for ever'; the default is the policy of the store.",
         show_default=False,
     ),
 ]
@@ -101,22 +101,22 @@ ForgetWithin = Annotated[
     typer.Option(
         "--forget-within",
         metavar="DURATION",
-        help="How long after it expired history is deleted from disk, such as '1 hour'.",
+        help="How long expired history may stay on disk, such as '1 hour'.",
         show_default=False,
     ),
 ]
 Replace = Annotated[
-    bool, typer.Option("--replace", help="If there is a collection of that name, drop it and take its name over.")
+    bool, typer.Option("--replace", help="Drop an existing collection of that name, and reuse the name.")
 ]
 
 
 @contextmanager
-def opened(
+def open_store_at(
     store: str, *, create: bool = False, read_only: bool = False, writes_rows: bool = False
 ) -> Iterator[ts.Store]:
-    """An open store, which is not made if it is not there.
+    """Open an existing store.
 
-    Whoever writes rows does its share of the upkeep, too; nobody else does anything in the background.
+    A verb that writes rows also runs the maintenance thread; other verbs do nothing in the background.
     """
     check_path(store, "the folder of the store")
     with ts.open(store, create=create, read_only=read_only, maintenance=writes_rows) as found:
@@ -124,7 +124,7 @@ def opened(
 
 
 def check_path(given: str, what: str) -> None:
-    """Refuse a path of nothing, as a variable leaves it that is not set: it would be the folder one is in."""
+    """Refuse an empty path, for example from an unset variable: it would mean the current folder."""
     if not given:
         raise UsageError(f"{what} is an empty text: give its path")
 
@@ -132,8 +132,8 @@ def check_path(given: str, what: str) -> None:
 _INTEGER = re.compile(r"[+-]?\d{1,30}")
 
 
-def to_moment(text: str | None) -> Moment | None:
-    """A time as it was typed: a number, one per coordinate, or a date and time with its zone."""
+def parse_time_option(text: str | None) -> TimeLike | None:
+    """Parse a time: a number, one per coordinate, or a date and time with its zone."""
     if text is None:
         return None
     pieces = [piece.strip() for piece in text.split(",")]
@@ -144,16 +144,16 @@ def to_moment(text: str | None) -> Moment | None:
         moment = datetime.datetime.fromisoformat(text.strip())
     except ValueError:
         raise UsageError(
-            f"{shown(text)} is not a time: give a number, or a date and time with its zone: 2024-01-31T12:00:00Z"
+            f"{short_repr(text)} is not a time: give a number, or a date and time with its zone: 2024-01-31T12:00:00Z"
         ) from None
     if moment.tzinfo is None:
-        raise UsageError(f"{shown(text)} has no zone and could be anywhere: give it one, such as 2024-01-31T12:00:00Z")
+        raise UsageError(f"{short_repr(text)} has no zone: add one, such as 2024-01-31T12:00:00Z")
     return moment
 
 
-def to_progress(texts: Sequence[str] | None) -> Progress | None:
-    """How far times are complete, as it was typed: a time, or with several coordinates more than one."""
-    times = [to_moment(text) for text in texts or ()]
+def parse_frontier_option(texts: Sequence[str] | None) -> FrontierLike | None:
+    """Parse a frontier: a time, or with several coordinates more than one."""
+    times = [parse_time_option(text) for text in texts or ()]
     moments = [each for each in times if each is not None]
     if len(moments) < 2:
         return moments[0] if moments else None
@@ -161,18 +161,18 @@ def to_progress(texts: Sequence[str] | None) -> Progress | None:
 
 
 def to_names(text: str | None) -> list[str] | None:
-    """Names with commas between them; one that has a comma itself in quotes."""
+    """Parse names separated by commas; a name that contains a comma is in quotes."""
     return None if text is None else [name.strip() for name in next(csv.reader([text]), [])]
 
 
 def to_types(given: Sequence[str], option: str) -> dict[str, str]:
-    """Columns as they were typed, name:type."""
+    """Parse columns, name:type."""
     types: dict[str, str] = {}
     for each in given:
         name, colon, type = each.partition(":")
         if not colon or not name or not type:
-            raise UsageError(f"{option} {shown(each)} is not a column: give its name and type, such as id:int64")
+            raise UsageError(f"{option} {short_repr(each)} is not a column: give its name and type, such as id:int64")
         if name in types:
-            raise UsageError(f"{option} names {shown(name)} twice")
+            raise UsageError(f"{option} names {short_repr(name)} twice")
         types[name] = type
     return types

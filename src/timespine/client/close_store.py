@@ -1,40 +1,46 @@
-"""The end of a store: what works in the background stops, and what the process holds is given back."""
+"""Close a store: stop its threads, and return the leases and ids of the process."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 
-from timespine.client.commit.group_commit import Committer
-from timespine.client.context import Shared
-from timespine.client.maintenance.heartbeat import Heart
+from timespine.client.commit.group_commit import GroupCommitter
+from timespine.client.context import StoreContext
+from timespine.client.maintenance.heartbeat import HeartbeatThread
 from timespine.client.maintenance.scheduler import Maintenance
 from timespine.client.read.commit_stream import end_listeners
 from timespine.errors import Determinate
 
 SLICE_S = 5.0
-"""How long a thread is waited for before it is asked again."""
+"""Seconds of one wait for a thread, before the caller checks it again."""
 
 
-def end_background(shared: Shared, maintenance: Maintenance, heart: Heart, upkeep: Committer, timeout_s: float) -> None:
-    """Stop the background step by step, and give back leases and ids; Determinate if one step takes too long.
+def end_background(
+    context: StoreContext,
+    maintenance: Maintenance,
+    heartbeat_thread: HeartbeatThread,
+    upkeep: GroupCommitter,
+    timeout_s: float,
+) -> None:
+    """Stop the threads step by step, and return leases and ids; raise Determinate if one step takes too long.
 
-    Each step may be done twice: what was interrupted is done again by the next close.
+    Each step may be done twice: the next close repeats an interrupted one.
     """
-    end_listeners(shared)
+    end_listeners(context)
     maintenance.finish()
-    heart.stop()
-    for what, is_over in (("maintenance", maintenance.stop), ("the heartbeat", heart.join)):
+    heartbeat_thread.stop()
+    for what, is_over in (("maintenance", maintenance.stop), ("the heartbeat", heartbeat_thread.join)):
         if not _ended(is_over, timeout_s):
             raise Determinate(f"the store is not closed: {what} still works after {timeout_s:.0f} s; close it again")
-    for end in (shared.leases.close, shared.committer.close, upkeep.close):
-        with contextlib.suppress(Exception):  # storage is away: what stays behind expires by itself
+    for end in (context.leases.close, context.committer.close, upkeep.close):
+        with contextlib.suppress(Exception):  # storage is unavailable: leases and ids expire
             end()
-    shared.committed.ring()  # a thread that waits for a time to be complete is told now, not later
+    context.committed.ring()  # wake threads that wait for a time to be complete
 
 
 def _ended(is_over: Callable[[float], bool], limit_s: float) -> bool:
-    """Whether something ended within a limit. In slices, because a process that was suspended did not wait."""
+    """Return whether a thread ended within a limit. Waits in slices, because a suspended process did not wait."""
     while limit_s > 0:
         if is_over(min(limit_s, SLICE_S)):
             return True

@@ -1,4 +1,4 @@
-"""How the handles of one collection get at its state, its schemas and its parts."""
+"""The inner handle of a collection: its state, its schemas and its parts, and what all handles of a store share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from timespine.client.catalog.catalog import Entry
-from timespine.client.commit.group_commit import Committer
-from timespine.client.commit.leader_queue import Line
+from timespine.client.catalog.catalog import CatalogEntry
+from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.read.leases import Leases
-from timespine.client.time_args import Moment, Progress, to_frontier, to_time
-from timespine.columnar.parts.cache import PartCache
-from timespine.columnar.scan.part_set import Parts
+from timespine.client.time_args import FrontierLike, TimeLike, parse_frontier, parse_time
+from timespine.columnar.parts.part_cache import PartCache
+from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.schema.schema import Schema
 from timespine.config import Config
 from timespine.core.state import State, Status
@@ -28,169 +27,167 @@ from timespine.model.time import Time
 
 POLL_MIN_S = 0.002
 POLL_MAX_S = 0.25
-"""How long a waiting reader sleeps between two looks at a log: the longer nothing comes, the longer."""
+"""Longest pause in seconds of a waiting reader between two looks at a log."""
 
 CHANGE_S = 3600.0
-"""How long a thread waits for the changes of other threads: one of them may run on Spark."""
+"""Seconds that a thread waits for changes of other threads: one of them may run on Spark."""
 
 
 @lru_cache(maxsize=4096)
-def decoded_schema(data: bytes) -> Schema:
-    """A schema from the state, decoded once per process."""
+def decode_schema(data: bytes) -> Schema:
+    """Decode a schema of a state, once per process."""
     return Schema.decode(data)
 
 
 @dataclass(slots=True)
-class Shared:
-    """What all collections of an open store share."""
+class StoreContext:
+    """The objects that all collections of an open store share."""
 
-    committer: Committer
+    committer: GroupCommitter
     leases: Leases
     blob: Blob
     cache: PartCache
     pool: Executor
-    """Where parts are read ahead and encoded."""
+    """The threads that read ahead and encode parts."""
     config: Config
     clock: Callable[[], float] = time.time
     committed: Bell = field(default_factory=Bell)
-    """Rings whenever this process committed something."""
+    """The bell that rings after each commit of this process."""
     monotonic: Callable[[], float] = time.monotonic
-    """What waiting is measured by."""
+    """The clock that measures waits, in seconds."""
     sleep: Callable[[float], None] = time.sleep
-    """How to pause, in seconds."""
+    """The function that pauses, in seconds."""
     retain_ms: int | None = None
     """How long collections without a policy of their own keep history; None: for ever."""
     forget_within_ms: int | None = None
-    """By when expired history is physically gone, where a collection does not say so itself; None: as in Config."""
+    """The deadline for forgetting expired history of collections without one of their own; None: as in Config."""
     audit: float = 0.0
-    """The share of parts skipped by statistics that is read all the same, to check them."""
+    """The share of parts that statistics allow to skip and that are read anyway, to check the statistics."""
     writing: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Writers of jobs that are under way, by collection, and when they were last heard of."""
+    """Writers of running jobs, by collection, and the time of their last heartbeat."""
     location: str = ""
     """The folder of the store; empty if it is in none."""
     listeners: weakref.WeakKeyDictionary[Any, None] = field(default_factory=weakref.WeakKeyDictionary)
-    """Those that listen, in the order in which they began, to be told when the store is closed. Changed under
+    """The open listeners, in the order in which they began: closing the store closes them. Changed under
     `listening`."""
     listening: Lock = field(default_factory=lambda: Lock("the listeners of this store"))
-    """Held while listeners come and go."""
+    """The lock for changes of `listeners`."""
     counters: dict[str, float] = field(default_factory=dict)
-    """What was put, encoded, retried, left to the sweep."""
+    """Counters of blobs and bytes that were put, encoded, retried, left to the sweep."""
     by_collection: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What was appended and merged, by collection."""
+    """Counters of appends and merges, by collection."""
     buckets: dict[str, tuple[int, dict[str, float]]] = field(default_factory=dict)
-    """Blobs and bytes by collection, and the state that they were added up for."""
+    """Blobs and bytes by collection, and the sequence number of the state that they belong to."""
 
     def counters_of(self, collection: str) -> dict[str, float]:
-        """The counters of one collection."""
+        """Return the counters of one collection."""
         return self.by_collection.setdefault(collection, {})
 
 
 @dataclass(slots=True)
-class Access:
-    """One collection."""
+class CollectionHandle:
+    """One open collection of a store."""
 
-    shared: Shared
+    context: StoreContext
     name: str
-    entry: Entry
+    entry: CatalogEntry
     changing: Lock = field(default_factory=lambda: Lock("a change of this collection", CHANGE_S))
-    """Held while rows are read to be changed: threads of one process need not race for the upper."""
-    appending: Line[Any] = field(default_factory=Line)
-    """Where small appends wait for each other."""
+    """The lock of changes that read rows: threads of one process need not race for the upper."""
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The id of the collection."""
         return self.entry.id
 
     @property
     def config(self) -> Config:
-        """Limits and defaults."""
-        return self.shared.config
+        """The limits and defaults of the store."""
+        return self.context.config
 
     @property
-    def committer(self) -> Committer:
-        """Who commits."""
-        return self.shared.committer
+    def committer(self) -> GroupCommitter:
+        """The committer of the store."""
+        return self.context.committer
 
     def state(self) -> State:
-        """The newest state."""
+        """Read the newest state."""
         return self.committer.state(self.id)
 
     def known(self) -> State:
-        """The newest state that this process knows of."""
-        return self.shared.committer.known(self.entry.id)  # not by properties: every write asks some ten times
+        """Return the newest state that this process knows, without a read."""
+        return self.context.committer.known(self.entry.id)  # not by properties: every write calls this some ten times
 
     def schema(self, state: State) -> tuple[int, Schema]:
-        """The newest schema and its id."""
+        """Return the newest schema of a state, and its id."""
         if state.status is Status.FINALIZED:
             raise ClosedError(f"collection {self.name} was dropped")
         if not state.schemas:
             raise CorruptionError(f"collection {self.name} has no schema")
-        return len(state.schemas) - 1, decoded_schema(state.schemas[-1])
+        return len(state.schemas) - 1, decode_schema(state.schemas[-1])
 
     def parts(self, state: State) -> Parts:
-        """Its parts, as a state describes them."""
+        """Return access to the parts of a state."""
 
         def schema_of(id: int) -> Schema:
             if not 0 <= id < len(state.schemas):
                 raise CorruptionError(f"a run of {self.name} was written with schema {id}, which is not known")
-            return decoded_schema(state.schemas[id])
+            return decode_schema(state.schemas[id])
 
-        shared = self.shared
+        context = self.context
         self.committer.check_open()
-        parts = Parts(shared.blob, self.id, schema_of, shared.config, shared.cache, shared.pool)
-        parts.audit = shared.audit
+        parts = Parts(context.blob, self.id, schema_of, context.config, context.cache, context.pool)
+        parts.audit = context.audit
         return parts
 
     def closed(self) -> ClosedError:
-        """Make the error for a collection that takes no more rows."""
+        """Make the error for a write to a closed collection."""
         if self.known().status is Status.FINALIZED:
             return ClosedError(f"collection {self.name} was dropped")
         return ClosedError(f"collection {self.name} is closed: it was dropped, or closed for good")
 
-    def time_of(self, given: Moment) -> Time:
-        """A time of this collection from what a user gave."""
-        return to_time(given, self.known().arity, self.entry.timeline)
+    def time_of(self, given: TimeLike) -> Time:
+        """Convert a time that a caller gave to a time of this collection."""
+        return parse_time(given, self.known().arity, self.entry.timeline)
 
-    def frontier_of(self, given: Progress) -> Frontier:
-        """A frontier of this collection from what a user gave."""
-        return to_frontier(given, self.known().arity, self.entry.timeline)
+    def frontier_of(self, given: FrontierLike) -> Frontier:
+        """Convert a frontier that a caller gave to a frontier of this collection."""
+        return parse_frontier(given, self.known().arity, self.entry.timeline)
 
     @property
     def forget_within_ms(self) -> int:
-        """Expired history must be physically gone after so long: as the collection says, or its store, or Config."""
-        for given in (self.entry.forget_within_ms, self.shared.forget_within_ms):
+        """The deadline for forgetting expired history: of the collection, or of its store, or of Config."""
+        for given in (self.entry.forget_within_ms, self.context.forget_within_ms):
             if given is not None:
                 return given
         return self.config.forget_within_ms
 
     def now_ms(self) -> int:
-        """The wall clock."""
-        return int(self.shared.clock() * 1000)
+        """Return the time of the wall clock."""
+        return int(self.context.clock() * 1000)
 
     def next_time(self) -> int:
-        """The time that the next append is for, if it is not sealed by then."""
+        """Return the time of the next append, if it is not sealed by then."""
         return self.now_ms() if self.entry.timeline == "clock" else 0
 
     def wait(self, is_there: Callable[[State], bool], timeout_s: float) -> State | None:
-        """The first state for which something holds; None if that takes too long.
+        """Wait for a state that satisfies a condition; return None after the timeout.
 
-        Commits of this process wake it at once; those of others are looked for, often at
+        Commits of this process wake the caller at once. For those of other processes it looks at the log, often at
         first and then less and less.
         """
-        shared = self.shared
-        deadline = shared.monotonic() + timeout_s
+        context = self.context
+        deadline = context.monotonic() + timeout_s
         pause = POLL_MIN_S
         while True:
-            # SUBTLE: counted before the look, so that a commit after it is not missed; and nobody who commits has
-            # to wait for the look, which may take long (test_to_spark.py).
-            heard = shared.committed.count
+            # SUBTLE: counted before the look, so that a commit after it is not missed. The look takes no lock, so no
+            # committer waits for it (test_to_spark.py).
+            heard = context.committed.count
             state = self.state()
             if is_there(state):
                 return state
-            left = deadline - shared.monotonic()
+            left = deadline - context.monotonic()
             if left <= 0:
                 return None
-            if shared.committed.count == heard:
-                shared.committed.wait(heard, min(pause, left))
+            if context.committed.count == heard:
+                context.committed.wait(heard, min(pause, left))
             pause = min(pause * 1.5, POLL_MAX_S)

@@ -1,73 +1,73 @@
-"""The collections that are open in a process: one handle each, by id and by name."""
+"""The open collections of a process: one handle each, by id and by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from timespine.client.catalog.catalog import Entry, first_name
-from timespine.client.context import Access, Shared
+from timespine.client.catalog.catalog import CatalogEntry, first_name
+from timespine.client.context import CollectionHandle, StoreContext
 from timespine.locks import Lock
 
 
 class Handles:
-    """Which collections are open, and what they are called."""
+    """The handles of open collections, and their names."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Access] = {}
-        self._by_name: dict[str, Access] = {}
-        self._lock = Lock("the handles of this store")
+        self._by_id: dict[str, CollectionHandle] = {}
+        self._by_name: dict[str, CollectionHandle] = {}
+        self._lock = Lock("the handles of this store", follows_commit=True)
 
     def __contains__(self, id: str) -> bool:
         return id in self._by_id
 
-    def get(self, id: str) -> Access | None:
-        """The handle of a collection, if it is open."""
+    def get(self, id: str) -> CollectionHandle | None:
+        """Return the handle of an open collection, or None."""
         return self._by_id.get(id)
 
-    def all(self) -> list[Access]:
-        """All that are open."""
+    def all(self) -> list[CollectionHandle]:
+        """List the handles of all open collections."""
         with self._lock:
             return list(self._by_id.values())
 
-    def open(self, shared: Shared, name: str, entry: Entry) -> Access:
-        """The handle of a collection, which is called like this by now."""
+    def open(self, context: StoreContext, name: str, entry: CatalogEntry) -> CollectionHandle:
+        """Return the handle of a collection, with its newest name."""
         with self._lock:
-            access = self._by_id.get(entry.id)
-            if access is None:
-                access = self._by_id[entry.id] = Access(shared, name, entry)
-            access.entry = entry
-            self._call(access, name)
-        return access
+            handle = self._by_id.get(entry.id)
+            if handle is None:
+                handle = self._by_id[entry.id] = CollectionHandle(context, name, entry)
+            handle.entry = entry
+            self._set_name(handle, name)
+        return handle
 
-    def adopt(self, access: Access) -> None:
-        """A handle that somebody had before the collection was there."""
+    def register_created(self, handle: CollectionHandle) -> None:
+        """Register a handle that was made before its transaction created the collection."""
         with self._lock:
-            self._by_id[access.id] = access
-            self._call(access, access.name)
+            self._by_id[handle.id] = handle
+            self._set_name(handle, handle.name)
 
     def rename(self, id: str, name: str) -> None:
-        """It is called otherwise from now on, if it is open."""
+        """Rename an open collection."""
         with self._lock:
             if id in self._by_id:
-                self._call(self._by_id[id], name)
+                self._set_name(self._by_id[id], name)
 
     def forget(self, ids: Iterable[str]) -> None:
-        """They are not there any more."""
+        """Drop the handles of purged collections."""
         with self._lock:
             for id in ids:
-                access = self._by_id.pop(id, None)
-                if access is not None and self._by_name.get(access.name) is access:
-                    del self._by_name[access.name]
+                handle = self._by_id.pop(id, None)
+                if handle is not None and self._by_name.get(handle.name) is handle:
+                    del self._by_name[handle.name]
 
     def name_of(self, id: str) -> str:
-        """What people call a collection, or called it once."""
-        access = self._by_id.get(id)
-        return access.name if access is not None else first_name(id)
+        """Return the name of a collection, or its last one if it was dropped."""
+        handle = self._by_id.get(id)
+        return handle.name if handle is not None else first_name(id)
 
-    def _call(self, access: Access, name: str) -> None:
-        """Call a collection by its name; whoever had it before is called by its id, too."""
+    def _set_name(self, handle: CollectionHandle, name: str) -> None:
+        """Set the name of a collection; add the id to the name of a collection that had this name before."""
         known = self._by_name.get(name)
-        if known is not None and known is not access and known.name == name:
+        if known is not None and known is not handle and known.name == name:
             known.name = f"{name} ({known.id})"
-        access.name = name
-        self._by_name[name] = access
+        handle.name = name
+        self._by_name[name] = handle

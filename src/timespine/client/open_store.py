@@ -1,4 +1,4 @@
-"""Opening a store: `open` is where everybody begins."""
+"""Open a store in a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from timespine.client.load.file_source import as_path
 from timespine.client.store import Store
 from timespine.config import DEFAULT, Config
-from timespine.errors import CorruptionError, TimespineError, UsageError, shown
+from timespine.errors import CorruptionError, TimespineError, UsageError, short_repr
 from timespine.hints import Hint
 from timespine.location import sqlite
 from timespine.location.durable import PRIVATE_FILE, PRIVATE_FOLDER, make_folders, refuse_links, shared_modes
@@ -21,30 +21,30 @@ from timespine.location.sqlite import SqliteConsensus
 from timespine.location.sqlite_mark import SUFFIX as MARK_SUFFIX
 
 BLOBS = "blobs"
-"""The folder of the blobs, in that of the store."""
+"""The folder of the blobs, within the folder of the store."""
 
 CONSENSUS = "consensus.db"
-"""The file of the logs, in that of the store."""
+"""The file of the logs, within the folder of the store."""
 
 
 CONSENSUS_FILES = tuple(
     f"{CONSENSUS}{suffix}" for suffix in ("", "-wal", "-shm", ".lock", ".next", ".mark", ".reserve")
 )
-"""That file, and what is kept beside it."""
+"""The file of the logs, and the files beside it."""
 
 
 def accept_loss(location: str | os.PathLike[str]) -> tuple[int | None, int]:
-    """Go on with what is there of a store whose log lost what was committed: nothing opens it otherwise.
+    """Accept that the log of a store lost commits: no process can open the store before that.
 
-    How many entries were committed (None: that is lost too), and how many are there.
+    Return how many entries were committed (None: unknown), and how many the log has.
     """
     root = as_path(location)
     if not (root / CONSENSUS).exists():
         raise _missing_log(root)
-    return sqlite.accept_loss(root / CONSENSUS)
+    return sqlite.accept_log_loss(root / CONSENSUS)
 
 
-def open(  # as users know it
+def open(  # the name that users know
     location: str | os.PathLike[str],
     *,
     create: bool = True,
@@ -53,28 +53,28 @@ def open(  # as users know it
     audit: float = 0.0,
     config: Config = DEFAULT,
     clock: Callable[[], float] = time.time,
-    shared: bool = False,
+    context: bool = False,
 ) -> Store:
-    """Open the store in a folder; it is made if it is not there. Keep one open per process, and close it.
+    """Open the store in a folder; create the folder if it does not exist. Keep one open per process, and close it.
 
-    With `read_only` nothing is ever written, not even a lease: a read may have to be planned again
-    when what it was reading is merged away, and history may go while you look at it. The folder need not be
-    writable, and others may write to it meanwhile. (Only if one of them crashed, and its log was copied
-    without the file that SQLite keeps beside it, somebody has to open it for writing first.)
+    With `read_only` the process writes nothing, not even a lease: a merge may delete blobs of a read, which is then
+    planned again, and history may expire during a read. The folder need not be writable, and other processes may
+    write to it. (One exception: a writer crashed, and its log was copied without the file that SQLite keeps beside
+    it. Then a process has to open the store for writing first.)
 
-    A new store is for its owner alone (modes 0700 and 0600). With `shared` it is made as the umask says. What is made
-    in a store later has the permissions that its `blobs` and `consensus.db` have, so the option counts only once.
+    A new store is for its owner alone (modes 0700 and 0600). With `context` it is made as the umask says. Files
+    made later have the permissions of `blobs` and `consensus.db`, so the option counts only once.
 
-    `audit` is the share of parts skipped by their statistics that is read all the same, to see that it was right.
+    `audit` is the share of parts that statistics allow to skip and that are read anyway, to check the statistics.
     """
     create = create and not read_only
     root = as_path(location)
     if "://" in os.fsdecode(location):
-        raise UsageError(f"{shown(location)}: this version keeps stores in folders; give a path")
+        raise UsageError(f"{short_repr(location)}: this version keeps stores in folders; give a path")
     if not create and not (root / CONSENSUS).exists():
         raise _missing_log(root)
     refuse_links(*(os.path.join(root, name) for name in (BLOBS, *CONSENSUS_FILES)))
-    file_mode, folder_mode = shared_modes() if shared else (PRIVATE_FILE, PRIVATE_FOLDER)
+    file_mode, folder_mode = shared_modes() if context else (PRIVATE_FILE, PRIVATE_FOLDER)
     try:
         if create:
             make_folders(os.path.realpath(root), folder_mode)
@@ -82,7 +82,7 @@ def open(  # as users know it
         raise UsageError(f"{root} cannot be a store: {error.strerror}") from error
     if not root.is_dir():
         raise UsageError(f"{root} cannot be a store: it is not a folder")
-    with contextlib.ExitStack() as ports:  # a failed opening closes what it has opened
+    with contextlib.ExitStack() as ports:  # a failed opening closes the ports that it has opened
         blob = ports.enter_context(contextlib.closing(LocalBlob(root / BLOBS, read_only=read_only, mode=folder_mode)))
         logs = SqliteConsensus(root / CONSENSUS, read_only=read_only, mode=file_mode)
         consensus = ports.enter_context(contextlib.closing(logs))
@@ -102,7 +102,7 @@ def open(  # as users know it
 
 
 def _missing_log(root: pathlib.Path) -> TimespineError:
-    """Say why a folder has no log: it never was a store, or lost the log, which only the mark beside it tells."""
+    """Make the error for a folder without a log: it never was a store, or it lost the log, as the mark shows."""
     log = root / CONSENSUS
     mark = log.with_name(CONSENSUS + MARK_SUFFIX)
     if not mark.is_file():

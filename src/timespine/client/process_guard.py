@@ -1,4 +1,4 @@
-"""Handles belong to the process that opened their store."""
+"""The guard of handles, which belong to the process that opened their store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from timespine.errors import WrongProcess
 
 
 class OneProcess:
-    """A handle that cannot be sent to another process, nor be copied: it has locks, leases and connections."""
+    """A handle that a process can neither copy nor send to another one: it has locks, leases and connections."""
 
     __slots__ = ()
 

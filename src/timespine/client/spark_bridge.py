@@ -1,4 +1,4 @@
-"""What is handed to Spark: the layer above, which is there only if it is installed, and loaded only if it is used."""
+"""The bridge to Spark: the layer above, which is optional and loaded on first use."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import importlib
 from typing import Any
 
 
-def handed(module: str) -> Any:
-    """A module of `timespine.spark`."""
+def load_spark_module(module: str) -> Any:
+    """Import a module of `timespine.spark`."""
     return importlib.import_module(f"timespine.spark.{module}")
 
 
 def is_spark_frame(rows: object) -> bool:
-    """Whether rows are a DataFrame of Spark, classic or of Spark Connect. Does not load Spark to find out."""
+    """Return whether rows are a DataFrame of Spark, classic or of Spark Connect. Does not load Spark to find out."""
     return any(
         kind.__module__.startswith("pyspark.sql") and kind.__name__ == "DataFrame" for kind in type(rows).__mro__
     )
 
 
 def is_spark_schema(schema: object) -> bool:
-    """Whether a schema is a StructType of Spark. Does not load Spark to find out."""
+    """Return whether a schema is a StructType of Spark. Does not load Spark to find out."""
     return any(
         kind.__module__.startswith("pyspark.sql") and kind.__name__ == "StructType" for kind in type(schema).__mro__
     )

@@ -9,49 +9,57 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
 
-from timespine.client.catalog.catalog import Catalog, Entry, Names, check_name, discarded, retained_by_all, taken_over
-from timespine.client.catalog.create import Nursery, entry_of, shape_of
-from timespine.client.catalog.drop import Dropping
+from timespine.client.argument_types import IfBehind, IfExists, KeyLike, Multiplicity, SchemaLike, Timeline
+from timespine.client.catalog.catalog import (
+    Catalog,
+    CatalogEntry,
+    Names,
+    check_collection_name,
+    with_default_retention,
+    with_taken_over,
+    with_undone_create,
+)
+from timespine.client.catalog.create import Definition, PendingCreates, schema_of
+from timespine.client.catalog.drop import DropService
 from timespine.client.catalog.retention import (
-    Policy,
     Retention,
+    RetentionLike,
     change_deadline,
     change_policy,
     policy_of_store,
     retention_of,
 )
-from timespine.client.catalog.same_definition import check_alike
+from timespine.client.catalog.same_definition import require_same_definition
 from timespine.client.close_store import end_background
 from timespine.client.collection import Collection
-from timespine.client.commit.driver import Driver, fresh_id
-from timespine.client.commit.group_commit import STORE_CLOSED, Committer
-from timespine.client.context import Access, Shared, decoded_schema
-from timespine.client.diagnostics.metrics import of_store
+from timespine.client.commit.effect_driver import Driver, fresh_id
+from timespine.client.commit.group_commit import STORE_CLOSED, GroupCommitter
+from timespine.client.context import CollectionHandle, StoreContext, decode_schema
+from timespine.client.diagnostics.metrics import store_metrics
 from timespine.client.handles import Handles
 from timespine.client.load import file_source
-from timespine.client.maintenance.heartbeat import Heart
-from timespine.client.maintenance.report import MaintenanceReport, said
+from timespine.client.maintenance.heartbeat import HeartbeatThread
+from timespine.client.maintenance.merge_effect import perform_merge
+from timespine.client.maintenance.report import MaintenanceReport
 from timespine.client.maintenance.scheduler import Maintenance
-from timespine.client.maintenance.vacuum import VacuumResult, vacuum
+from timespine.client.maintenance.vacuum import VacuumResult, vacuum_collections
 from timespine.client.process_guard import OneProcess
 from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.leases import Leases
 from timespine.client.read.multi_snapshot import MultiSnapshot, snapshot_many
-from timespine.client.results import SealResult
-from timespine.client.signatures import IfExists, Multiplicity, Timeline
-from timespine.client.time_args import Moment, Progress, checked_clock, to_time
+from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, check_clock, parse_time
 from timespine.client.write import bulk_load
 from timespine.client.write.transaction import Transaction, as_list
-from timespine.columnar.merge_engine import Engine
-from timespine.columnar.parts.cache import PartCache
-from timespine.columnar.parts.hollow_run import count
+from timespine.client.write_results import SealResult
+from timespine.columnar.merge.engine import Engine
+from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.schema.schema import Schema, infer
+from timespine.columnar.schema.types import TypeLike
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
 from timespine.core.transitions import AdvanceUpper
-from timespine.errors import ClosedError, CollectionExists, TimespineError, Unavailable, UsageError, shown
+from timespine.errors import ClosedError, CollectionExists, TimespineError, UsageError, short_repr
 from timespine.hints import Hint
 from timespine.location.blob import Blob
 from timespine.location.consensus import WRITES_MAX, Consensus
@@ -60,18 +68,15 @@ from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.pool import Pool
 
-LOAD_OPTIONS = ("timeline", "retain", "forget_within", "if_exists")
-"""What `load` takes besides what it names itself: options of `create`."""
-
 READ_THREADS = 4
-"""Threads that read ahead and encode, at least: decoding and encoding run outside of the interpreter's lock."""
+"""Least number of threads that read ahead and encode: both run outside of the interpreter's lock."""
 
 CLOSE_S = 600.0
-"""How long closing waits for a merge or a call that is under way, unless the caller says otherwise."""
+"""Seconds that `close` waits for a running merge or call, unless the caller gives a timeout."""
 
 
 class Store(OneProcess):
-    """An open store. May be used by many threads, and by the process that opened it: a forked child opens its own."""
+    """An open store. Many threads of the process that opened it may use it; a forked child opens its own."""
 
     def __init__(
         self,
@@ -89,50 +94,50 @@ class Store(OneProcess):
         location: str = "",
     ) -> None:
         if isinstance(audit, bool) or not isinstance(audit, int | float) or not 0 <= audit <= 1:
-            raise UsageError(f"audit is a share, from 0 to 1, not {shown(audit)}")
+            raise UsageError(f"audit is a share, from 0 to 1, not {short_repr(audit)}")
         self.location = location
-        """Where it is, for people."""
+        """The location of the store, for messages."""
         self._closed = False
         self._pool = Pool(max(READ_THREADS, config.outstanding_parts), "timespine-read", STORE_CLOSED)
         self._cache = PartCache(config.cache_bytes)
-        self.engine = Engine(
+        self._engine = Engine(
             blob,
             self._schemas,
             config,
             fresh=fresh_id,
             cache=self._cache,
             pool=self._pool,
-            counters_of=lambda collection: self._shared.counters_of(collection),
+            counters_of=lambda collection: self._context.counters_of(collection),
             monotonic=monotonic,
             sleep=sleep,
         )
-        clock = checked_clock(clock)
+        clock = check_clock(clock)
         self._driver = Driver(blob, consensus, self._merge, clock=clock, sleep=sleep)
-        self._committer = Committer(self._driver, config, read_only=read_only)
-        # Maintenance commits by itself: nobody who writes waits for a merge.
+        self._committer = GroupCommitter(self._driver, config, read_only=read_only)
+        # The maintenance thread commits through its own committer, so that no writer waits for a merge.
         beside = self._committer.session.beside()
-        self._upkeep = Committer(self._driver, config, read_only=read_only, session=beside)
+        self._upkeep = GroupCommitter(self._driver, config, read_only=read_only, session=beside)
         self._leases = Leases(self._committer, read_only=read_only, monotonic=monotonic)
-        self._shared = Shared(
+        self._context = StoreContext(
             self._committer, self._leases, blob, self._cache, self._pool, config, clock, audit=audit, location=location
         )
-        self._shared.monotonic, self._shared.sleep = monotonic, sleep
+        self._context.monotonic, self._context.sleep = monotonic, sleep
         self._catalog = Catalog(self._driver, self._committer.session)
-        self._dropping = Dropping(self._catalog, self._committer)
-        self.handles = Handles()
-        """The collections that are open here."""
+        self._drop_service = DropService(self._catalog, self._committer)
+        self._handles = Handles()
+        """The handles of the collections that this process has opened."""
         self._closing = Lock("the end of this store")
-        self.maintenance = Maintenance(
-            self._upkeep, self.handles.all, free_bytes, others=self._others, monotonic=monotonic, sleep=sleep
+        self._maintenance = Maintenance(
+            self._upkeep, self._handles.all, free_bytes, others=self._others, monotonic=monotonic, sleep=sleep
         )
-        """What looks after the collections."""
-        self._committer.told.append(self._told)
-        self._committer.name_of = self.handles.name_of
-        self.heart = Heart(self._shared, self.engine)
-        """What keeps alive what this process counts on."""
-        self.heart.start()
+        """The scheduler of merges, rollups, garbage collection and expiry."""
+        self._committer.on_commit.append(self._on_commit)
+        self._committer.name_of = self._handles.name_of
+        self._heartbeat_thread = HeartbeatThread(self._context, self._engine)
+        """The thread that renews the leases and registrations of this process."""
+        self._heartbeat_thread.start()
         if maintenance and not read_only:
-            self.maintenance.start()
+            self._maintenance.start()
 
     # Collections.
 
@@ -140,79 +145,71 @@ class Store(OneProcess):
         self,
         name: str,
         *,
-        key: Mapping[str, Any] | Sequence[str] | None = None,
-        value: Mapping[str, Any] | None = None,
-        schema: Any = None,
+        key: KeyLike | None = None,
+        value: Mapping[str, TypeLike] | None = None,
+        schema: SchemaLike | None = None,
         cluster: Sequence[str] = (),
-        arity: int = 1,
+        time_coordinates: int = 1,
         timeline: Timeline = "clock",
-        retain: Policy = None,
-        forget_within: Policy = None,
+        retain: RetentionLike = None,
+        forget_within: DurationLike | None = None,
         replace: bool = False,
         if_exists: IfExists = "error",
     ) -> Collection:
         """Create a collection. `if_exists="open"` opens one of the same shape; `replace=True` takes its name over.
 
-        `key` and `value` map names to types (`columnar.schema.type_names` lists them). Or `schema` gives all columns: a
-        text such as "id bigint, name string", an Arrow schema or a StructType of Spark; then `key` names columns.
-        The name of a collection that was dropped stays blocked, unless `replace=True` takes it.
-        "The same shape": the same schema, or one that it had before it was evolved, the same timeline and, if given,
+        `key` and `value` map names to types (`columnar.schema.type_parser` lists them). Or `schema` gives all columns:
+        a text such as "id bigint, name string", an Arrow schema or a StructType of Spark; then `key` names columns.
+        The name of a dropped collection stays blocked; only `replace=True` takes it.
+        "The same shape" means the same schema, or one from before an `evolve`, the same timeline and, if given,
         the same `retain` and `forget_within`.
         """
-        made = shape_of(key, value, schema, cluster, arity)
-        options: dict[str, Any] = {"replace": replace, "if_exists": if_exists, "forget_within": forget_within}
-        return self._create(name, made, timeline, retain, **options)[0]
+        made = schema_of(key, value, schema, cluster, time_coordinates)
+        definition = Definition(made, timeline, retain, forget_within)
+        return self._create(name, definition, replace=replace, if_exists=if_exists)[0]
 
     def _create(
-        self,
-        name: str,
-        made: Schema,
-        timeline: Timeline = "clock",
-        retain: Policy = None,
-        *,
-        replace: bool = False,
-        if_exists: IfExists = "error",
-        forget_within: Policy = None,
+        self, name: str, definition: Definition, *, replace: bool, if_exists: IfExists
     ) -> tuple[Collection, bool]:
-        """A collection of that name and shape, and whether it is new."""
+        """Create or open a collection of that name and shape; return it, and whether it is new."""
         if if_exists not in ("error", "open"):
-            raise UsageError(f"if_exists is 'error' or 'open', not {shown(if_exists)}")
+            raise UsageError(f"if_exists is 'error' or 'open', not {short_repr(if_exists)}")
         self._committer.check_writable()
-        entry = entry_of(name, made, timeline, retain, self._shared.clock(), forget_within)
+        entry, made = definition.entry(name, self._context.clock()), definition.schema
         if replace:
-            self.check_replaceable(name)
+            self._check_replaceable(name)
         found, new = self._catalog.create(name, entry, made.encode(), made.arity, replace=replace)
         if replace:
-            self._dropping.close()
+            self._drop_service.close()
         if not new and if_exists == "error":
             raise CollectionExists(name)
         collection = self._collection(name, found)
         if not new:
-            state = collection._access.state()
-            check_alike(name, (found, [decoded_schema(each) for each in state.schemas]), (entry, made))
+            state = collection._handle.state()
+            require_same_definition(name, (found, [decode_schema(each) for each in state.schemas]), (entry, made))
         return collection, new
 
-    def adopt(self, access: Access, *, replace: bool) -> None:
-        """Take care of a collection that a transaction has created, perhaps in the place of another one."""
+    def _adopt(self, handle: CollectionHandle, *, replace: bool) -> None:
+        """Register a collection that a transaction has created, or that it replaced another one by."""
         if replace:
-            self._dropping.close()
-        self.handles.adopt(access)
+            self._drop_service.close()
+        self._handles.register_created(handle)
 
     def collection(self, name: str) -> Collection:
-        """Open a collection by its name; UnknownCollection if there is none."""
+        """Open a collection by its name; raise UnknownCollection if there is none."""
         return self._found([name])[0]
 
     def _found(self, names: Sequence[str]) -> list[Collection]:
-        """Collections by their names, all looked up at once."""
+        """Open collections by their names, with one read of the catalog."""
         self._committer.check_open()
         return [self._collection(*each) for each in zip(names, self._catalog.find_all(names), strict=True)]
 
     __getitem__ = collection
 
     def get(self, name: str) -> Collection | None:
-        """Open a collection by its name; None if there is none."""
+        """Open a collection by its name; return None if there is none."""
         self._committer.check_open()
-        entry = self._catalog.read().entries.get(check_name(name))
+        entry = self._catalog.read().entries.get(check_collection_name(name))
         return self._collection(name, entry) if entry is not None else None
 
     def __contains__(self, name: object) -> bool:
@@ -220,31 +217,31 @@ class Store(OneProcess):
         return isinstance(name, str) and name in self._catalog.read().entries
 
     def names(self) -> list[str]:
-        """The names of all collections."""
+        """List the names of all collections, sorted."""
         self._committer.check_open()
         return sorted(self._catalog.read().entries)
 
     def description(self, name: str) -> Description:
-        """The times that a collection speaks for, from its beginning up to its upper, and its since."""
+        """Return the lower frontier of a collection, its upper and its since."""
         self._committer.check_open()
         state = self._committer.state(self._catalog.find(name).id)
         return Description(Frontier.minimum(state.arity), state.upper, state.since)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a collection another name. Handles that are open go on."""
+        """Rename a collection. Open handles stay valid."""
         self._committer.check_writable()
-        check_name(new)
-        self.handles.rename(self._catalog.rename(old, new), new)
+        check_collection_name(new)
+        self._handles.rename(self._catalog.rename(old, new), new)
 
     def drop(self, name: str, *, force: bool = False) -> bool:
-        """Remove a collection; False if that was done before. Its name stays blocked: see `create`.
+        """Remove a collection; return False if it was dropped before. Its name stays blocked: see `create`.
 
-        Its data goes when nobody can read it any more, with maintenance. Handles that are open go on reading what
-        they have begun to read; writing is refused, and feeds end. It is refused while there are critical holds on
-        it, unless forced: then they go, too.
+        Maintenance deletes the data when no lease holds it. Open handles finish the reads that they have begun;
+        writes raise an error, and feeds end. `drop` raises CollectionInUse while the collection has critical holds;
+        `force` releases them.
         """
         self._committer.check_writable()
-        return self._dropping.drop(name, force=force)
+        return self._drop_service.drop(name, force=force)
 
     def load(
         self,
@@ -254,101 +251,107 @@ class Store(OneProcess):
         key: Sequence[str] = (),
         cluster: Sequence[str] = (),
         progress: Callable[[int], None] | None = None,
+        timeline: Timeline = "clock",
+        retain: RetentionLike = None,
+        forget_within: DurationLike | None = None,
         replace: bool = False,
-        **options: Any,
+        if_exists: IfExists = "error",
     ) -> Collection:
-        """Make a collection of an existing Parquet file, folder of files, or Delta table, in one commit.
+        """Create a collection from a Parquet file, a folder of such files, or a Delta table, in one commit.
 
-        With `replace` the rows are loaded first, and take over the name when all are there. Further options are
-        those of `create`: `timeline`, `retain`, `forget_within`, `if_exists`.
+        With `replace`, the collection takes over the name after all rows are loaded. Further options are those of
+        `create`.
         """
         self._committer.check_writable()
-        unknown = next((option for option in options if option not in LOAD_OPTIONS), None)
-        if unknown is not None:
-            raise UsageError(f"load has no option {unknown}; there are: {', '.join(LOAD_OPTIONS)}")
-        arrow, batches = file_source.source_of(path)
-        made = infer(arrow, key, cluster=cluster)
-        check_name(name)
+        arrow, batches = file_source.open_source(path)
+        definition = Definition(infer(arrow, key, cluster=cluster), timeline, retain, forget_within)
+        check_collection_name(name)
         if replace:
-            self.check_replaceable(name)
+            self._check_replaceable(name)
         under = f"{name[:80]}.load-{fresh_id('')[:16]}" if replace else name
-        collection, new = self._create(under, made, **options)
+        collection, new = self._create(under, definition, replace=False, if_exists=if_exists)
         try:
-            bulk_load.load(collection._access, batches, progress)
+            bulk_load.bulk_load(collection._handle, batches, progress)
             if replace:
-                self.check_replaceable(name)
-                self._catalog.change(partial(taken_over, collection.id, name))
-                self._dropping.close()
+                self._check_replaceable(name)
+                self._catalog.change(partial(with_taken_over, collection.id, name))
+                self._drop_service.close()
         except BaseException:
             if new:
-                with contextlib.suppress(TimespineError):  # storage is away: an empty collection stays
-                    self._catalog.change(partial(discarded, collection.id, under), frees_space=True)
+                with contextlib.suppress(TimespineError):  # storage is unavailable: an empty collection stays
+                    self._catalog.change(partial(with_undone_create, collection.id, under), frees_space=True)
             raise
         return self.collection(name) if replace else collection
 
     # Many collections at once.
 
     def transaction(self) -> Transaction:
-        """Rows and seals for any number of collections, all of them or none: leave its `with` to commit."""
+        """Begin a transaction on any number of collections: leave its `with` to commit all of it, or nothing."""
         self._committer.check_writable()
-        return Transaction(self._found, self._committer, Nursery(self, self._shared, self._catalog))
+        return Transaction(self._found, self._committer, PendingCreates(self, self._context, self._catalog))
 
     def seal(
-        self, collections: str | Collection | Sequence[str | Collection], upper: Progress
+        self,
+        collections: str | Collection | Sequence[str | Collection],
+        upper: FrontierLike,
+        *,
+        if_behind: IfBehind = "error",
     ) -> dict[str, SealResult]:
-        """Say of some collections, all or none, that nothing more comes before a time; by name, what it came to."""
+        """Seal some collections in one commit, all or none; return the result of each by its name.
+
+        A collection that is sealed further raises an error; `if_behind="ignore"` leaves it unchanged.
+        """
         with self.transaction() as transaction:
-            transaction.seal(collections, upper)
+            transaction.seal(collections, upper, if_behind=if_behind)
         names = [each if isinstance(each, str) else each.name for each in as_list(collections)]
         return dict(zip(names, transaction.replies, strict=True))
 
     def snapshot(
         self,
         collections: Sequence[str | Collection],
-        as_of: Moment | None = None,
+        as_of: TimeLike | None = None,
         *,
         multiplicity: Multiplicity = "rows",
         timeout: float | None = WAIT_S,
     ) -> MultiSnapshot:
-        """Several collections as of one time; the largest that is complete in all of them, if none is named."""
+        """Read several collections as of one time: by default the largest that is complete in all of them."""
         given = as_list(collections)
         if not all(isinstance(each, str | Collection) for each in given):
             raise UsageError("name the collections, or give them as they are")
-        names = [each for each in given if isinstance(each, str)]
-        by_name = dict(zip(names, self._found(names), strict=True))
+        by_name = dict(zip(names := [each for each in given if isinstance(each, str)], self._found(names), strict=True))
         found = [by_name[each] if isinstance(each, str) else each for each in given]
         return snapshot_many(found, as_of, timeout, multiplicity)
 
     # Maintenance.
 
     def maintain(self, *names: str, sweep: bool = False) -> MaintenanceReport:
-        """Do now what the background does: merges, rollups, garbage collection, expiry."""
+        """Run maintenance now, in this thread: merges, rollups, garbage collection, expiry."""
         self._committer.check_writable()
-        self._learn(self._catalog.read())
-        report = self.maintenance.maintain([self.collection(n)._access for n in names or self.names()], sweep=sweep)
+        self._sync_names(self._catalog.read())
+        report = self._maintenance.maintain([self.collection(n)._handle for n in names or self.names()], sweep=sweep)
         if not names:
-            before = self.maintenance.report.counts()
-            report.collected += self._bury(at_once=True)
-            buried = self.maintenance.report.since(before)
-            report.failures += buried.failures
-            report.skipped += buried.skipped
+            before = self._maintenance.report.counts()
+            report.collected += self._purge_dropped(at_once=True)
+            purged = self._maintenance.report.since(before)
+            report.failures += purged.failures
+            report.skipped += purged.skipped
         return report
 
     def vacuum(self, *, dry_run: bool = True) -> VacuumResult:
-        """Find blobs that nobody can reach, and delete them unless it is a dry run."""
+        """Find orphaned blobs of expired writers; delete them unless `dry_run`."""
         if not dry_run:
             self._committer.check_writable()
-        accesses = [self.collection(name)._access for name in self.names()]
-        with self.maintenance.paused():
-            return vacuum(accesses, self._shared.blob, self._upkeep, dry_run=dry_run)
+        handles = [self.collection(name)._handle for name in self.names()]
+        with self._maintenance.paused():
+            return vacuum_collections(handles, self._context.blob, self._upkeep, dry_run=dry_run)
 
-    def advance(self, to: int | datetime.datetime | None = None) -> int:
-        """Seal idle collections of the wall clock at one time (now, if none is named); the time.
+    def seal_idle(self, upper: int | datetime.datetime | None = None) -> int:
+        """Seal all collections of the wall clock that are behind a time (default: now); return the time.
 
-        In one commit, if there are not more than 4,096 of them.
+        Up to 4,096 collections are sealed in one commit. Collections that are sealed further stay unchanged.
         """
         self._committer.check_writable()
-        (time_ms,) = to_time(to, 1) if to is not None else (int(self._shared.clock() * 1000),)
+        (time_ms,) = parse_time(upper, 1) if upper is not None else (int(self._context.clock() * 1000),)
         commands = [
             (entry.id, AdvanceUpper(Frontier.at(time_ms)))
             for entry in self._catalog.read().entries.values()
@@ -359,27 +362,45 @@ class Store(OneProcess):
         return time_ms
 
     def metrics(self) -> dict[str, float]:
-        """What was counted since the store was opened, and the blobs and bytes of the collections that are open."""
-        return of_store(self)
+        """Return the counters since the store was opened, and the blobs and bytes of open collections."""
+        return store_metrics(self)
+
+    def retain(self, duration: RetentionLike) -> None:
+        """Set how long collections without a policy of their own keep history; None: for ever.
+
+        Collections with `timeline="counter"` or several coordinates keep all of it: their times have no age.
+        """
+        self._committer.check_writable()
+        self._catalog.change(partial(with_default_retention, policy_of_store(duration)))
+        self._sync_names(self._catalog.read())
+
+    def forget_within(self, duration: DurationLike | None) -> None:
+        """Set the deadline for forgetting expired history, for collections that have no deadline of their own.
+
+        None: as the configuration says.
+        """
+        self._change_deadline(None, duration)
 
     # The end.
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Stop the background, give back leases, close the ports. Twice is fine.
+        """Stop the threads of the store, return its leases and close its ports. Twice is fine.
 
-        Determinate if something is still at work after `timeout` seconds, and what it is: close it again to go on.
+        A full disk is no error here: leases are returned with the reserved space. If that is used up, or storage is
+        unavailable, they expire like those of a killed process.
+        Raise Determinate, with the name of what still runs, after `timeout` seconds: call `close` again to go on.
         In a forked child nothing happens: the store belongs to the parent.
         """
         if not self._committer.is_own:
             return
         with self._closing.within(timeout):
             if not self._closed:
-                end_background(self._shared, self.maintenance, self.heart, self._upkeep, timeout)
+                end_background(self._context, self._maintenance, self._heartbeat_thread, self._upkeep, timeout)
                 self._pool.shutdown(limit_s=timeout)
                 try:
                     self._driver.close()
                 except Exception:
-                    self._closed = True  # each port was told
+                    self._closed = True  # every port got its call
                     raise
                 self._closed = True
 
@@ -394,99 +415,79 @@ class Store(OneProcess):
 
     # Inside.
 
-    def retain(self, duration: Policy) -> None:
-        """Keep history for so long in all collections that have no policy of their own; None: for ever.
-
-        Those with `timeline="counter"`, or several coordinates, keep all of it: their times say nothing about age.
-        """
-        self._committer.check_writable()
-        self._catalog.change(partial(retained_by_all, policy_of_store(duration)))
-        self._learn(self._catalog.read())
-
-    def forget_within(self, duration: Policy, collection: str | None = None) -> None:
-        """After how long expired history is physically gone: of a collection, by its id, or of all that do not say."""
-        self._committer.check_writable()
-        change_deadline(self._catalog, collection, duration)
-        self._learn(self._catalog.read())
-
-    def set_retention(self, name: str, retain_ms: int | None) -> None:
+    def _set_retention(self, name: str, retain_ms: int | None) -> None:
         """Change how long a collection keeps history: see `timespine.client.catalog.retention.policy_of`."""
         self._committer.check_writable()
-        # A handle that is open knows its collection by id, whatever it is called by now.
-        opened = next((access for access in self.handles.all() if access.name == name), None)
+        # An open handle knows its collection by id, also after another process renamed it.
+        opened = next((handle for handle in self._handles.all() if handle.name == name), None)
         id = opened.id if opened is not None else self._catalog.find(name).id
         change_policy(self._catalog, id, self._committer.state(id).arity, retain_ms)
-        self._learn(self._catalog.read())
+        self._sync_names(self._catalog.read())
 
-    def retention(self, access: Access) -> Retention:
-        """How long a collection keeps history now, whichever process decided so."""
+    def _change_deadline(self, id: str | None, duration: DurationLike | None) -> None:
+        """Set the deadline for forgetting expired history: of a collection, or the default of the store."""
+        self._committer.check_writable()
+        change_deadline(self._catalog, id, duration)
+        self._sync_names(self._catalog.read())
+
+    def _retention(self, handle: CollectionHandle) -> Retention:
+        """Return how long a collection keeps history, as the newest catalog says."""
         self._committer.check_open()
-        return retention_of(self._catalog.read(), access.entry, access.known().arity)
+        return retention_of(self._catalog.read(), handle.entry, handle.known().arity)
 
-    def compact(self, id: str) -> None:
+    def _compact(self, id: str) -> None:
         """Merge a collection into one run."""
         self._committer.check_writable()
-        access = self.handles.get(id)
-        if access is None:
-            raise ClosedError(f"collection {self.handles.name_of(id)} was dropped")
-        self.maintenance.compact(access)
+        handle = self._handles.get(id)
+        if handle is None:
+            raise ClosedError(f"collection {self._handles.name_of(id)} was dropped")
+        self._maintenance.compact(handle)
 
-    def _collection(self, name: str, entry: Entry) -> Collection:
+    def _collection(self, name: str, entry: CatalogEntry) -> Collection:
         self._committer.check_open()
-        return Collection(self.handles.open(self._shared, name, entry), self)
+        return Collection(self._handles.open(self._context, name, entry), self)
 
-    def check_replaceable(self, name: str) -> None:
-        """CollectionInUse if there is a critical hold on what has a name: no process could release it afterwards."""
-        known = self._catalog.read().entries.get(check_name(name))
+    def _check_replaceable(self, name: str) -> None:
+        """Raise CollectionInUse if a collection has a critical hold, which no process could release later."""
+        known = self._catalog.read().entries.get(check_collection_name(name))
         if known is not None:
-            self._dropping.check_unheld(name, known.id, Hint("release-or-drop", {"name": name}))
+            self._drop_service.check_unheld(name, known.id, Hint("release-or-drop", {"name": name}))
 
-    def _learn(self, names: Names) -> None:
-        """Take over what others changed about collections that are open here: names, and how long history is kept."""
-        self._shared.retain_ms, self._shared.forget_within_ms = names.retain_ms, names.forget_within_ms
+    def _sync_names(self, names: Names) -> None:
+        """Apply changes that other processes made to open collections: names, and how long they keep history."""
+        self._context.retain_ms, self._context.forget_within_ms = names.retain_ms, names.forget_within_ms
         for name, entry in names.entries.items():
-            if entry.id in self.handles:
+            if entry.id in self._handles:
                 self._collection(name, entry)
 
-    def _others(self) -> list[Access]:
-        """Collections that are not open here, to be looked after too. Lets dropped ones go on the way."""
+    def _others(self) -> list[CollectionHandle]:
+        """List handles of collections that are not open here, for maintenance. Purges dropped ones first."""
         names = self._catalog.read()
-        self._learn(names)
-        if names.dropped or names.expected or names.given_up:
-            self._bury()
-        return [
-            Access(self._shared, name, entry) for name, entry in names.entries.items() if entry.id not in self.handles
-        ]
+        self._sync_names(names)
+        if names.dropped or names.reserved or names.cancelled:
+            self._purge_dropped()
+        closed = ((name, entry) for name, entry in names.entries.items() if entry.id not in self._handles)
+        return [CollectionHandle(self._context, name, entry) for name, entry in closed]
 
     def _schemas(self, collection: str) -> list[Schema]:
-        return [decoded_schema(data) for data in self._upkeep.known(collection).schemas]
+        return [decode_schema(data) for data in self._upkeep.known(collection).schemas]
 
     def _merge(self, effect: MergeRuns) -> Protocol[Output]:
-        if False:
-            yield
-        try:
-            output = self.engine.merge(effect)
-        except Exception as error:
-            self.maintenance.reason = said(error)
-            if isinstance(error, TimespineError):
-                raise
-            # A merge that cannot be done is skipped, whatever the reason.
-            raise Unavailable(f"a merge failed: {type(error).__name__}") from error
-        if output is not None:
-            count(self._shared.counters_of(effect.collection), "merge bytes inline", output.batch.inline_bytes)
-        return output
+        yield from ()  # the engine waits for storage itself, and needs no effect of a protocol
+        return perform_merge(self._engine, self._context, self._maintenance, effect)
 
-    def _told(self, collections: set[str]) -> None:
-        self._shared.committed.ring()
-        self.maintenance.wake(collections)
-        for access in filter(None, map(self.handles.get, collections)):
-            self.maintenance.bound(access)
+    def _on_commit(self, collections: set[str]) -> None:
+        self._context.committed.ring()
+        self._maintenance.wake(collections)
+        for handle in filter(None, map(self._handles.get, collections)):
+            self._maintenance.bound(handle)
 
-    def _bury(self, *, at_once: bool = False) -> int:
-        """Delete data of dropped collections that no lease holds, and of those never created; how many blobs went."""
-        unborn = self._dropping.sweep_given_up(self._shared.blob, self.maintenance.report, at_once=at_once)
-        buried, gone = self._dropping.bury(self.maintenance, lambda id: Access(self._shared, id, Entry(id)))
-        self.handles.forget(buried)
+    def _purge_dropped(self, *, at_once: bool = False) -> int:
+        """Delete the blobs of dropped collections that no lease holds, and of reservations; return how many."""
+        context, drops = self._context, self._drop_service
+        swept = drops.sweep_cancelled(context.blob, self._maintenance.report, at_once=at_once)
+        purged, gone = drops.purge(self._maintenance, lambda id: CollectionHandle(context, id, CatalogEntry(id)))
+        self._handles.forget(purged)
         for each in (self._committer, self._upkeep):
-            each.forget(buried)
-        return gone + unborn
+            each.forget(purged)
+        return gone + swept

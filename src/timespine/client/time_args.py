@@ -1,4 +1,4 @@
-"""Times as people give them: integers, datetimes, tuples; and durations such as "7 days"."""
+"""Times from callers: integers, datetimes, tuples; and durations such as "7 days"."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import datetime
 import re
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any
 
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import INT64_MAX, Time, check_time
 
-Moment = int | datetime.datetime | Time
+TimeLike = int | datetime.datetime | Time
 """A time of one coordinate, a point of the wall clock, or one value per coordinate."""
 
-Progress = Moment | list[Moment] | list[Time] | Frontier
-"""How far times are complete, or let go: a time; of several coordinates also a list of times, none before another."""
+FrontierLike = TimeLike | list[TimeLike] | list[Time] | Frontier
+"""A frontier to seal or expire up to: a time; with several coordinates also a list of times, none before another."""
+
+TimeLike = TimeLike
+FrontierLike = FrontierLike
+
+DurationLike = str | float | datetime.timedelta
+"""A duration: "10 min", "7 days", a timedelta, or seconds as a number."""
+
+PlainFrontier = int | list[list[int]] | None
+"""A frontier in JSON: a time; with several coordinates a list of times; None when closed."""
 
 _UNITS_MS = {
     "ms": 1,
@@ -36,15 +44,15 @@ _UNITS_MS = {
 }
 
 CLOCK_MAX_S = (1 << 52) // 1000
-"""The latest time that a clock may give: what the core takes, in seconds."""
+"""The latest time in seconds that a clock may give: the limit of the core."""
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
-def to_time(given: Moment, arity: int, timeline: str = "clock") -> Time:
-    """A time of the collection from what a user gave. On a time line that counts, a datetime is none."""
+def parse_time(given: TimeLike, arity: int, timeline: str = "clock") -> Time:
+    """Convert a time that a caller gave. Raise a UsageError for a datetime if the time line is a counter."""
     if isinstance(given, datetime.datetime):
         if timeline == "counter":
             raise UsageError(
@@ -52,65 +60,66 @@ def to_time(given: Moment, arity: int, timeline: str = "clock") -> Time:
             )
         if given.tzinfo is None:
             raise UsageError("a datetime without a zone could be anywhere: give it one, such as datetime.timezone.utc")
-        # In whole numbers: a float of seconds may be the millisecond before.
+        # Integer arithmetic: a float of seconds may round to the millisecond before.
         return check_time(((given - _EPOCH) // _MILLISECOND,), arity)
     if isinstance(given, tuple):
         return check_time(tuple(_plain(each) for each in given), arity)
     if isinstance(given, Integral) and not isinstance(given, bool):
         return check_time((int(given),), arity)
     raise UsageError(
-        f"{shown(given)} is not a time: give an integer, a datetime with a zone, or one integer per coordinate"
+        f"{short_repr(given)} is not a time: give an integer, a datetime with a zone, or one integer per coordinate"
     )
 
 
-def to_frontier(given: Progress, arity: int, timeline: str = "clock") -> Frontier:
-    """A frontier of the collection from what a user gave. An empty list is none: `close_for_good` ends a collection."""
+def parse_frontier(given: FrontierLike, arity: int, timeline: str = "clock") -> Frontier:
+    """Convert a frontier that a caller gave. An empty list is none: `finish` ends a collection."""
     if isinstance(given, Frontier):
         return check_arity_of(given, arity, "the frontier")
     if not isinstance(given, list):
-        return Frontier((to_time(given, arity, timeline),))
-    times = {to_time(each, arity, timeline) for each in given}
+        return Frontier((parse_time(given, arity, timeline),))
+    times = {parse_time(each, arity, timeline) for each in given}
     frontier = Frontier(tuple(times))
     if not times or len(frontier.elements) < len(times):
-        raise UsageError(f"{shown(given)} is no frontier: give at least one time, and none that is before another")
+        raise UsageError(f"{short_repr(given)} is no frontier: give at least one time, and none that is before another")
     return frontier
 
 
 def _plain(coordinate: object) -> object:
-    """An integer of whatever kind, such as numpy has, as one of Python; anything else as it is."""
+    """Convert an integer of any kind, such as those of numpy, to an int; return anything else unchanged."""
     is_integer = isinstance(coordinate, Integral) and not isinstance(coordinate, bool)
     return int(coordinate) if is_integer else coordinate  # type: ignore[call-overload]
 
 
-def checked_clock(clock: Callable[[], float]) -> Callable[[], float]:
-    """The clock, with a UsageError instead of what is no time: text, NaN, infinity, before 1970, or absurdly late."""
+def check_clock(clock: Callable[[], float]) -> Callable[[], float]:
+    """Wrap a clock: raise a UsageError for text, NaN, infinity, and times before 1970 or absurdly late."""
 
     def seconds() -> float:
         now = clock()
         if not isinstance(now, int | float) or isinstance(now, bool) or not 0 <= now <= CLOCK_MAX_S:
             raise UsageError(
-                f"the clock gave {shown(now)}: it must give seconds since 1970, as time.time does; nothing was changed"
+                f"the clock gave {short_repr(now)}: it must give seconds since 1970, as time.time does; "
+                "nothing was changed"
             )
         return now
 
     return seconds
 
 
-def to_user(time: Time) -> int | Time:
-    """A time as users see it: an integer if there is one coordinate."""
+def unwrap_time(time: Time) -> int | Time:
+    """Return a time as users see it: an integer if there is one coordinate."""
     return time[0] if len(time) == 1 else time
 
 
-def to_ms(given: str | float | datetime.timedelta) -> int:
-    """Milliseconds of a duration: "10 min", "7 days", a timedelta, or seconds as a number."""
+def parse_duration_ms(given: DurationLike) -> int:
+    """Convert a duration to milliseconds: "10 min", "7 days", a timedelta, or seconds as a number."""
     try:
         milliseconds = _milliseconds(given)
-    except (OverflowError, ValueError):  # not a number, or beyond all numbers
+    except (OverflowError, ValueError):  # NaN or infinity
         milliseconds = None
     if milliseconds is None:
-        raise UsageError(f"{shown(given)} is not a duration: say '90 s', '10 min', '12 hours' or '7 days'")
+        raise UsageError(f"{short_repr(given)} is not a duration: say '90 s', '10 min', '12 hours' or '7 days'")
     if not 0 < milliseconds <= INT64_MAX:
-        raise UsageError(f"{shown(given)} is not a duration: it must be longer than nothing")
+        raise UsageError(f"{short_repr(given)} is not a duration: it must be longer than nothing")
     return milliseconds
 
 
@@ -127,8 +136,8 @@ def _milliseconds(given: object) -> int | None:
     return None if unit is None else int(float(found[1]) * unit)
 
 
-def plain(frontier: Frontier) -> Any:
-    """A frontier as people write it: a number, a list of tuples, or None when closed."""
+def plain_frontier(frontier: Frontier) -> PlainFrontier:
+    """Return a frontier as users write it: a number, a list of tuples, or None when closed."""
     if frontier.is_closed:
         return None
     if len(frontier.elements) == 1 and len(frontier.elements[0]) == 1:

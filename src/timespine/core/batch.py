@@ -1,8 +1,7 @@
-"""Hollow things: descriptions that point at data instead of holding it.
+"""Hollow structures: descriptions that point at data instead of holding it.
 
-These are the nouns that the state of a collection stores by the thousand, so
-they are small immutable structs that encode as arrays. What only the columnar
-layer understands (key bounds, statistics, checksum) travels as opaque `meta`.
+The state of a collection stores thousands of them, so they are small immutable structs that encode as arrays. Key
+bounds, statistics and checksums, which only the columnar layer understands, are the opaque `meta`.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ _HALF = 1 << 63
 
 
 def wrap_int64(value: int) -> int:
-    """The signed 64-bit integer that is equal modulo 2^64."""
+    """Return the signed 64-bit integer that is equal modulo 2^64."""
     return (value + _HALF) % _WRAP - _HALF
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One immutable piece of data, and what of it is visible through this reference."""
+    """One immutable piece of data, and the bounds within which this reference shows it."""
 
     key: str
-    """The blob that holds it; empty for inline data."""
+    """The blob that holds the data; empty for inline data."""
     rows: Count
     """Updates in the data, visible or not."""
     size: Count = 0
@@ -50,9 +49,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     upper: Frontier | None = None
     """Truncation: rows at times at or after this are invisible through this reference."""
     rewrite: Frontier | None = None
-    """Times are advanced by this when they are read, after truncation (`rewrite_ts`)."""
+    """The frontier by which readers advance times, after truncation (`rewrite_ts`); None: they do not."""
     meta: bytes = b""
-    """What the columnar layer knows about it: key bounds, statistics, checksum, schema."""
+    """What the columnar layer needs to read it: key bounds, statistics, checksum, schema."""
     inside_bytes: Count = 0
     """Bytes of all blobs inside a hollow run, at any depth; 0 for any other part."""
 
@@ -76,7 +75,7 @@ class Order(enum.IntEnum):
     """How the rows of a run are ordered."""
 
     UNORDERED = 0
-    """As they came: every part is a run of its own for whoever merges."""
+    """In order of arrival: a merge takes every part for a run of its own."""
     SORTED = 1
     """By (key, value, time) and consolidated, across all parts of the run."""
 
@@ -85,7 +84,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A sequence of parts with one order and one schema."""
 
     parts: tuple[Part, ...]
-    """In order of the rows, if there is one."""
+    """The parts, in order of the rows, if there is one."""
     order: Order = Order.SORTED
     """How the rows are ordered."""
     schema: int | None = None
@@ -96,15 +95,15 @@ class HollowBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The description of a batch whose rows are in blobs."""
 
     desc: Description
-    """The times it speaks for, and from when on it is exact."""
+    """The interval of times that it describes, and the frontier from which on it is exact."""
     len: Count
     """Updates in it, at most (truncation may hide some)."""
     runs: tuple[Run, ...] = ()
-    """Where they are."""
+    """The runs that hold them."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing in it."""
+        """Whether it has no updates."""
         return self.len == 0
 
     @property
@@ -115,12 +114,12 @@ class HollowBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def keys(self) -> Iterator[str]:
-        """The blobs it refers to directly."""
+        """Yield the blobs that it refers to directly."""
         return (part.key for part in self.parts if part.key)
 
     @property
     def is_sorted(self) -> bool:
-        """Whether it is a single sorted run, or nothing: there is nothing to gain from merging it alone."""
+        """Whether it is a single sorted run, or empty: merging it alone gains nothing."""
         return not self.runs or (len(self.runs) == 1 and self.runs[0].order is Order.SORTED)
 
     @property
@@ -141,5 +140,5 @@ class HollowBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def empty_batch(desc: Description) -> HollowBatch:
-    """The batch that says: nothing happened in these times."""
+    """Return the batch without updates for these times."""
     return HollowBatch(desc, 0)

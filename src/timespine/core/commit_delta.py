@@ -1,4 +1,4 @@
-"""What one commit tells those who listen: the updates that came with it, and the upper if it moved.
+"""What a commit stream reports of one commit: the updates that it added, and the upper if it moved.
 
 With content(state) = the trace, and the unsealed updates from the trace's upper on, a commit adds
 
@@ -7,14 +7,14 @@ With content(state) = the trace, and the unsealed updates from the trace's upper
          + unsealed(new) from new trace upper on
          - unsealed(old) from old trace upper on
 
-Nothing is said about how it was committed: a group may have written, sealed,
+The equation does not depend on the commands: a group may have written, sealed,
 appended, drained, evicted and trimmed, all in one commit. Merges only change
-batches below the old trace's upper, and those hold what they held.
+batches below the old trace's upper, and keep their updates.
 
-Unsealed batches that are in both states cancel out. What is left of
+Unsealed batches that are in both states cancel out. The rest of
 `unsealed(old)` was drained: the batches refer to its parts, so that these cancel
 out too, by reference. Where they do not, since the same commit has rewritten
-them, rows are taken off by whoever reads (`Heard.without`).
+them, the reader subtracts their rows (`CommitDelta.without`).
 """
 
 from __future__ import annotations
@@ -26,46 +26,50 @@ import msgspec
 from timespine.core.batch import Order, Run
 from timespine.core.encoding.state_diff import StateDiff
 from timespine.core.state import State, Status
-from timespine.core.transitions.trace_push import runs_between, truncated
+from timespine.core.transitions.trace_push import runs_between, truncate_batch
 from timespine.core.unsealed_index import UnsealedBatch
 from timespine.model.frontier import Frontier
 
 
-class Heard(msgspec.Struct, frozen=True):
-    """What one commit tells."""
+class CommitDelta(msgspec.Struct, frozen=True):
+    """The updates and the upper of one commit."""
 
     runs: tuple[Run, ...] = ()
-    """Where its updates are."""
+    """The runs that hold its updates."""
     without: tuple[Run, ...] = ()
-    """Where those among them are that were told before, and have to be taken off."""
+    """The runs with those of them that earlier commits reported: the reader subtracts their rows."""
     upper: Frontier | None = None
-    """The upper, if it moved: told after the updates."""
+    """The upper, if it moved: reported after the updates."""
 
 
-def heard(old: State, change: StateDiff, new: State) -> Heard:
-    """What a commit tells, from the state before it, its diff, and the state after it."""
+def delta_of_commit(old: State, change: StateDiff, new: State) -> CommitDelta:
+    """Compute the delta of a commit from the state before it, its diff, and the state after it."""
     upper = new.upper if new.upper != old.upper else None
     if new.status is Status.FINALIZED:
-        return Heard(upper=upper)
+        return CommitDelta(upper=upper)
     runs: list[Run] = []
     without: list[Run] = []
     for batch in change.t.a.values() if change.t is not None else ():
         if batch.runs and old.trace.upper <= batch.desc.lower:
-            told, again = _untold(batch.runs, runs_between(old.unsealed, batch.desc.lower, batch.desc.upper))
+            told, again = _unreported(batch.runs, runs_between(old.unsealed, batch.desc.lower, batch.desc.upper))
             runs += told
             without += again
     drained = new.trace.upper
     runs += [
-        _beyond(each, drained) for each in change.y if _is_written(old, each) and not each.is_wholly_below(drained)
+        _updates_beyond(each, drained)
+        for each in change.y
+        if _is_written(old, each) and not each.is_wholly_below(drained)
     ]
-    return Heard(tuple(runs), tuple(without), upper)
+    return CommitDelta(tuple(runs), tuple(without), upper)
 
 
-def _untold(runs: tuple[Run, ...], drained: list[Run]) -> tuple[list[Run], list[Run]]:
-    """The runs without those that were drained, each as often as it was; and the drained ones that are not there.
+def _unreported(runs: tuple[Run, ...], drained: list[Run]) -> tuple[list[Run], list[Run]]:
+    """Split off the drained runs: return the runs without them, and the drained ones that are not among the runs.
 
-    SUBTLE: as often. Somebody may append exactly what was written before, and then it is there twice and only one
-    of the two was told (tests/core/test_commit_delta.py).
+    Each drained run removes one equal run.
+
+    SUBTLE: one. A writer may append exactly what was written before; then the run occurs twice and only one of the two
+    was reported (tests/core/test_commit_delta.py).
     """
     left = Counter(drained)
     untold = []
@@ -78,13 +82,13 @@ def _untold(runs: tuple[Run, ...], drained: list[Run]) -> tuple[list[Run], list[
 
 
 def _is_written(old: State, batch: UnsealedBatch) -> bool:
-    """Whether an unsealed batch is new, and not one of the old state that was trimmed."""
+    """Tell whether an unsealed batch is new, and not one of the old state that was trimmed."""
     return batch.seqno >= old.unsealed_next
 
 
-def _beyond(batch: UnsealedBatch, drained: Frontier) -> Run:
-    """What of an unsealed batch is not in the trace."""
+def _updates_beyond(batch: UnsealedBatch, drained: Frontier) -> Run:
+    """Return the updates of an unsealed batch that are not in the trace."""
     parts = batch.parts
     if batch.has_times_below(drained):
-        parts = tuple(truncated(part, drained, None) for part in parts)
+        parts = tuple(truncate_batch(part, drained, None) for part in parts)
     return Run(parts, Order.UNORDERED, batch.schema)

@@ -1,8 +1,7 @@
-"""What a protocol may ask of the world.
+"""The effects that a protocol may request.
 
-A protocol is a generator: it yields an effect and is sent the result, or is
-thrown the error. The threaded driver and the simulator both carry out these
-effects, so both run the same protocols.
+A protocol is a generator: it yields an effect, and receives the result or the error. The threaded driver and the
+simulator both carry out these effects, so both run the same protocols.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ class MergeOutput(msgspec.Struct, frozen=True):
     """
 
     batch: HollowBatch
-    """What replaces the inputs."""
+    """The batch that replaces the inputs."""
     passed: tuple[str, ...] = ()
-    """Of the parts that the inputs list directly, the keys of those that were passed through, whole or in part: the
-    batch lists such a part, or a hollow run of the batch lists it or what is inside of it."""
+    """The keys of the parts that the inputs list directly and that were passed through, whole or in part. The batch
+    lists such a part, or a hollow run of the batch lists it or its contents."""
     rows: Count = 0
-    """Updates that were written: not those that were passed through."""
+    """Updates that the merge wrote, without those that it passed through."""
     size: Count = 0
-    """Bytes that were written, lists of parts and inline data included."""
+    """Bytes that the merge wrote, lists of parts and inline data included."""
     ms: Count = 0
-    """How long it took, in milliseconds."""
+    """The duration of the merge, in milliseconds."""
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -42,7 +41,7 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 class Scan(Effect, frozen=True):
-    """Entries of a log from a number on, oldest first, at most `limit`. Result: list of (seqno, bytes)."""
+    """Read the entries of a log from a number on, oldest first, at most `limit`. Result: list of (seqno, bytes)."""
 
     key: str
     from_seqno: int
@@ -56,7 +55,7 @@ class CompareAndSet(Effect, frozen=True):
 
 
 class Truncate(Effect, frozen=True):
-    """Drop entries below a number. Result: how many went."""
+    """Drop entries below a number. Result: the number of dropped entries."""
 
     key: str
     below: int
@@ -70,7 +69,7 @@ class PutBlob(Effect, frozen=True):
 
 
 class GetBlob(Effect, frozen=True):
-    """Result: the bytes, or None if there are none."""
+    """Read a blob. Result: the bytes, or None if there is no such blob."""
 
     key: str
 
@@ -82,7 +81,7 @@ class DeleteBlobs(Effect, frozen=True):
 
 
 class ListBlobs(Effect, frozen=True):
-    """Result: list of keys below a prefix."""
+    """List the blobs below a prefix. Result: list of keys."""
 
     prefix: str
 
@@ -99,7 +98,7 @@ class MergeRuns(Effect, frozen=True):
 
 
 class Now(Effect, frozen=True):
-    """Result: this process's clock in milliseconds. It may jump and differ from that of others."""
+    """Read this process's clock. Result: milliseconds. The clock may jump, and differ from that of others."""
 
 
 class Sleep(Effect, frozen=True):
@@ -109,7 +108,7 @@ class Sleep(Effect, frozen=True):
 
 
 class FreshId(Effect, frozen=True):
-    """Result: an id that was never used before, beginning with the prefix."""
+    """Make an id. Result: an id that was never used before, beginning with the prefix."""
 
     prefix: str
 
@@ -119,4 +118,4 @@ Protocol = Generator[Effect, Any, T]
 """A protocol that returns a T."""
 
 Output = MergeOutput | None
-"""What MergeRuns gives."""
+"""The result of MergeRuns."""

@@ -5,9 +5,9 @@ group, recorded in every collection that the group changes. A group whose
 outcome is unknown is retried until it is known; if its number is recorded, it
 happened.
 
-Within a group, transactions are applied in order. One that is refused gets its
-own answer, with the sequence number at which it was judged, and disturbs nobody.
-Within a transaction it is all or nothing.
+Within a group, transactions are applied in order. A refused one gets its own
+answer, with the sequence number of the state that refused it, and does not affect
+the others. A transaction is applied as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from typing import Any
 
 import msgspec
 
-from timespine.core.state import UNBORN, Commit, State
+from timespine.core.state import SEQNO_NOT_CREATED, Commit, State
 from timespine.core.transitions import AlreadyCommitted, Command, TurnTaken, apply
 from timespine.core.transitions.turns import RESPECTS_TURNS, waits_for
 from timespine.core.transitions.writers import extend
-from timespine.errors import Fenced, TimespineError, UpperMismatch, UsageError, shown
+from timespine.errors import Fenced, TimespineError, UpperMismatch, UsageError, short_repr
 from timespine.model.frontier import Frontier
 
 Refusal = TimespineError | AlreadyCommitted | TurnTaken
-"""A reply that takes back the whole transaction."""
+"""A reply that cancels the whole transaction."""
 
 
-class Transaction(msgspec.Struct, frozen=True):
+class CommandTransaction(msgspec.Struct, frozen=True):
     """Commands for one or more collections, all or nothing."""
 
     commands: tuple[tuple[str, Command], ...]
     """(collection, command), applied in this order."""
     reads: tuple[tuple[str, Frontier], ...] = ()
-    """Uppers that the caller has relied on: refused if one has moved."""
+    """The uppers that the caller relied on: if one has moved, the transaction is refused."""
     respects_turns: bool = True
-    """Whether it waits while another process has its turn: not if it has waited for long enough."""
+    """Whether it waits while another process has its turn; False once it has waited long enough."""
 
 
 class Group(msgspec.Struct, frozen=True):
     """Transactions that become durable together."""
 
-    transactions: tuple[Transaction, ...]
+    transactions: tuple[CommandTransaction, ...]
     committer: str | None = None
-    """Who commits; None only for commands that may be repeated, such as registering."""
+    """The committer; None only for commands that may be repeated, such as registering."""
     number: int = 0
-    """The committer's number for it: higher than for the group before."""
+    """The committer's number for it: higher than that of the group before."""
     writer: str | None = None
     """The committer's own writer, whose lease the commit extends too."""
 
     def collections(self) -> list[str]:
-        """All collections that it names, each once, in order."""
+        """Return all collections that the group names, each once, in order."""
         named = [name for tx in self.transactions for name, _ in (*tx.commands, *tx.reads)]
         return sorted({name for name in named if isinstance(name, str)})
 
@@ -60,7 +60,8 @@ class Answers(tuple[Any, ...]):
     """The replies to the commands of a transaction that was applied, in order."""
 
     seqnos: tuple[tuple[str, int], ...]
-    """The state of each collection it named that has it: that of its own commit, if it changed anything there."""
+    """The sequence number of the first state with the transaction, for each collection that it names: that of its own
+    commit, if it changed the collection."""
 
     def __new__(cls, replies: Iterable[Any], seqnos: tuple[tuple[str, int], ...]) -> Answers:
         answers = super().__new__(cls, replies)
@@ -68,7 +69,7 @@ class Answers(tuple[Any, ...]):
         return answers
 
     def seqno(self, collection: str) -> int:
-        """The sequence number of the state of a collection that has it."""
+        """Return the sequence number of the state of a collection that has the transaction."""
         return dict(self.seqnos)[collection]
 
 
@@ -77,12 +78,12 @@ class Refused(msgspec.Struct, frozen=True):
 
     reason: Refusal
     seqnos: tuple[tuple[str, int], ...]
-    """The state of each collection it named that it was judged by: with what the group did before it,
-    under the number before this group's own commit."""
+    """The sequence number of the state that refused it, for each collection that it names. That state includes the
+    earlier transactions of the group, under the number before the group's own commit."""
 
 
-class Judged(msgspec.Struct, frozen=True):
-    """What a group does to the states it was given."""
+class Evaluated(msgspec.Struct, frozen=True):
+    """The effect of a group on states."""
 
     changed: dict[str, State]
     """The collections that change, each by one commit."""
@@ -90,26 +91,26 @@ class Judged(msgspec.Struct, frozen=True):
     """Per transaction: the replies to its commands, or why it was refused."""
 
 
-class CommittedBefore(msgspec.Struct, frozen=True):
-    """The group is in the states already: an earlier try went through."""
+class AlreadyCommittedGroup(msgspec.Struct, frozen=True):
+    """The group is in the states already: an earlier attempt succeeded."""
 
 
-def judge(states: Mapping[str, State], group: Group, now_ms: int) -> Judged | CommittedBefore | Fenced:
-    """Apply a group to states. Pure: nothing has happened yet."""
+def evaluate(states: Mapping[str, State], group: Group, now_ms: int) -> Evaluated | AlreadyCommittedGroup | Fenced:
+    """Apply a group to states. Pure: the caller has yet to commit the result."""
     before = dict(states)
     if group.committer is not None:
         known = {name: state.committers.get(group.committer) for name, state in before.items()}
-        # All of them have the group or none has, so one that has it decides; the others may have expired it.
+        # Either all states have the group or none has, so one with it decides; others may have expired the committer.
         if any(committer is not None and committer.group >= group.number for committer in known.values()):
-            return CommittedBefore()
+            return AlreadyCommittedGroup()
         if before and all(committer is None for committer in known.values()):
-            return Fenced(f"committer {group.committer} of {', '.join(before)} is not registered any more: reopen")
+            return Fenced(f"committer {group.committer} of {', '.join(before)} is no longer registered: reopen")
     current = dict(before)
     replies: list[tuple[Any, ...] | Refused] = []
     relied_on: set[str] = set()
     named: set[str] = set()
     for transaction in group.transactions:
-        reply = _judge_transaction(current, transaction, group, now_ms)
+        reply = _evaluate_transaction(current, transaction, group, now_ms)
         replies.append(reply)
         if not isinstance(reply, Refused):
             relied_on.update(collection for collection, _ in transaction.reads)
@@ -117,10 +118,10 @@ def judge(states: Mapping[str, State], group: Group, now_ms: int) -> Judged | Co
     changed = {
         name: state
         for name, state in current.items()
-        if state is not before[name] or (name in named and state.seqno == UNBORN)
+        if state is not before[name] or (name in named and state.seqno == SEQNO_NOT_CREATED)
     }
     if changed:
-        # SUBTLE: what was only read is committed too, unchanged, so that the compare-and-set
+        # SUBTLE: a collection that was only read is committed too, unchanged, so that the compare-and-set
         # fails if it moved (test_commit.py).
         changed.update((name, current[name]) for name in sorted(relied_on))
     committed = {name: _committed(state, group, now_ms) for name, state in changed.items()}
@@ -129,19 +130,19 @@ def judge(states: Mapping[str, State], group: Group, now_ms: int) -> Judged | Co
         reply if isinstance(reply, Refused) else Answers(reply, _seqnos(current, transaction))
         for transaction, reply in zip(group.transactions, replies, strict=True)
     )
-    return Judged(committed, answers)
+    return Evaluated(committed, answers)
 
 
-def _judge_transaction(
-    current: dict[str, State], transaction: Transaction, group: Group, now_ms: int
+def _evaluate_transaction(
+    current: dict[str, State], transaction: CommandTransaction, group: Group, now_ms: int
 ) -> tuple[Any, ...] | Refused:
-    """Apply one transaction to `current`, or leave it as it is."""
+    """Apply one transaction to `current`, or leave `current` as it is."""
     committer = group.committer
     working: dict[str, State] = {}
     replies: list[Any] = []
     for collection, _ in (*transaction.commands, *transaction.reads):
         if not isinstance(collection, str) or collection not in current:
-            return _refused(current, transaction, UsageError(f"there is no collection {shown(collection)}"))
+            return _refused(current, transaction, UsageError(f"there is no collection {short_repr(collection)}"))
         if committer is not None and committer not in current[collection].committers:
             return _refused(current, transaction, Fenced(f"committer {committer} is not registered in {collection}"))
     for collection, command in transaction.commands if transaction.respects_turns else ():
@@ -163,18 +164,18 @@ def _judge_transaction(
     return tuple(replies)
 
 
-def _refused(current: dict[str, State], transaction: Transaction, reason: Refusal) -> Refused:
+def _refused(current: dict[str, State], transaction: CommandTransaction, reason: Refusal) -> Refused:
     return Refused(reason, _seqnos(current, transaction))
 
 
-def _seqnos(current: dict[str, State], transaction: Transaction) -> tuple[tuple[str, int], ...]:
-    """The numbers of the states of all collections that a transaction names."""
+def _seqnos(current: dict[str, State], transaction: CommandTransaction) -> tuple[tuple[str, int], ...]:
+    """Return the numbers of the states of all collections that a transaction names."""
     named = Group((transaction,)).collections()
     return tuple((name, current[name].seqno) for name in named if name in current)
 
 
 def _committed(state: State, group: Group, now_ms: int) -> State:
-    """The state as it is stored: one commit further, with the group's number recorded."""
+    """Return the state to store: one commit later, with the group's number recorded."""
     committers = state.committers
     known = committers.get(group.committer) if group.committer is not None else None
     if known is not None:

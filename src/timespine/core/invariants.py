@@ -1,8 +1,8 @@
-"""Named predicates over (old state, new state): what every commit must keep.
+"""Named predicates over (old state, new state) that every commit must keep.
 
-Each returns None or a sentence. Tests and the simulator run all of them before
-every compare-and-set; they cost a walk over what changed, so production does not.
-The old state is taken to be good: what is the same object in both is not walked.
+Each returns None or a sentence. Tests and the simulator run all of them before every compare-and-set; they cost a walk
+over the changes, so production does not. The checks assume that the old state is valid: they do not walk an object that
+both states share.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def identity_stays(old: State, new: State) -> str | None:
 
 
 def upper_never_goes_back(old: State, new: State) -> str | None:
-    """What is complete stays complete."""
+    """A time that is complete stays complete."""
     return None if old.upper <= new.upper else f"upper from {old.upper} back to {new.upper}"
 
 
 def since_never_goes_back(old: State, new: State) -> str | None:
-    """What is forgotten stays forgotten."""
+    """History that is forgotten stays forgotten."""
     return None if old.since <= new.since else f"since from {old.since} back to {new.since}"
 
 
@@ -74,7 +74,7 @@ def trace_is_not_ahead(old: State, new: State) -> str | None:
 
 
 def trace_never_goes_back(old: State, new: State) -> str | None:
-    """What was drained is not taken out again."""
+    """Drained updates stay in the trace."""
     return None if old.trace.upper <= new.trace.upper else f"trace from {old.trace.upper} to {new.trace.upper}"
 
 
@@ -121,7 +121,7 @@ def reader_seqnos_never_go_back(old: State, new: State) -> str | None:
 
 
 def new_blobs_have_writers(old: State, new: State) -> str | None:
-    """A blob that was not referred to before belongs to this collection and a registered writer."""
+    """A blob with its first reference belongs to this collection and a registered writer."""
     if new.trace is old.trace and new.unsealed is old.unsealed and new.rollups is old.rollups:
         return None
     before = set(old.keys())
@@ -133,7 +133,7 @@ def new_blobs_have_writers(old: State, new: State) -> str | None:
 
 
 def inline_bytes_add_up(old: State, new: State) -> str | None:
-    """The count of inline bytes is that of the parts."""
+    """The counted inline bytes are those of the parts."""
     if new.trace is old.trace and new.unsealed is old.unsealed and new.inline_bytes == old.inline_bytes:
         return None
     actual = sum(len(part.inline) for part in new.parts() if part.inline is not None)
@@ -141,7 +141,7 @@ def inline_bytes_add_up(old: State, new: State) -> str | None:
 
 
 def rollups_are_of_the_past(old: State, new: State) -> str | None:
-    """A rollup holds a state that was there before it was recorded."""
+    """A rollup holds an earlier state than the one that records it."""
     ahead = [seqno for seqno in new.rollups if seqno >= new.seqno]
     return f"rollups {ahead} at state {new.seqno}" if ahead else None
 
@@ -153,7 +153,7 @@ def last_needed_rollup_stays(old: State, new: State) -> str | None:
 
 
 def claims_are_on_fueled_batches(old: State, new: State) -> str | None:
-    """A claim is on something that there is to merge."""
+    """A claim is on a batch that waits to be merged."""
     if not new.claims:
         return None
     fueled = {batch.id for batch in new.trace.batches() if batch.fueled}
@@ -162,7 +162,7 @@ def claims_are_on_fueled_batches(old: State, new: State) -> str | None:
 
 
 def totals_never_go_back(old: State, new: State) -> str | None:
-    """What it has cost only grows, and what was collected was dropped before."""
+    """Totals only grow, and collected bytes were dropped before."""
     if new.totals is old.totals:
         return None
     back = [name for name in FIELDS if getattr(new.totals, name) < getattr(old.totals, name)]
@@ -172,7 +172,7 @@ def totals_never_go_back(old: State, new: State) -> str | None:
 
 
 def extra_work_is_within_its_budget(old: State, new: State) -> str | None:
-    """Maintenance asks for no more by itself than was appended."""
+    """Maintenance writes no more on its own account than was appended."""
     over = new.totals.extra_rows > new.totals.appended_rows
     return f"{new.totals.extra_rows} extra for {new.totals.appended_rows} appended" if over else None
 
@@ -191,13 +191,13 @@ def turns_are_short_and_do_not_overlap(old: State, new: State) -> str | None:
 
 
 def schemas_only_grow(old: State, new: State) -> str | None:
-    """Schema ids stay what they are."""
+    """A schema never changes under its id."""
     kept = new.schemas[: len(old.schemas)] == old.schemas or new.status is Status.FINALIZED
     return None if kept else "schemas changed"
 
 
 def finalized_stays_finalized(old: State, new: State) -> str | None:
-    """A tombstone stays one, and empty."""
+    """A finalized collection stays finalized, and empty."""
     if old.status is not Status.FINALIZED:
         return None
     empty = new.status is Status.FINALIZED and new.trace.update_count == 0 and not len(new.unsealed)
@@ -238,6 +238,6 @@ INVARIANTS: tuple[Invariant, ...] = (
 
 
 def violations(old: State, new: State) -> list[str]:
-    """Every invariant that a commit from `old` to `new` would break, by name."""
+    """List every invariant that a commit from `old` to `new` would break, by name."""
     broken = [(each, each(old, new)) for each in INVARIANTS]
     return [f"{each.__name__}: {why}" for each, why in broken if why is not None]

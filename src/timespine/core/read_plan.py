@@ -1,4 +1,4 @@
-"""Which parts a read has to read, and what of them is visible.
+"""The parts that a read has to read, and the bounds within which it sees them.
 
 A row of a part counts at time t for a reader as of `as_of` when
 
@@ -6,7 +6,7 @@ A row of a part counts at time t for a reader as of `as_of` when
     advance_by(t, part.rewrite) <= as_of          (rewriting, where there is one)
 
 Trace and unsealed are read together: unsealed updates count from the trace's
-upper on, whether they are drained, evicted or trimmed by then or not.
+upper on, whether they are drained, evicted or trimmed or not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.state import State
-from timespine.core.transitions.trace_push import truncated
+from timespine.core.transitions.trace_push import truncate_batch
 from timespine.errors import NotSealed, SinceError, UsageError
 from timespine.model import time as times
 from timespine.model.frontier import Frontier, advance_by, check_arity_of
@@ -25,10 +25,10 @@ from timespine.model.time import INT64_MAX, Time, check_time
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to read."""
+    """The parts to read, and the times that count."""
 
     seqno: int
-    """The state that it was made from."""
+    """The sequence number of the state that the plan was made from."""
     since: Frontier
     """That state's since."""
     after: Time | None
@@ -36,7 +36,7 @@ class Plan(msgspec.Struct, frozen=True):
     until: Time
     """Updates not at or before this do not count."""
     runs: tuple[Run, ...]
-    """Everything that may hold an update that counts, with its order and schema."""
+    """The runs that may hold an update that counts, with their order and schema."""
     upper: Frontier
     """That state's upper."""
 
@@ -46,7 +46,7 @@ class Plan(msgspec.Struct, frozen=True):
         return (part for run in self.runs for part in run.parts)
 
     def counts(self, part: Part, time: Time) -> bool:
-        """Whether an update of a part, at the time it was written with, counts."""
+        """Tell whether an update of a part, at the time it was written with, counts."""
         if part.lower is not None and not part.lower.less_equal(time):
             return False
         if part.upper is not None and part.upper.less_equal(time):
@@ -66,7 +66,7 @@ def plan_snapshot(state: State, as_of: Time) -> Plan | SinceError | NotSealed:
 
 
 def plan_ahead(state: State, until: Time, after: Time | None = None) -> Plan | SinceError:
-    """Plan a read as of a time that need not be complete yet; with `after`, of the updates later than that alone."""
+    """Plan a read as of a time that need not be complete yet; with `after`, only of the updates later than that."""
     for time in (until,) if after is None else (after, until):
         if not state.since.less_equal(check_time(time, state.arity)):
             return SinceError(time, state.since)
@@ -84,19 +84,19 @@ def plan_changes(state: State, after: Time, until: Time) -> Plan | SinceError | 
 
 
 def plan_all(state: State) -> Plan:
-    """Plan a read of all updates that there are, sealed or not."""
+    """Plan a read of all updates, sealed or not."""
     return plan_runs(state, _runs(state, None, _last(state)))
 
 
 def plan_runs(state: State, runs: tuple[Run, ...]) -> Plan:
-    """Plan a read of all updates in some runs that a state knows, or once knew."""
+    """Plan a read of all updates in runs of a state, or of an earlier one."""
     return Plan(state.seqno, state.since, None, _last(state), runs, state.upper)
 
 
 def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Run, ...]:
-    """The unsealed updates in [lower, upper): runs that may hold some, truncated to it.
+    """Return the runs that may hold unsealed updates in [lower, upper), truncated to it.
 
-    An update below the collection's upper is not unsealed any more, whether it is in the trace by now or not.
+    An update below the collection's upper is no longer unsealed, whether it is in the trace yet or not.
     """
     check_arity_of(lower, state.arity, "lower")
     check_arity_of(upper, state.arity, "upper")
@@ -106,14 +106,14 @@ def plan_unsealed(state: State, lower: Frontier, upper: Frontier) -> tuple[Run, 
     if upper <= lower:
         return ()
     return tuple(
-        Run(tuple(truncated(part, lower, upper) for part in batch.parts), Order.UNORDERED, batch.schema)
+        Run(tuple(truncate_batch(part, lower, upper) for part in batch.parts), Order.UNORDERED, batch.schema)
         for batch in state.unsealed.between(lower, upper)
     )
 
 
-def seen_through(run: Part, child: Part) -> Part:
-    """A part of a hollow run, with the truncation and rewriting of the reference to the run."""
-    child = truncated(child, run.lower, run.upper)
+def apply_parent_bounds(run: Part, child: Part) -> Part:
+    """Return a part of a hollow run, with the truncation and rewriting of the reference to the run."""
+    child = truncate_batch(child, run.lower, run.upper)
     if run.rewrite is None:
         return child
     rewrite = run.rewrite if child.rewrite is None else child.rewrite.join(run.rewrite)
@@ -121,7 +121,7 @@ def seen_through(run: Part, child: Part) -> Part:
 
 
 def _last(state: State) -> Time:
-    """The time that every time is at or before."""
+    """Return the time that every time is at or before."""
     return (INT64_MAX,) * state.arity
 
 
@@ -134,23 +134,23 @@ def _refuse(state: State, time: Time) -> SinceError | NotSealed | None:
 
 
 def _runs(state: State, after: Time | None, until: Time) -> tuple[Run, ...]:
-    """Runs of batches that may have a time at or before `until` and not at or before `after`."""
+    """Return the runs of batches that may have a time at or before `until` and not at or before `after`."""
     runs: list[Run] = []
     for batch in state.trace.hollow_batches():
         if batch.desc.lower.less_equal(until) and not _is_before(batch, after):
             runs.extend(batch.runs)
     drained = state.trace.upper
     for unsealed in state.unsealed.reaching(drained, until):
-        parts = tuple(truncated(part, drained, None) for part in unsealed.parts)
+        parts = tuple(truncate_batch(part, drained, None) for part in unsealed.parts)
         runs.append(Run(parts, Order.UNORDERED, unsealed.schema))
     return tuple(runs)
 
 
 def _is_before(batch: HollowBatch, after: Time | None) -> bool:
-    """Whether surely every update of the batch is at or before `after`.
+    """Tell whether surely every update of the batch is at or before `after`.
 
-    Only claimed for totally ordered times: then all lie below the one element of
-    the upper, and advancing them to a since at or before `after` keeps them there.
+    Only claimed for totally ordered times: then all lie below the one element of the upper, and advancing them to a
+    since at or before `after` keeps them there.
     """
     if after is None or len(after) != 1 or batch.desc.upper.is_closed:
         return False

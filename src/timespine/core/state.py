@@ -1,13 +1,13 @@
 """The state of one collection: an immutable value.
 
 Every change is a transition to a new state that shares nearly everything with
-the old one; the difference between the two is what gets stored. Nothing that is
-done per commit walks over all batches.
+the old one; a commit stores the difference between the two. No step of a commit
+walks over all batches.
 
-What the fields promise (named and checked in `core/invariants.py`):
+The promises of the fields (named and checked in `core/invariants.py`):
 
     since = join(old since, meet(retention, leases, critical holds))
-    trace.upper <= upper; what lies between is in `unsealed` until it is drained
+    trace.upper <= upper; updates between them are in `unsealed` until they are drained
     every blob referred to was put by a writer that was registered at that time
 """
 
@@ -21,10 +21,10 @@ import msgspec
 
 from timespine.core.batch import Count, HollowBatch, Part
 from timespine.core.encoding.flat_spine import Id
-from timespine.core.spine.layers import Merging
+from timespine.core.spine.layers import MergePolicyKind
 from timespine.core.spine.spine import Spine, empty_spine
 from timespine.core.totals import NOTHING, Totals
-from timespine.core.unsealed_index import Forest
+from timespine.core.unsealed_index import UnsealedIndex
 from timespine.ids import check_segment
 from timespine.model.frontier import Frontier
 from timespine.model.time import check_arity
@@ -33,111 +33,111 @@ R = TypeVar("R", covariant=True)
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Writers and the like: there until their heartbeat stops."""
+    """The registration of a writer, which ends when its heartbeat stops."""
 
     until_ms: int
-    """Whoever sees a later clock than this may remove it."""
+    """The end of the lease: a process whose clock is later may remove it."""
     term_ms: Count
-    """How far a heartbeat extends it."""
+    """The term by which a heartbeat extends it."""
 
 
 class Reader(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A leased claim on history."""
+    """A lease on history."""
 
     since: Frontier
-    """The reader may read from here on."""
+    """The frontier from which on the reader may read."""
     seqno: Count
-    """Nothing that the state of this number or a later one refers to is deleted."""
+    """The first state that the reader may read: no blob of this or a later state is deleted."""
     until_ms: int
-    """Whoever sees a later clock than this may remove it."""
+    """The end of the lease: a process whose clock is later may remove it."""
     term_ms: Count
-    """How far a heartbeat extends it."""
+    """The term by which a heartbeat extends it."""
 
 
-class Hold(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class HoldRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A critical hold: a claim on history that never expires."""
 
     since: Frontier
-    """The holder may read from here on."""
+    """The frontier from which on the holder may read."""
     token: str
-    """Whoever wants to move the hold must name the token that it has now."""
+    """The token that a process must present to move the hold."""
 
 
 class Committer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A process that commits in numbered groups."""
 
     group: Count
-    """The last group of it that was committed here: what makes a retry harmless."""
+    """The last group of the committer that was committed here: it makes a retry harmless."""
     until_ms: int
-    """Whoever sees a later clock than this may remove it."""
+    """The end of the lease: a process whose clock is later may remove it."""
     term_ms: Count
-    """How far a commit or a heartbeat extends it."""
+    """The term by which a commit or a heartbeat extends it."""
 
 
 class Rollup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A blob with the whole state as of a sequence number."""
 
     key: str
-    """Where it is."""
+    """The key of the blob."""
     size: Count
-    """Bytes of it."""
+    """Bytes of the blob."""
     dropped_bytes: Count = 0
-    """Bytes that the collection had dropped as of that state: what collecting garbage from it frees."""
+    """Bytes that the collection had dropped as of that state: collecting garbage from it frees them."""
     rewritten_ms: int | None = None
-    """`Forgetting.asked_ms`, if the rewrite that was asked for then was done as of that state."""
+    """`Forgetting.asked_ms`, if that rewrite was done as of that state."""
     is_last: bool = False
-    """Whether every rollup that the state lists is without that history too: then it is gone once garbage goes."""
+    """Whether no rollup that the state lists holds that history: then the next garbage collection removes it."""
 
 
 class Forgetting(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """History that expired, and that batches, garbage, the log or a rollup may still hold.
+    """Expired history that batches, garbage, the log or a rollup may still hold.
 
-    Its life: since moves (`expired_ms`); once the deadline has passed, maintenance asks for a rewrite of what
-    may hold it (`asked_ms`, `below`); when that is merged, and garbage was collected from a rollup that no longer
-    has it (`clean`), the next collection deletes the last rollup that had it, and the record goes.
+    Its life: since moves (`expired_ms`). Once the deadline has passed, maintenance requests a rewrite of the batches
+    that may hold it (`asked_ms`, `below`). The rewrite is merged, and garbage is collected from a rollup without the
+    history (`clean`). The next garbage collection deletes the last rollup with it, and removes this record.
     """
 
     expired_ms: int
-    """When since first moved past it, by the clock of the one who committed that."""
+    """When since first moved past it, by the clock of the committer."""
     asked_ms: int | None = None
-    """When a rewrite was asked for; None: not yet."""
+    """When maintenance requested a rewrite; None: not yet."""
     below: Count = 0
-    """No insertion before this one may wait to be merged once the rewrite is done."""
+    """The insertion before which no batch may wait to be merged once the rewrite is done."""
     moved: bool = False
-    """Whether since moved again after the rewrite was asked for."""
+    """Whether since moved again after the request for the rewrite."""
     clean: Count | None = None
     """The first rollup without it from which garbage was collected."""
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Somebody says that they are at work on a merge. A courtesy, not a lock."""
+    """A registration that one process works on a merge. A courtesy, not a lock."""
 
     claimant: str
     """The writer whose prefix the result will have."""
     until_ms: int
-    """From then on nobody needs to respect it."""
+    """The deadline after which no process respects it."""
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A change that kept losing has the next commit, until a deadline. A courtesy, not a lock."""
 
     writer: str
-    """The writer of the process that makes the change; empty: it has given the turn back."""
+    """The writer of the process that makes the change; empty: the process has released the turn."""
     from_ms: int
     """When it was claimed, by the clock of that process."""
     until_ms: int
-    """From then on no other process respects it; when it was given back, if it was."""
+    """The deadline after which no other process respects it; the moment of its release, if it was released."""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One line of what was committed when."""
+    """One entry of the history of commits."""
 
     upper: Frontier
     """The upper after it."""
     committed_ms: int
-    """The committer's clock."""
+    """The time of the commit, by the committer's clock."""
     operation: str
-    """What it was: append, write, seal."""
+    """The kind of commit: append, write, seal."""
     rows: Count
     """Updates in it."""
     size: Count
@@ -145,7 +145,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Status(enum.IntEnum):
-    """Where the collection is in its life."""
+    """The stage of the collection's life."""
 
     OPEN = 0
     FINALIZED = 1
@@ -153,26 +153,26 @@ class Status(enum.IntEnum):
 
 
 class Fields(msgspec.Struct, frozen=True, gc=False):
-    """What a state is made of besides its batches: stored as it is (`core/encoding/codec.py`)."""
+    """The fields of a state besides its batches: stored as they are (`core/encoding/codec.py`)."""
 
     collection: str
     """Its id: the first segment of all its blobs, and its key in consensus."""
     arity: int
     """Coordinates per time."""
     seqno: Count
-    """How many commits there were before this state."""
+    """The number of commits before this state."""
     upper: Frontier
-    """The collection is complete below this."""
+    """The frontier below which the collection is complete."""
     retention: Frontier
     """The built-in hold that `expire` moves."""
     unsealed_next: Count = 0
     """The number of the next write."""
     readers: dict[str, Reader] = {}
     """Leased readers by id."""
-    holds: dict[str, Hold] = {}
+    holds: dict[str, HoldRecord] = {}
     """Critical holds by name."""
     writers: dict[str, Lease] = {}
-    """Leased writers by id: whose blobs may be committed."""
+    """Leased writers by id: only their blobs may be committed."""
     committers: dict[str, Committer] = {}
     """Committers by id."""
     sinks: dict[str, int] = {}
@@ -182,19 +182,19 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     rollups: dict[int, Rollup] = {}
     """Rollups by the sequence number of the state they hold."""
     claims: dict[Id, Claim] = {}
-    """Soft claims on merges by the id of the fueled batch."""
+    """Claims on merges by the id of the fueled batch."""
     history: tuple[HistoryEntry, ...] = ()
-    """What was committed when, bounded, for times not below since."""
+    """The newest commits with their times, bounded, for times not below since."""
     inline_bytes: Count = 0
-    """Data that lives in the state itself."""
+    """Bytes of data in the state itself."""
     totals: Totals = NOTHING
-    """What it has cost so far."""
+    """The cost of the collection so far."""
     forgetting: Forgetting | None = None
     """Expired history that may still be stored somewhere; None: there is none."""
     status: Status = Status.OPEN
-    """Where the collection is in its life."""
+    """The stage of the collection's life."""
     turn: Turn | None = None
-    """The last turn that a change claimed; None: none ever was."""
+    """The last turn that a change claimed; None if no change ever did."""
 
 
 class State(Fields, frozen=True, gc=False, kw_only=True):
@@ -202,21 +202,21 @@ class State(Fields, frozen=True, gc=False, kw_only=True):
 
     trace: Spine
     """The batches; may lag behind `upper` until unsealed updates are drained into it."""
-    unsealed: Forest = Forest()
-    """Written ahead of the seal, in order of their number."""
+    unsealed: UnsealedIndex = UnsealedIndex()
+    """Updates that were written ahead of the seal, in order of their number."""
 
     @property
     def since(self) -> Frontier:
-        """History is exact from here on."""
+        """The frontier from which on history is exact."""
         return self.trace.since
 
     @property
     def seqno_since(self) -> int:
-        """States from this number on may still be read by somebody."""
+        """The first state that a reader may still read."""
         return min((reader.seqno for reader in self.readers.values()), default=self.seqno)
 
     def holders(self) -> Iterator[tuple[str, Frontier]]:
-        """Who holds since back, and where: retention, leases, critical holds."""
+        """Yield the holders that keep since back, each with its frontier: retention, leases, critical holds."""
         yield "retention", self.retention
         for id, reader in self.readers.items():
             yield f"reader {id}", reader.since
@@ -224,18 +224,18 @@ class State(Fields, frozen=True, gc=False, kw_only=True):
             yield f"hold {name}", hold.since
 
     def hollow_batches(self) -> Iterator[HollowBatch]:
-        """The batches of the trace, oldest first."""
+        """Yield the batches of the trace, oldest first."""
         return self.trace.hollow_batches()
 
     def parts(self) -> Iterator[Part]:
-        """Every part that this state refers to, in trace and unsealed; some perhaps twice."""
+        """Yield every part that this state refers to, in trace and unsealed; some perhaps twice."""
         for batch in self.trace.hollow_batches():
             yield from batch.parts
         for unsealed in self.unsealed:
             yield from unsealed.parts
 
     def keys(self) -> Iterator[str]:
-        """Every blob that this state refers to directly."""
+        """Yield every blob that this state refers to directly."""
         for part in self.parts():
             if part.key:
                 yield part.key
@@ -243,19 +243,19 @@ class State(Fields, frozen=True, gc=False, kw_only=True):
             yield rollup.key
 
 
-UNBORN = -1
+SEQNO_NOT_CREATED = -1
 """The sequence number of a collection before its first entry: its creation is number 0."""
 
 
-def new_state(collection: str, arity: int = 1, merging: Merging = Merging.FUELED) -> State:
-    """The state of a collection at its creation, as sequence number 0."""
+def new_state(collection: str, arity: int = 1, merging: MergePolicyKind = MergePolicyKind.FUELED) -> State:
+    """Return the state of a collection at its creation, as sequence number 0."""
     check_segment(collection, "collection id")
     minimum = Frontier.minimum(check_arity(arity))
     return State(collection, arity, 0, minimum, minimum, trace=empty_spine(arity, merging))
 
 
 def settle_since(state: State, now_ms: int) -> State:
-    """The state with its since moved as far as the holds allow, and a note of when that was. Never back."""
+    """Move since as far as the holds allow, never back, and record when it first moved."""
     target = state.retention
     for reader in state.readers.values():
         target = target.meet(reader.since)
@@ -272,8 +272,8 @@ def settle_since(state: State, now_ms: int) -> State:
     return msgspec.structs.replace(state, trace=trace, forgetting=known)
 
 
-def rewritten_ms(state: State) -> int | None:
-    """When the rewrite of expired history was asked for that is done: the batches hold none of it. None: not done."""
+def rewrite_time_ms(state: State) -> int | None:
+    """Return when the completed rewrite of expired history was requested; None if there is none."""
     known = state.forgetting
     if known is None or any(batch.fueled and batch.id[0] < known.below for batch in state.trace.batches()):
         return None
@@ -281,22 +281,22 @@ def rewritten_ms(state: State) -> int | None:
 
 
 def is_last(state: State) -> bool:
-    """Whether a state, and every rollup that it lists, is without the expired history that was to be rewritten.
+    """Tell whether a state, and every rollup that it lists, is without the expired history under rewrite.
 
-    The rollups that it does not list are deleted by a garbage collection from it.
+    A garbage collection from the state deletes the rollups that it does not list.
     """
     clean = None if state.forgetting is None else state.forgetting.clean
     return clean is not None and all(seqno >= clean for seqno in state.rollups)
 
 
 class Commit(msgspec.Struct, Generic[R], frozen=True, gc=False):
-    """A command that changes something: the new state and what to tell the caller."""
+    """The outcome of a command that changes something: the new state and the reply."""
 
     state: State
     reply: R
 
 
 class NoOp(msgspec.Struct, Generic[R], frozen=True, gc=False):
-    """A command that changes nothing, and what to tell the caller: an answer or a refusal."""
+    """The outcome of a command that changes nothing, and the reply: an answer or a refusal."""
 
     reply: R

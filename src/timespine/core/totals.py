@@ -1,11 +1,12 @@
-"""What a collection has cost so far, counted in its state: the same for every process that looks.
+"""The cost of a collection so far, counted in its state, so that every process sees the same.
 
-Each transition adds what it did; nothing ever goes back. So
+Each transition adds its own cost; totals never go back. So
 
-    live bytes    = appended + merged - dropped        what the state refers to
-    garbage bytes = dropped - collected                what only old states refer to
+    live bytes    = appended + merged - dropped        data that the state refers to
+    garbage bytes = dropped - collected                data that only old states refer to
 
-hold whoever wrote, merged or collected. What a merge wrote in vain is not counted: no state ever referred to it.
+hold whichever process wrote, merged or collected. The output of a merge that was not applied does not count: no
+state ever referred to it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 from timespine.core.batch import Count
 
 COUNT_MAX = 1 << 62
-"""The largest total: more than that is not counted."""
+"""The largest total: counting stops there."""
 
 Place = Annotated[int, msgspec.Meta(ge=0, le=8)]
 """The place of a field of the totals, as a diff names it."""
@@ -31,11 +32,11 @@ class Totals(msgspec.Struct, frozen=True, array_like=True, gc=False):
     appended_bytes: Count = 0
     """Bytes of them."""
     merged_rows: Count = 0
-    """Updates that maintenance wrote. What it passed on by reference does not count."""
+    """Updates that maintenance wrote, without those that it passed through by reference."""
     merged_bytes: Count = 0
     """Bytes of them."""
     extra_rows: Count = 0
-    """Updates of merges that the spine did not ask for, charged when maintenance asks: at most `appended_rows`."""
+    """Updates of merges that the spine did not request, charged when maintenance does: at most `appended_rows`."""
     dropped_bytes: Count = 0
     """Bytes of parts that the state referred to once, and does not refer to now."""
     collected_bytes: Count = 0
@@ -57,7 +58,7 @@ class Totals(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def budget_rows(self) -> int:
-        """Updates that maintenance may still write without a request of the spine (`core/upkeep.py`)."""
+        """Updates that maintenance may still write without a request of the spine (`core/maintenance_policy.py`)."""
         return max(self.appended_rows - self.extra_rows, 0)
 
     @property
@@ -67,7 +68,7 @@ class Totals(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return written / self.appended_bytes if self.appended_bytes else 0.0
 
     def plus(self, **added: int) -> Totals:
-        """Add to some of them."""
+        """Return the totals with additions to some fields."""
         grown = {name: min(getattr(self, name) + by, COUNT_MAX) for name, by in added.items() if by}
         return msgspec.structs.replace(self, **grown) if grown else self
 
@@ -79,11 +80,11 @@ FIELDS = Totals.__struct_fields__
 
 
 def increase(old: Totals, new: Totals) -> dict[Place, Count]:
-    """What a diff says: by the place of the field, how much more there is."""
+    """Return the increase of each changed field, by its place, for a diff."""
     pairs = ((place, getattr(new, name) - getattr(old, name)) for place, name in enumerate(FIELDS))
     return {place: by for place, by in pairs if by}
 
 
-def increased(old: Totals, change: dict[Place, Count]) -> Totals:
-    """The totals after a diff."""
+def with_increase(old: Totals, change: dict[Place, Count]) -> Totals:
+    """Return the totals after a diff."""
     return old.plus(**{FIELDS[place]: by for place, by in change.items()})

@@ -1,12 +1,12 @@
-"""Forests: the unsealed batches of a collection, cheap to add to and cheap to ask by time.
+"""Forests: the unsealed batches of a collection, cheap to add to and cheap to search by time.
 
 An append has to find the unsealed updates whose times it seals, among batches
-that may be a hundred thousand and mostly far ahead. So they are kept as perfect
+that may be a hundred thousand and mostly far ahead. So the index keeps them as perfect
 binary trees of falling sizes, like the digits of a binary number: a new batch is
 a tree of one, and two trees of the same size become one. Every tree knows a time
-before and a time after all of its own, so that whole trees are passed over.
+before and a time after all of its own, so that a search skips whole trees.
 
-Adding costs O(log n), asking O(log n) per batch found, and two forests that
+Adding costs O(log n), searching O(log n) per batch found, and two forests that
 share trees are compared without looking into them.
 """
 
@@ -26,7 +26,7 @@ class UnsealedBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Updates that are durable, at times that may not be sealed yet."""
 
     seqno: Count
-    """Its number among the writes of the collection: dense, in the order of commit."""
+    """Its number among the writes of the collection: without gaps, in the order of commit."""
     lower: Frontier
     """Its minimal times."""
     max: Time
@@ -34,20 +34,20 @@ class UnsealedBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rows: Count
     """Updates in it."""
     parts: tuple[Part, ...]
-    """Where they are, in no order."""
+    """The parts that hold them, in no order."""
     schema: int | None = None
     """The id of the schema that they were written with."""
 
     def has_times_below(self, frontier: Frontier) -> bool:
-        """Whether some of its times are not at or after the frontier."""
+        """Tell whether some of its times are not at or after the frontier."""
         return not frontier <= self.lower
 
     def is_wholly_below(self, frontier: Frontier) -> bool:
-        """Whether surely none of its times is at or after the frontier."""
+        """Tell whether surely none of its times is at or after the frontier."""
         return not frontier.less_equal(self.max)
 
 
-class Tree(msgspec.Struct, frozen=True, gc=False, eq=False):
+class UnsealedTree(msgspec.Struct, frozen=True, gc=False, eq=False):
     """One batch, or two trees of the same size."""
 
     size: int
@@ -56,35 +56,35 @@ class Tree(msgspec.Struct, frozen=True, gc=False, eq=False):
     max: Time
     """A time at or after all of its times."""
     batch: UnsealedBatch | None
-    """The batch of a tree of one."""
-    left: Tree | None = None
-    right: Tree | None = None
+    """The batch of a tree of one; None in a larger tree."""
+    left: UnsealedTree | None = None
+    right: UnsealedTree | None = None
 
 
-class Forest(msgspec.Struct, frozen=True, gc=False, eq=False):
+class UnsealedIndex(msgspec.Struct, frozen=True, gc=False, eq=False):
     """Unsealed batches in order of their number."""
 
-    trees: tuple[Tree, ...] = ()
-    """Of falling sizes, oldest first."""
+    trees: tuple[UnsealedTree, ...] = ()
+    """The trees, of falling sizes, oldest first."""
 
     @staticmethod
-    def of(batches: Iterable[UnsealedBatch]) -> Forest:
-        """All of them, in order."""
-        return Forest().extend(batches)
+    def of(batches: Iterable[UnsealedBatch]) -> UnsealedIndex:
+        """Build the index of batches in order."""
+        return UnsealedIndex().extend(batches)
 
-    def append(self, batch: UnsealedBatch) -> Forest:
-        """One batch more."""
+    def append(self, batch: UnsealedBatch) -> UnsealedIndex:
+        """Return the index with one more batch."""
         return self.extend((batch,))
 
-    def extend(self, batches: Iterable[UnsealedBatch]) -> Forest:
-        """Some batches more."""
+    def extend(self, batches: Iterable[UnsealedBatch]) -> UnsealedIndex:
+        """Return the index with more batches."""
         trees = list(self.trees)
         for batch in batches:
             tree = _single(batch)
             while trees and trees[-1].size == tree.size:
                 tree = _joined(trees.pop(), tree)
             trees.append(tree)
-        return Forest(tuple(trees))
+        return UnsealedIndex(tuple(trees))
 
     @property
     def last(self) -> UnsealedBatch | None:
@@ -101,7 +101,7 @@ class Forest(msgspec.Struct, frozen=True, gc=False, eq=False):
         return sum(tree.size for tree in self.trees)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Forest):
+        if not isinstance(other, UnsealedIndex):
             return NotImplemented
         return self is other or tuple(self) == tuple(other)
 
@@ -112,7 +112,7 @@ class Forest(msgspec.Struct, frozen=True, gc=False, eq=False):
         return hash((len(self), self.last))
 
     def between(self, lower: Frontier, upper: Frontier) -> Iterator[UnsealedBatch]:
-        """The batches that may have a time at or after `lower` and not at or after `upper`, in order."""
+        """Yield the batches that may have a time at or after `lower` and not at or after `upper`, in order."""
         stack = list(reversed(self.trees))
         while stack:
             tree = stack.pop()
@@ -125,7 +125,7 @@ class Forest(msgspec.Struct, frozen=True, gc=False, eq=False):
                 stack.extend(_halves(tree))
 
     def reaching(self, lower: Frontier, until: Time) -> Iterator[UnsealedBatch]:
-        """The batches that may have a time at or after `lower` and at or before `until`, in order."""
+        """Yield the batches that may have a time at or after `lower` and at or before `until`, in order."""
         stack = list(reversed(self.trees))
         while stack:
             tree = stack.pop()
@@ -136,10 +136,10 @@ class Forest(msgspec.Struct, frozen=True, gc=False, eq=False):
             elif tree.batch.lower.less_equal(until):
                 yield tree.batch
 
-    def changes(self, new: Forest) -> tuple[list[UnsealedBatch], list[UnsealedBatch]]:
-        """The batches that may be only here, and those that may be only in a later forest.
+    def changes(self, new: UnsealedIndex) -> tuple[list[UnsealedBatch], list[UnsealedBatch]]:
+        """Return the batches that may be only here, and those that may be only in a later forest.
 
-        What the later one has as a whole tree of this one is passed over.
+        A tree that both share is skipped whole.
         """
         known = {id(tree): tree for tree in self.trees}
         shared: set[int] = set()
@@ -156,23 +156,25 @@ class Forest(msgspec.Struct, frozen=True, gc=False, eq=False):
         return list(_batches(tree for tree in self.trees if id(tree) not in shared)), fresh
 
 
-def _single(batch: UnsealedBatch) -> Tree:
+def _single(batch: UnsealedBatch) -> UnsealedTree:
     least = batch.lower.elements[0] if batch.lower.elements else batch.max
     for time in batch.lower.elements[1:]:
         least = times.meet(least, time)
-    return Tree(1, least, batch.max, batch)
+    return UnsealedTree(1, least, batch.max, batch)
 
 
-def _joined(left: Tree, right: Tree) -> Tree:
-    return Tree(2 * left.size, times.meet(left.min, right.min), times.join(left.max, right.max), None, left, right)
+def _joined(left: UnsealedTree, right: UnsealedTree) -> UnsealedTree:
+    return UnsealedTree(
+        2 * left.size, times.meet(left.min, right.min), times.join(left.max, right.max), None, left, right
+    )
 
 
-def _halves(tree: Tree) -> list[Tree]:
-    """The two trees in a larger one, the newer one first: as a stack wants them."""
+def _halves(tree: UnsealedTree) -> list[UnsealedTree]:
+    """Return the two trees in a larger one, the newer one first: the order in which a stack takes them."""
     return [half for half in (tree.right, tree.left) if half is not None]
 
 
-def _batches(trees: Iterable[Tree]) -> Iterator[UnsealedBatch]:
+def _batches(trees: Iterable[UnsealedTree]) -> Iterator[UnsealedBatch]:
     stack = list(trees)[::-1]
     while stack:
         tree = stack.pop()

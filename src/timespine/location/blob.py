@@ -7,16 +7,16 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
   lost reply); other bytes under a key that exists are a UsageError.
 - When `put` returns, the value survives a crash of the process and, where the
   adapter says so, of the machine.
-- `get` of a missing key is None. A value larger than `max_bytes` is refused
-  before it is read into memory; a `max_bytes` above BLOB_BYTES_MAX means
+- `get` of a missing key is None. An adapter refuses a value larger than `max_bytes`
+  before it reads it into memory; a `max_bytes` above BLOB_BYTES_MAX means
   BLOB_BYTES_MAX, and is no mistake of the caller.
-- `get_range` reads exactly the bytes asked for, without the rest of the value.
-  Whoever asks knows the size of the value from elsewhere, so a range that is not
+- `get_range` reads exactly the requested bytes, without the rest of the value.
+  The caller knows the size of the value from elsewhere, so a range that is not
   inside of it is a CorruptionError, never fewer bytes.
-- `delete` is idempotent and says whether something was there. When it returns,
+- `delete` is idempotent and tells whether the key existed. When it returns,
   the key is free: it may be put again, with any bytes.
-- `list_keys` gives what was there before the call began and not deleted since;
-  what comes or goes meanwhile may or may not be listed.
+- `list_keys` gives every key that existed during the whole call. A key that was
+  put or deleted during the call may or may not be listed.
 - Failures are `Determinate` (nothing happened) or `Indeterminate` (may have).
 """
 
@@ -46,21 +46,24 @@ class Blob(Protocol):
         ...
 
     def get(self, key: str, *, max_bytes: int = BLOB_BYTES_MAX) -> bytes | None:
-        """The value, or None if there is none. Larger than `max_bytes` is a CorruptionError."""
+        """Return the value, or None if the key does not exist; raise CorruptionError for more than `max_bytes`."""
         ...
 
     def get_range(self, key: str, start: int, stop: int) -> bytes | None:
-        """The bytes [start, stop) of the value, or None if there is none. Outside of it is a CorruptionError."""
+        """Return the bytes [start, stop) of the value, or None if the key does not exist.
+
+        A range that is not inside of the value is a CorruptionError.
+        """
         ...
 
     def delete(self, key: str) -> bool:
-        """Remove the key; whether it was there."""
+        """Remove the key; return whether it existed."""
         ...
 
     def list_keys(self, prefix: str = "") -> Iterator[BlobInfo]:
-        """All keys below '', 'collection/' or 'collection/writer/', in order of the key."""
+        """Yield all keys below '', 'collection/' or 'collection/writer/', in order of the key."""
         ...
 
     def close(self) -> None:
-        """Release what the adapter holds open. Twice is fine."""
+        """Release the adapter's resources. Twice is fine."""
         ...

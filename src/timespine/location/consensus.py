@@ -8,10 +8,10 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
   the head it expects (None: the key must be new) and appends one entry at
   expected + 1. All are appended if every expectation holds; otherwise none is,
   and the answer names the head of each key that differed.
-- The data of one `compare_and_set` are at most ENTRY_BYTES_MAX bytes in all, so
+- The data of one `compare_and_set` are at most ENTRY_BYTES_MAX bytes together, so
   that it is one request of bounded size to any storage. More is a UsageError.
 - It is linearizable, also against `head` and `scan`, and durable when it returns.
-- `truncate` drops entries below a number, never the head. What was dropped
+- `truncate` drops entries below a number, never the head. A dropped entry
   cannot be written again.
 - Failures are `Determinate` (nothing happened) or `Indeterminate` (may have,
   or may still): the caller finds out by reading.
@@ -26,30 +26,30 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 ENTRY_BYTES_MAX = 64 << 20
-"""The data of one compare-and-set, at most, all entries together: every adapter accepts these and no more."""
+"""The most bytes of all entries of one compare-and-set: every adapter accepts these and no more."""
 
 WRITES_MAX = 4096
-"""How many keys one compare-and-set may touch."""
+"""The most keys of one compare-and-set."""
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """One entry of the log of a key."""
 
     seqno: int
-    """Its place in the log: dense, from 0."""
+    """Its place in the log: without gaps, from 0."""
     data: bytes
-    """What was written there, for ever."""
+    """The bytes that were written there, for ever."""
 
 
-class Write(NamedTuple):
+class LogWrite(NamedTuple):
     """One key of a compare-and-set."""
 
     key: str
-    """Which log: one segment of the grammar in `timespine.ids`."""
+    """The key of the log: one segment of the grammar in `timespine.ids`."""
     expected: int | None
-    """The head it must have; None if it must not exist."""
+    """The head that the log must have; None if the key must not exist."""
     data: bytes
-    """The new head, at expected + 1 (or 0)."""
+    """The bytes of the new head, at expected + 1 (or 0)."""
 
     @property
     def seqno(self) -> int:
@@ -57,42 +57,42 @@ class Write(NamedTuple):
         return 0 if self.expected is None else self.expected + 1
 
 
-def differing(writes: Sequence[Write], heads: Mapping[str, int | None]) -> dict[str, int | None] | None:
-    """The answer of a compare-and-set that found these heads: None to go ahead, or the heads that differ."""
+def differing_heads(writes: Sequence[LogWrite], heads: Mapping[str, int | None]) -> dict[str, int | None] | None:
+    """Return the answer of a compare-and-set that found these heads: None to append, or the heads that differ."""
     return {write.key: heads[write.key] for write in writes if heads[write.key] != write.expected} or None
 
 
 class Consensus(Protocol):
     """Linearizable logs, several of which can be extended at once."""
 
-    def head(self, key: str) -> Entry | None:
-        """The newest entry, or None if the key was never written."""
+    def head(self, key: str) -> LogEntry | None:
+        """Return the newest entry, or None if the key was never written."""
         ...
 
-    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[Entry]:
-        """Live entries at or above `from_seqno`, oldest first, as of one moment; at most `limit`."""
+    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[LogEntry]:
+        """Return the entries at or above `from_seqno`, oldest first, as of one moment; at most `limit`."""
         ...
 
-    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
-        """Append all or none. None: done. Otherwise the true heads of the keys that differed."""
+    def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
+        """Append all entries or none; return None if done, otherwise the true heads of the keys that differed."""
         ...
 
     def truncate(self, key: str, below: int) -> int:
-        """Drop entries with a number below `below`; how many went. The head always stays."""
+        """Drop entries with a number below `below`, but never the head; return how many were dropped."""
         ...
 
     def list_keys(self, prefix: str = "") -> list[str]:
-        """All keys that begin with `prefix` (any text), in order."""
+        """Return all keys that begin with `prefix` (any text), in order."""
         ...
 
     def release_reserve(self) -> bool:
-        """Free the space that is kept for a full disk; whether there is more space than before."""
+        """Free the space that is reserved for a full disk; return whether that freed any."""
         ...
 
     def restore_reserve(self) -> None:
-        """Keep that space again if there is enough. Never an error: logs work without it."""
+        """Reserve that space again if there is enough. Never an error: logs work without it."""
         ...
 
     def close(self) -> None:
-        """Release what the adapter holds open. Twice is fine."""
+        """Release the adapter's resources. Twice is fine."""
         ...

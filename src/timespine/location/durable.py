@@ -1,7 +1,7 @@
 """Files and folders that survive power loss.
 
-A file is only as durable as the entry that names it, and an entry only as
-durable as every folder above it: whoever makes one syncs the folder it is in.
+A file is only as durable as the entry that names it, and an entry only as durable as every folder above it. So each
+function that makes a file or folder syncs the folder above it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import stat
 from timespine.errors import CorruptionError, NoSpace
 
 SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What the system says when there is no room for more."""
+"""The error numbers of the system for a disk or quota that is full."""
 
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
-"""What is made is for its owner alone, unless the store was created to be shared."""
+"""The modes of new files and folders: for their owner alone, unless the store was created to be shared."""
 
 
 def shared_modes() -> tuple[int, int]:
-    """The modes of files and folders of a store that is shared, as the umask says."""
+    """Return the modes of the files and folders of a shared store, by the umask."""
     umask = os.umask(0)
     os.umask(umask)
     return 0o666 & ~umask, 0o777 & ~umask
 
 
 def mode_of(path: str, most: int) -> int:
-    """The permissions of a file or folder, for what is made beside it."""
+    """Return the permissions of a file or folder, for a new file beside it."""
     return stat.S_IMODE(os.stat(path).st_mode) & most
 
 
 def no_space(what: str, reason: str) -> NoSpace:
-    """The error for a full disk: what was not done, and what to do."""
+    """Return the error for a full disk: what failed, and what to do."""
     return NoSpace(f"{what}: {reason}; free some space on the disk, or expire history and run maintenance")
 
 
@@ -49,7 +49,7 @@ def sync(fd: int) -> None:
 
 
 def sync_path(path: str) -> None:
-    """The same by name: the bytes of a file, or the entries of a folder."""
+    """Make a file or folder durable by its name: the bytes of a file, or the entries of a folder."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         sync(fd)
@@ -58,14 +58,14 @@ def sync_path(path: str) -> None:
 
 
 def set_mode(fd: int, mode: int) -> None:
-    """Give a new file or folder its permissions, whatever the umask is. A bit that comes from above it stays."""
+    """Give a new file or folder its permissions, whatever the umask is. Bits inherited from its folder stay."""
     found = stat.S_IMODE(os.fstat(fd).st_mode)
     if found & 0o777 != mode:
         os.fchmod(fd, (found & ~0o777) | mode)
 
 
 def open_regular(path: str, flags: int, mode: int = 0) -> int:
-    """Open a file of a store; a CorruptionError if a link stands in its place. A new one gets exactly this mode."""
+    """Open a file of a store; raise CorruptionError if it is a link. A new file gets exactly this mode."""
     try:
         if flags & os.O_CREAT:
             with contextlib.suppress(FileExistsError):
@@ -80,7 +80,7 @@ def open_regular(path: str, flags: int, mode: int = 0) -> int:
 
 
 def refuse_links(*paths: str) -> None:
-    """A CorruptionError if one of these is a link."""
+    """Raise CorruptionError if one of these paths is a link."""
     for path in paths:
         if os.path.islink(path):
             raise CorruptionError(f"{path} is a link: nothing inside of a store may be one; remove it")
@@ -101,5 +101,5 @@ def make_folders(path: str, mode: int = PRIVATE_FOLDER) -> None:
                 os.close(fd)
         sync_path(parent)
     else:
-        with contextlib.suppress(PermissionError):  # it was there; above it we may lack the right to look
+        with contextlib.suppress(PermissionError):  # an existing folder; its parent may be closed to this process
             sync_path(parent)

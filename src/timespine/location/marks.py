@@ -1,15 +1,15 @@
-"""High-water marks: what the logs must at least contain, kept where damage to the logs does not reach.
+"""High-water marks: the least that the logs must contain, kept where damage to the logs does not reach.
 
 A store whose logs lost their newest entries looks like a store that never had
-them. So a mark beside the logs says how many entries were appended, over all keys,
+them. So a mark beside the logs counts the entries that were appended, over all keys,
 and names one of the newest. An adapter compares the mark with its logs when it opens
 them, and raises a CorruptionError if the logs went back.
 
 The mark may lag behind the logs and is never ahead of them:
 
-- It is written after the commit that it counts is durable.
-- It is not synced with every commit. A killed process loses none of it. Power loss
-  may set it back to what the system has written by itself.
+- An adapter writes it after the commit that it counts is durable.
+- An adapter does not sync it with every commit. A killed process loses none of it.
+  Power loss may set it back to an older one that the system had written by itself.
 - A reader reads the mark first, and the logs after it.
 
 The file has two slots, and a write goes to the one that is not the newest: whatever
@@ -18,7 +18,7 @@ happens during a write, the other slot is whole.
     "TSM"  version (1 byte)  CRC-32 of all other bytes (4 bytes, big-endian)
     entries (8 bytes)  seqno (8 bytes)  checksum (4 bytes)  length of key (1 byte)  key
 
-Only one process may write at a time: the adapter's own lock is held meanwhile.
+Only one process may write at a time: it holds the adapter's own lock.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ SLOT = 512
 _HEAD = struct.Struct(">3sBI")
 _BODY = struct.Struct(">QQIB")
 _READS = 3
-"""How often the file is read: a write that is under way may spoil one slot, and the next one the other."""
+"""How often the file is read: a concurrent write may spoil one slot, and the next write the other."""
 
 
 class Mark(NamedTuple):
-    """What the logs must at least contain."""
+    """The least that the logs must contain."""
 
     entries: int
-    """How many entries were appended, over all keys: the sum of every head plus one."""
+    """The number of entries that were appended, over all keys: the sum of every head plus one."""
     key: str = ""
-    """A key that was written by the newest commit that is counted; empty if there is none."""
+    """A key of the newest commit that the mark counts; empty if there is none."""
     seqno: int = 0
-    """The entry that was appended to it."""
+    """The number of the entry that this commit appended to the key."""
     checksum: int = 0
     """The checksum of that entry, as the adapter computes it."""
 
@@ -65,8 +65,8 @@ NOTHING = Mark(0)
 """The mark of logs that have no entry yet."""
 
 
-def total(consensus: Consensus) -> int:
-    """How many entries were ever appended to the logs of an adapter: never less than before."""
+def total_entries(consensus: Consensus) -> int:
+    """Count the entries that were ever appended to the logs of an adapter: never less than before."""
     heads = (consensus.head(key) for key in consensus.list_keys())
     return sum(head.seqno + 1 for head in heads if head is not None)
 
@@ -83,18 +83,18 @@ class MarkFile:
         self._file = io.FileIO(path, "r" if read_only else "r+", opener=lambda path, _: open_regular(path, flags))
 
     def read(self) -> Mark:
-        """The newest mark that is whole, or a CorruptionError."""
+        """Return the newest whole mark, or raise CorruptionError."""
         return self._newest()[1]
 
     def advance(self, least: int, entries: int, key: str, seqno: int, checksum: int) -> None:
-        """Count entries more than are counted, or than there are at least; one of them is named."""
+        """Count more entries, beyond those that the mark counts or `least`; the key and the rest name one of them."""
         newest, mark = self._newest()
         counted = max(mark.entries, least) + entries
-        os.pwrite(self._file.fileno(), encode(Mark(counted, key, seqno, checksum)), SLOT * (1 - newest))
+        os.pwrite(self._file.fileno(), encode_mark(Mark(counted, key, seqno, checksum)), SLOT * (1 - newest))
 
     def reset(self, mark: Mark) -> None:
-        """Put a mark in place of whatever is there, also of a later one, durably."""
-        os.pwrite(self._file.fileno(), encode(mark) + bytes(SLOT), 0)
+        """Replace the mark durably, even by one that counts less."""
+        os.pwrite(self._file.fileno(), encode_mark(mark) + bytes(SLOT), 0)
         sync(self._file.fileno())
 
     def sync(self) -> None:
@@ -103,14 +103,14 @@ class MarkFile:
             sync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file. Twice is fine, so that what was interrupted can be closed again."""
+        """Close the file. Twice is fine, so that an interrupted close can be repeated."""
         self._file.close()
 
     def _newest(self) -> tuple[int, Mark]:
-        """The slot with the newest mark, and the mark."""
+        """Return the slot with the newest mark, and the mark."""
         for _ in range(_READS):
             data = os.pread(self._file.fileno(), 2 * SLOT, 0)
-            slots = [(mark.entries, slot, mark) for slot in (0, 1) if (mark := decode(data, slot)) is not None]
+            slots = [(mark.entries, slot, mark) for slot in (0, 1) if (mark := decode_mark(data, slot)) is not None]
             if slots:
                 _, slot, mark = max(slots)
                 return slot, mark
@@ -120,16 +120,16 @@ class MarkFile:
 ADVICE = "restore the store from a copy, or run `timespine doctor STORE --accept-loss` to go on with what is there"
 
 
-def encode(mark: Mark) -> bytes:
-    """A mark as one slot."""
+def encode_mark(mark: Mark) -> bytes:
+    """Encode a mark as one slot."""
     key = mark.key.encode()
     body = _BODY.pack(mark.entries, mark.seqno, mark.checksum, len(key)) + key
     head = MAGIC + bytes((VERSION,))
     return (head + zlib.crc32(body, zlib.crc32(head)).to_bytes(4, "big") + body).ljust(SLOT, b"\0")
 
 
-def decode(data: bytes, slot: int) -> Mark | None:
-    """The mark in one slot; None if it is not whole."""
+def decode_mark(data: bytes, slot: int) -> Mark | None:
+    """Decode one slot; return None if it is not whole."""
     piece = data[slot * SLOT : (slot + 1) * SLOT]
     if len(piece) < SLOT:
         return None
@@ -145,14 +145,14 @@ def decode(data: bytes, slot: int) -> Mark | None:
     return Mark(entries, piece[end - length : end].decode("ascii", "replace"), seqno, of_entry)
 
 
-def create(path: str, mark: Mark, mode: int) -> None:
-    """Make the file, durably, unless it is there."""
+def create_mark_file(path: str, mark: Mark, mode: int) -> None:
+    """Make the file durably, unless it exists."""
     temporary = f"{path}.new-{os.getpid()}-{os.urandom(8).hex()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         try:
             set_mode(fd, mode)
-            os.write(fd, encode(mark) + bytes(SLOT))
+            os.write(fd, encode_mark(mark) + bytes(SLOT))
             sync(fd)
         finally:
             os.close(fd)

@@ -1,7 +1,6 @@
-"""Both ports in memory: the reference that other adapters are compared with.
+"""Both ports in memory: the reference for the tests of other adapters.
 
-Nothing here outlives the object, so "durable" means "as long as the object".
-Threads may share it; processes cannot.
+Nothing here outlives the object, so "durable" means "as long as the object". Threads may share it; processes cannot.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from timespine.location.checks import (
     check_truncate,
     check_writes,
 )
-from timespine.location.consensus import Entry, Write, differing
+from timespine.location.consensus import LogEntry, LogWrite, differing_heads
 from timespine.locks import Lock
 
 
@@ -87,7 +86,7 @@ class _Log:
         self.first = first
         """The sequence number of entries[0]."""
         self.entries = entries
-        """What was written, oldest first."""
+        """The bytes of the entries, oldest first."""
 
     @property
     def head(self) -> int:
@@ -101,16 +100,16 @@ class MemoryConsensus:
         self._lock = Lock("the logs in memory")
         self._logs: dict[str, _Log] = {}
         self._undone: list[tuple[str, int]] = []
-        """While entries are written, the keys and how many entries each had: what is interrupted is taken back."""
+        """The keys under change and how many entries each had: the next call undoes an interrupted change."""
         self._closed = False
 
-    def head(self, key: str) -> Entry | None:
+    def head(self, key: str) -> LogEntry | None:
         check_key(key)
         with self._lock:
             log = self._live().get(key)
-            return None if log is None else Entry(log.head, log.entries[-1])
+            return None if log is None else LogEntry(log.head, log.entries[-1])
 
-    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[Entry]:
+    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[LogEntry]:
         check_scan(key, from_seqno, limit)
         with self._lock:
             log = self._live().get(key)
@@ -118,14 +117,14 @@ class MemoryConsensus:
                 return []
             start = max(from_seqno, log.first)
             stop = log.head + 1 if limit is None else min(log.head + 1, start + limit)
-            return [Entry(seqno, log.entries[seqno - log.first]) for seqno in range(start, stop)]
+            return [LogEntry(seqno, log.entries[seqno - log.first]) for seqno in range(start, stop)]
 
-    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+    def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
         writes = check_writes(writes)
         with self._lock:
             logs = self._live()
             heads = {write.key: logs[write.key].head if write.key in logs else None for write in writes}
-            lost = differing(writes, heads)
+            lost = differing_heads(writes, heads)
             if lost is not None:
                 return lost
             self._undone = [(each.key, len(logs[each.key].entries) if each.key in logs else 0) for each in writes]
@@ -134,7 +133,7 @@ class MemoryConsensus:
                     logs[write.key].entries.append(write.data)
                 else:
                     logs[write.key] = _Log(0, [write.data])
-            self._undone = []  # from here on they are in, all at once
+            self._undone = []  # from here on the change is complete
             return None
 
     def truncate(self, key: str, below: int) -> int:
@@ -156,7 +155,7 @@ class MemoryConsensus:
         return False
 
     def restore_reserve(self) -> None:
-        """There is none."""
+        """Do nothing: there is no reserve."""
 
     def close(self) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
-"""Where a file is: on a disk of this machine, or on a file system of the network.
+"""The kind of file system that a file is on: local, or of the network.
 
-The table of mounts is an argument, so that the decision is one of text alone.
+The table of mounts is an argument, so that the decision depends on text alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOCAL_FUSE = frozenset({
 
 
 def mount_table() -> str | None:
-    """The text of /proc/self/mountinfo; None where there is none, and then nothing is checked."""
+    """Read /proc/self/mountinfo; return None where there is none, and then nothing is checked."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
             return table.read()
@@ -31,7 +31,7 @@ def mount_table() -> str | None:
 
 
 def mount_of(path: str, table: str) -> tuple[str, str]:
-    """The place and the kind of the mount that an absolute path is on; both empty if none is known."""
+    """Return the place and the kind of the mount that an absolute path is on; both empty if none is known."""
     best, kind = "", ""
     for line in table.splitlines():
         before, _, after = line.partition(" - ")
@@ -45,7 +45,7 @@ def mount_of(path: str, table: str) -> tuple[str, str]:
 
 
 def refuse_network_file_system(path: str, table: str | None) -> None:
-    """WAL needs shared memory, which the clients of a network file system do not have."""
+    """Raise UsageError for a path on a network file system: its clients lack the shared memory that WAL needs."""
     place, kind = mount_of(path, table or "")
     fuse = (kind == "fuse" or kind.startswith("fuse.")) and kind not in _LOCAL_FUSE
     if fuse or kind in _NETWORK:

@@ -1,13 +1,12 @@
-"""A file that only takes up space: what a full disk needs to get space back.
+"""A file that only takes up space: a full disk needs that space to free more.
 
-To expire history, to drop a collection and to collect garbage are commits, and a
-commit needs space. So `consensus.db.reserve` takes up a little of it beside the
-database. The client deletes the file when such a commit finds the disk full, and tries
-the commit again.
+Expiring history, dropping a collection and collecting garbage are commits, and a commit needs space. So
+`consensus.db.reserve` takes up a little of it beside the database. The client deletes the file when such a commit finds
+the disk full, and retries the commit.
 
-Processes share the file without a lock. To make it twice changes nothing, and of
-several processes that delete it one is told that it did. A process that makes it while
-another one deletes it may fill a file that has no name: it is gone once it is closed.
+Processes share the file without a lock. Making it twice changes nothing, and of several processes that delete it one
+learns that it did. A process that makes it while another one deletes it may fill a file that has no name: closing it
+removes it.
 """
 
 from __future__ import annotations
@@ -19,33 +18,33 @@ from timespine.errors import CorruptionError
 from timespine.location.durable import mode_of, open_regular
 
 RESERVE_BYTES = 1 << 20
-"""How large it is: some dozens of commits of a few pages each, or a rollup and some commits."""
+"""The size of the reserve: some dozens of commits of a few pages each, or a rollup and some commits."""
 
 SPARE_BYTES = RESERVE_BYTES
-"""What must be free besides, or the reserve is not made: it would take the space that was just freed."""
+"""The free space beyond the reserve that making it needs: it must not take space that was just freed."""
 
 _BLOCK = 512
 """The unit of st_blocks."""
 
 
 def reserve_path(path: str) -> str:
-    """Where the reserve of a file is."""
+    """Return the path of the reserve of a file."""
     return f"{path}.reserve"
 
 
-def release(path: str) -> bool:
-    """Delete the reserve of a file; whether this call did, so that there is more space now."""
+def release_reserve(path: str) -> bool:
+    """Delete the reserve of a file; return whether this call did, so that there is more space now."""
     try:
         os.unlink(reserve_path(path))
-    except OSError:  # there is none, or this process may not change the folder: there is no more space than before
+    except OSError:  # no reserve, or no right to change the folder: there is no more space than before
         return False
     return True
 
 
-def restore(path: str) -> None:
-    """Make the reserve of a file, unless it is there or space is short. Never an error: a store works without it."""
+def restore_reserve(path: str) -> None:
+    """Make the reserve of a file, unless it exists or space is short. Never an error: a store works without it."""
     name = reserve_path(path)
-    with contextlib.suppress(OSError, CorruptionError):  # a link in its place is not followed
+    with contextlib.suppress(OSError, CorruptionError):  # open_regular follows no link
         if _is_whole(name):
             return
         found = os.statvfs(os.path.dirname(path))
@@ -55,14 +54,14 @@ def restore(path: str) -> None:
         try:
             _allocate(fd)
         except OSError:
-            os.unlink(name)  # what there is of it would keep space from others for nothing
+            os.unlink(name)  # a partial reserve is of no use
             raise
         finally:
             os.close(fd)
 
 
 def _is_whole(name: str) -> bool:
-    """Whether the reserve takes up its space: a copy of it may not."""
+    """Tell whether the reserve takes up its space: a copy of it may be sparse."""
     try:
         return os.lstat(name).st_blocks * _BLOCK >= RESERVE_BYTES
     except FileNotFoundError:

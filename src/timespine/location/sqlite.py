@@ -1,8 +1,7 @@
 """The Consensus port as one SQLite file: the embedded default.
 
-How processes share the file is the matter of `timespine.location.sqlite_file`;
-here are the statements. SQLite keeps no checksums, so every entry has one, and
-no entry is returned unless it is what was written and where it was written.
+`timespine.location.sqlite_file` makes processes share the file; here are the statements. SQLite keeps no checksums, so
+every entry has one, and a read checks that each entry is what was written, and where.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from typing import Any
 from timespine.errors import CorruptionError, UsageError
 from timespine.location import reserve
 from timespine.location.checks import check_key, check_scan, check_text, check_truncate, check_writes
-from timespine.location.consensus import Entry, Write, differing
+from timespine.location.consensus import LogEntry, LogWrite, differing_heads
 from timespine.location.durable import PRIVATE_FILE, mode_of
 from timespine.location.sqlite_file import SqliteFile
-from timespine.location.sqlite_mark import Appended
-from timespine.location.sqlite_readonly import SqliteFileAtRest
+from timespine.location.sqlite_mark import AppendedEntries
+from timespine.location.sqlite_readonly import ReadOnlySqliteFile
 
 WAIT_S = 10.0
-"""How long a call waits, by default, for its turn."""
+"""How long a call waits for its turn, by default."""
 
 WAIT_S_MAX = 3600.0
-"""The longest wait that can be asked for."""
+"""The longest wait that a caller can set."""
 
 _NEWEST = "SELECT seqno, data, checksum FROM entries WHERE key = ? ORDER BY seqno DESC LIMIT 1"
 _NEWEST_SEQNO = "SELECT seqno FROM entries WHERE key = ? ORDER BY seqno DESC LIMIT 1"
@@ -44,8 +43,8 @@ _KEYS = """WITH RECURSIVE found (key) AS (
 class SqliteConsensus:
     """Consensus for the processes of one machine, durable against power loss.
 
-    With `read_only` nothing is made or changed in the folder, which need not be writable. `mode` is that of a
-    new file; what is made beside a file has its permissions.
+    With `read_only` the adapter makes and changes nothing in the folder, which need not be writable. `mode` is that of
+    a new file; files beside an existing one get its permissions.
     """
 
     def __init__(
@@ -60,18 +59,18 @@ class SqliteConsensus:
             raise UsageError(f"wait_s {wait_s!r} is not from 0 to {WAIT_S_MAX} seconds")
         if sqlite3.sqlite_version_info < (3, 37):
             raise UsageError(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 or newer is needed")
-        kind = SqliteFileAtRest if read_only else SqliteFile
+        kind = ReadOnlySqliteFile if read_only else SqliteFile
         self._file = kind(os.path.realpath(os.fspath(path)), wait_s, mode)
         weakref.finalize(self, self._file.close)
         self._read_only = read_only
         self.restore_reserve()
 
-    def head(self, key: str) -> Entry | None:
+    def head(self, key: str) -> LogEntry | None:
         check_key(key)
         rows = self._file.read(lambda connection: connection.execute(_NEWEST, (key,)).fetchall())
         return _entries(key, rows)[0] if rows else None
 
-    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[Entry]:
+    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[LogEntry]:
         check_scan(key, from_seqno, limit)
         rows_max = -1 if limit is None else limit
 
@@ -89,17 +88,17 @@ class SqliteConsensus:
             raise CorruptionError(f"the log of {key} breaks off after entry {reached}")
         return entries
 
-    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+    def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
         writes = check_writes(writes)
 
         def write(connection: sqlite3.Connection) -> Mapping[str, int | None] | None:
             heads = {each.key: _newest_seqno(connection, each.key) for each in writes}
-            lost = differing(writes, heads)
+            lost = differing_heads(writes, heads)
             if lost is None:
                 rows = list(map(_row, writes))
                 connection.executemany(_INSERT, rows)
                 key, seqno, _, checksum = rows[-1]
-                self._file.appended = Appended(len(rows), key, seqno, checksum)
+                self._file.appended = AppendedEntries(len(rows), key, seqno, checksum)
             return lost
 
         return self._file.write(write)
@@ -122,20 +121,20 @@ class SqliteConsensus:
         return sorted(key for (key,) in found)
 
     def release_reserve(self) -> bool:
-        return not self._read_only and reserve.release(self._file.path)
+        return not self._read_only and reserve.release_reserve(self._file.path)
 
     def restore_reserve(self) -> None:
         if not self._read_only:
-            reserve.restore(self._file.path)
+            reserve.restore_reserve(self._file.path)
 
     def close(self) -> None:
         self._file.close()
 
 
-def accept_loss(path: str | os.PathLike[str]) -> tuple[int | None, int]:
-    """Go on with what is there: the mark counts it, and no more.
+def accept_log_loss(path: str | os.PathLike[str]) -> tuple[int | None, int]:
+    """Set the mark to the entries that the log still has, so that a store with losses opens.
 
-    How many entries were counted before (None: the mark was lost or damaged), and how many are there.
+    Return how many entries the mark counted before (None: it was lost or damaged), and how many there are.
     """
     real = os.path.realpath(os.fspath(path))
     if not os.path.exists(real):
@@ -151,24 +150,24 @@ def _checksum(key: str, seqno: int, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(f"{key}/{seqno}/".encode()))
 
 
-def _row(write: Write) -> tuple[str, int, bytes, int]:
+def _row(write: LogWrite) -> tuple[str, int, bytes, int]:
     return write.key, write.seqno, write.data, _checksum(write.key, write.seqno, write.data)
 
 
-def _entries(key: str, rows: list[Any]) -> list[Entry]:
-    """Rows as entries, if they are what was written: whole, and without gaps."""
+def _entries(key: str, rows: list[Any]) -> list[LogEntry]:
+    """Decode rows as entries; raise CorruptionError if one is damaged or missing."""
     entries = []
     for offset, (seqno, data, checksum) in enumerate(rows):
         if not isinstance(data, bytes) or checksum != _checksum(key, seqno, data):
             raise CorruptionError(f"entry {seqno!r:.40} of {key} is not what was written")
         if seqno != rows[0][0] + offset:
             raise CorruptionError(f"the log of {key} has a gap before entry {seqno}")
-        entries.append(Entry(seqno, data))
+        entries.append(LogEntry(seqno, data))
     return entries
 
 
 def _newest_seqno(connection: sqlite3.Connection, key: str) -> int | None:
     row = connection.execute(_NEWEST_SEQNO, (key,)).fetchone()
     if row is not None and not isinstance(row[0], int):
-        raise CorruptionError(f"the log of {key} has a number that is none")
+        raise CorruptionError(f"the log of {key} has a sequence number that is not an integer")
     return None if row is None else row[0]

@@ -3,7 +3,7 @@
 WAL with synchronous=FULL: a commit is one append and one fsync, and readers
 never wait for writers. Three things are not obvious:
 
-- *Turns.* SQLite's own waiting (busy_timeout) lets whoever asks most often win:
+- *Turns.* SQLite's own waiting (busy_timeout) lets the most frequent poller win:
   with four processes some wait for seconds. So writers take turns on two file
   locks (`timespine.location.fair_lock`). All checkpoints run inside a turn too,
   which keeps clear of a race between them that can corrupt the file before
@@ -11,8 +11,8 @@ never wait for writers. Three things are not obvious:
 - *Forks.* A forked child inherits SQLite's belief that the process holds its
   locks; a connection opened there can lose acknowledged commits when the parent
   closes. So all connections are closed before a fork. The parent opens new ones
-  when it needs them; the child opens the store again, and what it inherited is
-  refused, before any lock is asked for.
+  when it needs them; the child opens the store again. Handles that it inherited
+  refuse every call before they ask for a lock.
 - *Locks of POSIX.* Closing any descriptor of the database file drops all locks
   of the process on it. SUBTLE: never open the file except through SQLite.
 
@@ -21,8 +21,8 @@ SQLite keeps no checksums, so opening checks the structure of the whole file
 own (`timespine.location.sqlite`).
 
 There is one connection for reading and one for writing, each behind a lock of
-its own: readers do not wait for turns, and nothing is tied to a thread. A call
-that is interrupted leaves its connection marked as used: the next call closes it,
+its own: readers do not wait for turns, and no connection belongs to a thread. An
+interrupted call leaves its connection marked as used: the next call closes it,
 which rolls back, and opens another one.
 """
 
@@ -53,21 +53,21 @@ from timespine.errors import (
 )
 from timespine.location.checks import check_open
 from timespine.location.durable import PRIVATE_FILE, SPACE, mode_of, no_space, open_regular, sync_path
-from timespine.location.fair_lock import WriteLine
+from timespine.location.fair_lock import FairFileLock
 from timespine.location.network_fs import mount_table, refuse_network_file_system
-from timespine.location.sqlite_mark import Appended, SqliteMark
-from timespine.locks import Lock, Place, can_hold
+from timespine.location.sqlite_mark import AppendedEntries, SqliteMark
+from timespine.locks import Lock, QueueSlot, can_hold
 
 T = TypeVar("T")
 
 CLOSE_S = 60.0
-"""How long closing waits for calls that are under way."""
+"""How long closing waits for running calls."""
 
 APPLICATION_ID = 0x54535043
-"""In the header of every file of ours: "TSPC"."""
+"""The application id in the header of every consensus file: "TSPC"."""
 
 FORMAT_VERSION = 1
-"""In the header as user_version. Higher is refused; there is no lower yet."""
+"""The user_version in the header. A higher one is refused; there is no lower one yet."""
 
 SCHEMA = """CREATE TABLE entries (
     key TEXT NOT NULL,
@@ -102,27 +102,27 @@ _CONFIGURE_READER = ("PRAGMA query_only = ON", "PRAGMA wal_autocheckpoint = 0")
 
 _TABLES = "SELECT rootpage, sql FROM sqlite_schema WHERE name NOT GLOB 'sqlite_stat*'"  # ANALYZE does no harm
 
-_ERRORS = (sqlite3.Error, MemoryError, UnicodeDecodeError)  # all that comes out of the sqlite3 module
+_ERRORS = (sqlite3.Error, MemoryError, UnicodeDecodeError)  # every error of the sqlite3 module
 _NOT_OURS = frozenset(
     {
         sqlite3.SQLITE_CORRUPT,
         sqlite3.SQLITE_NOTADB,
         sqlite3.SQLITE_FORMAT,
         sqlite3.SQLITE_CONSTRAINT,  # the head that was read is not the head that is indexed
-        sqlite3.SQLITE_ERROR,  # our statements are right, so the table is not
+        sqlite3.SQLITE_ERROR,  # the statements are right, so the table is damaged
     }
 )
 
 
 class SqliteFile:
-    """The file, its connections, and which calls may use them when."""
+    """The file, its connections, and the rules for calls that use them."""
 
     def __init__(self, path: str, wait_s: float, mode: int = PRIVATE_FILE, *, accepting_loss: bool = False) -> None:
         self.path = path
         self.wait_s = wait_s
         self.mark = SqliteMark(path, accepting=accepting_loss)
-        self.appended: Appended | None = None
-        """What the transaction under way appends: counted by the mark once it is committed."""
+        self.appended: AppendedEntries | None = None
+        """The entries that the running transaction appends: the mark counts them after the commit."""
         self._new_mode = mode
         self._reading = Lock(path)
         self._writing = Lock(path)
@@ -132,7 +132,7 @@ class SqliteFile:
         self._writer: sqlite3.Connection | None = None
         self._is_writing = False
         """Whether a call uses the writer, or was interrupted while it did."""
-        self._line: WriteLine | None = None
+        self._line: FairFileLock | None = None
         self._pid = os.getpid()
         self._is_paused = False
         self._closed = False
@@ -157,7 +157,10 @@ class SqliteFile:
             raise Determinate(f"cannot open {self.path}: {error}") from error
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What some work finds on the connection for reading; a statement outside a transaction sees one moment."""
+        """Return the result of work on the connection for reading.
+
+        Outside a transaction, a statement sees one moment.
+        """
         self._check_process()
         with self._reading.within(self.wait_s):
             check_open(self._closed, "consensus")
@@ -179,19 +182,19 @@ class SqliteFile:
         return found
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do some work as one transaction in one turn: committed when the work ends, gone when it raises."""
+        """Run work as one transaction in one turn: commit when it ends, roll back when it raises."""
         self._check_process()
         deadline = time.monotonic() + self.wait_s
         with self._writing.within(self.wait_s):
             check_open(self._closed, "consensus")
             try:
-                line = self._line = self._line or WriteLine(self.path, mode_of(self.path, 0o666))
+                line = self._line = self._line or FairFileLock(self.path, mode_of(self.path, 0o666))
                 try:
                     if not line.enter(deadline):
                         raise Determinate(f"{self.path} was not written: no turn within {self.wait_s} s")
                     return self._transaction(work)
                 finally:
-                    # SUBTLE: a call of C, before which no signal is looked for. Otherwise an interrupt could leave the
+                    # SUBTLE: a call of C: Python looks for no signal before it. Otherwise an interrupt could leave the
                     # turn taken, and all other processes would wait for the next write of this one (test_interrupts.py)
                     fcntl.flock(line.turn, fcntl.LOCK_UN)
             except OSError as error:
@@ -224,22 +227,25 @@ class SqliteFile:
         return done
 
     def _check_process(self) -> None:
-        """A UsageError in a forked child. SUBTLE: before any lock, whose owner may not exist here."""
+        """Raise WrongProcess in a forked child.
+
+        SUBTLE: before any lock, whose owner may not exist here.
+        """
         if self._pid != os.getpid():
             raise WrongProcess(f"{self.path} was opened before this process was forked: open it again in this process")
 
     def _count_appended(self) -> None:
-        """Let the mark count what was committed just now."""
+        """Count the entries of the last commit in the mark."""
         if self.appended is None:
             return
         try:
             self.mark.count(self.appended)
         except (OSError, CorruptionError, VersionError) as error:
-            # SUBTLE: it is committed. An error that says otherwise would have it committed again (test_marks.py).
+            # SUBTLE: it is committed. An error that says otherwise would make the caller commit again (test_marks.py).
             raise Indeterminate(f"{self.mark.path} cannot be written: {error}") from error
 
     def close(self) -> None:
-        """Close the connections, once nobody is inside. Twice is fine; in a forked child nothing happens."""
+        """Close the connections once no call uses them. Twice is fine; in a forked child nothing happens."""
         if self._pid != os.getpid():
             return  # not ours: the locks and connections of another process
         self._closed = True
@@ -247,11 +253,11 @@ class SqliteFile:
             self._close_all()
 
     def pause(self, frame: FrameType) -> None:
-        """Before a fork, until `resume`: nothing open, nobody inside. `frame`: the call that forks."""
+        """Close everything before a fork, and admit no call until `resume`. `frame` is the call that forks."""
         with contextlib.suppress(Determinate, UsageError):  # it is in use: the child may not open it at all
-            self._writing.take(Place(frame), self.wait_s)
+            self._writing.take(QueueSlot(frame), self.wait_s)
             try:
-                self._reading.take(Place(frame), self.wait_s)
+                self._reading.take(QueueSlot(frame), self.wait_s)
             except BaseException:
                 self._writing.leave()
                 raise
@@ -259,7 +265,7 @@ class SqliteFile:
             self._is_paused = True
 
     def resume(self) -> None:
-        """After a fork, in the parent."""
+        """Admit calls again after a fork, in the parent."""
         if self._is_paused:
             self._is_paused = False
             self._reading.leave()
@@ -267,7 +273,7 @@ class SqliteFile:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing of it is open, because of a fork."""
+        """Whether everything is closed because of a fork."""
         return self._is_paused
 
     def _close_all(self) -> None:
@@ -289,7 +295,7 @@ class SqliteFile:
         self._writer = None
 
     def _connect(self, *pragmas: str) -> sqlite3.Connection:
-        """A connection to the file that exists, once it is known to be ours and to have lost nothing."""
+        """Open a connection to the existing file, after the checks that it is a consensus file and lost nothing."""
         with contextlib.ExitStack() as stack:
             if self._reader is None and self._writer is None:
                 # SUBTLE: read-only, and open until the other one is. The last connection that may write moves the
@@ -305,7 +311,7 @@ class SqliteFile:
         return sqlite3.connect(uri, uri=True, timeout=self.wait_s, isolation_level=None, check_same_thread=False)
 
     def _configured(self, *pragmas: str) -> sqlite3.Connection:
-        """A connection with all that we want of it."""
+        """Open a connection, and set its pragmas."""
         connection = self._opened(self._mode())
         try:
             _require_ours(connection, self.path)
@@ -318,31 +324,31 @@ class SqliteFile:
         return connection
 
     def _mode(self) -> str:
-        """How SQLite is to open the file."""
+        """Return the mode in which SQLite opens the file."""
         return "mode=rw&psow=1"
 
     def _require_log(self, connection: sqlite3.Connection) -> None:
-        """A UsageError where there can be no write-ahead log."""
+        """Raise UsageError where SQLite cannot keep a write-ahead log."""
         if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
             raise UsageError(f"{self.path} is in a place where SQLite cannot keep a write-ahead log")
 
     def _failure(self, error: Exception, kind: type[Unavailable]) -> Exception:
-        """What an error of SQLite means to the caller; `kind` if it may work later."""
+        """Translate an error of SQLite for the caller; `kind` if a retry may work."""
         if isinstance(error, sqlite3.ProgrammingError):
             return error  # our own bug
         code = getattr(error, "sqlite_errorcode", None)
         message = f"{self.path}: {getattr(error, 'sqlite_errorname', type(error).__name__)}: {error}"
         if isinstance(error, MemoryError):
             return kind(message)
-        if code is None or code & 0xFF in _NOT_OURS:  # without a code: text that is no text
+        if code is None or code & 0xFF in _NOT_OURS:  # no code: text that is not UTF-8
             return CorruptionError(message)
         if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return Determinate(message)
         if code & 0xFF == sqlite3.SQLITE_FULL:
-            # SUBTLE: also of a COMMIT. SQLite says so when a write to the log was short, and the record of the commit
-            # is the last that it writes (psow=1: nothing is padded after it). So the record is not whole, and its
-            # checksum keeps every reader and every recovery from taking it. What fails later, when the log is synced
-            # or indexed, has other codes (test_disk_full.py).
+            # SUBTLE: also of a COMMIT. SQLite gives this code when a write to the log was short, and it writes the
+            # record of the commit last (psow=1: no padding follows). So the record is not whole, and its checksum
+            # keeps every reader and every recovery from taking it. A failure to sync or index the log has other codes
+            # (test_disk_full.py).
             return no_space(f"{self.path} was not written", os.strerror(errno.ENOSPC))
         return kind(message)
 
@@ -354,7 +360,7 @@ def _close(connection: sqlite3.Connection | None) -> None:
 
 
 def _require_ours(connection: sqlite3.Connection, path: str) -> None:
-    """Refuse files of others before anything is changed in them."""
+    """Raise an error for a file that is not a consensus file, before a statement changes it."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID or version < FORMAT_VERSION:
@@ -368,13 +374,13 @@ def _require_ours(connection: sqlite3.Connection, path: str) -> None:
 def _create_if_missing(path: str, mark: SqliteMark, mode: int) -> None:
     """Make the file elsewhere and link it into place, so that an empty file here is never a new one.
 
-    Its mark is there before it. So a file without a mark has lost it.
+    Its mark exists before it. So a file without a mark has lost it.
     """
     log = path + "-wal"
-    orphaned = os.path.lexists(log)  # SUBTLE: looked at first, or another creator's log looks orphaned
+    orphaned = os.path.lexists(log)  # SUBTLE: look first, or another creator's log looks orphaned
     is_missing = not os.path.lexists(path)
     counted = mark.found() if is_missing else None
-    if os.path.lexists(path):  # SUBTLE: looked at last, or what another creator counts looks lost
+    if os.path.lexists(path):  # SUBTLE: look last, or entries that another creator counts look lost
         return
     if counted is not None and counted.entries:
         raise CorruptionError(
@@ -404,7 +410,7 @@ def _create_if_missing(path: str, mark: SqliteMark, mode: int) -> None:
 _files: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
 
 _inherited: set[str] = set()
-"""In a forked child, the files that the parent had open: SQLite believes here that it holds the parent's locks."""
+"""The files that the parent of a forked child had open: SQLite believes here that it holds the parent's locks."""
 
 
 def _before_fork() -> None:
@@ -421,7 +427,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Leave everything to the parent: what is inherited refuses to be used, and does nothing when it is dropped."""
+    """Leave everything to the parent: inherited handles refuse every call, and do nothing when they are dropped."""
     _inherited.update(file.path for file in list(_files) if not file.is_paused)
     _files.clear()
 

@@ -1,8 +1,7 @@
 """The mark of a SQLite file: the file must contain every entry that the mark counts.
 
-SQLite ends the recovery of its write-ahead log at the first frame that is damaged,
-and takes the rest for what was never committed. A log that is truncated or gone is
-no error to it either. The mark (`timespine.location.marks`) is in a file of its own
+SQLite ends the recovery of its write-ahead log at the first damaged frame, and treats the rest as never committed. A
+log that is truncated or gone is no error to it either. The mark (`timespine.location.marks`) is in a file of its own
 beside the database, and tells the difference.
 """
 
@@ -17,7 +16,7 @@ from timespine.location import marks
 from timespine.location.marks import ADVICE, NOTHING, Mark, MarkFile
 
 SUFFIX = ".mark"
-"""What the name of the mark has after that of the database."""
+"""The suffix of the mark, after the name of the database."""
 
 _TOTAL = """WITH RECURSIVE found (key) AS (
     SELECT min(key) FROM entries
@@ -29,8 +28,8 @@ _HEAD = "SELECT max(seqno) FROM entries WHERE key = ?"
 _CHECKSUM = "SELECT checksum FROM entries WHERE key = ? AND seqno = ?"
 
 
-class Appended(NamedTuple):
-    """What a transaction appended."""
+class AppendedEntries(NamedTuple):
+    """The entries that one transaction appended."""
 
     entries: int
     """How many entries."""
@@ -43,18 +42,18 @@ class Appended(NamedTuple):
 
 
 class SqliteMark:
-    """Compares a database with its mark, and counts what is appended to it."""
+    """The comparison of a database with its mark, and the count of appended entries."""
 
     def __init__(self, path: str, *, accepting: bool = False) -> None:
         self.path = path + SUFFIX
         self._accepting = accepting
-        """Whether a database that lost entries is accepted: for whoever moves the mark back."""
+        """Whether the check accepts a database that lost entries: for the call that moves the mark back."""
         self._file: MarkFile | None = None
         self._base = 0
         """The entries that a new connection for writing has found, until they are in the mark."""
 
     def found(self) -> Mark | None:
-        """The mark that is there; None if there is none."""
+        """Return the mark; None if there is none."""
         try:
             with contextlib.closing(MarkFile(self.path, read_only=True)) as file:
                 return file.read()
@@ -63,13 +62,13 @@ class SqliteMark:
 
     def create(self, mode: int) -> None:
         """Make a mark that counts nothing, unless there is one."""
-        marks.create(self.path, NOTHING, mode)
+        marks.create_mark_file(self.path, NOTHING, mode)
 
     def check(self, connection: sqlite3.Connection) -> None:
-        """A CorruptionError if the database does not contain what the mark counts.
+        """Raise CorruptionError if the database does not contain what the mark counts.
 
-        SUBTLE: the mark is read first. What it counts was committed before, so a statement that begins now sees it,
-        whatever other processes commit meanwhile (test_marks.py).
+        SUBTLE: read the mark first. The entries that it counts were committed before, so a statement that begins now
+        sees them, whatever other processes commit meanwhile (test_marks.py).
         """
         if self._accepting:
             return
@@ -89,20 +88,23 @@ class SqliteMark:
                 raise CorruptionError(f"entry {mark.seqno} of {mark.key} is not the one of {self.path}: {ADVICE}")
 
     def catch_up(self, connection: sqlite3.Connection) -> None:
-        """Look how many entries there are: a process may have died between its commit and its mark. In a turn."""
+        """Count the entries of the database: a process may have died between its commit and its mark.
+
+        Caller holds the turn.
+        """
         (self._base,) = connection.execute(_TOTAL).fetchone()
 
-    def count(self, appended: Appended) -> None:
-        """Count what was committed. Holds the turn.
+    def count(self, appended: AppendedEntries) -> None:
+        """Count the entries of a commit. Caller holds the turn.
 
-        SUBTLE: only after the commit. Its sync makes durable what processes before it may have left in the log,
-        so that the mark is never ahead of what survives power loss (test_marks.py).
+        SUBTLE: only after the commit. Its sync makes durable what earlier processes may have left in the log, so that
+        the mark is never ahead of what survives power loss (test_marks.py).
         """
         self._opened().advance(self._base, *appended)
         self._base = 0
 
     def accept(self, connection: sqlite3.Connection, mode: int) -> tuple[int | None, int]:
-        """Count what is there and no more. How many were counted, if that is known, and how many are there."""
+        """Set the mark to the present entries; return how many it counted, if that is known, and how many there are."""
         try:
             mark = self.found()
         except CorruptionError:
@@ -113,7 +115,7 @@ class SqliteMark:
         return None if mark is None else mark.entries, int(found)
 
     def sync(self) -> None:
-        """Make durable what this process has counted."""
+        """Make the counts of this process durable."""
         if self._file is not None:
             self._file.sync()
 

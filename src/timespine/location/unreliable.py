@@ -1,8 +1,7 @@
-"""Both ports with faults, for tests: storage that fails, hangs, and lies about what it did.
+"""Both ports with faults, for tests: storage that fails, hangs, and misreports what it did.
 
-The wrappers decide nothing and know no clock: a function given by the test
-names the fault of every call, so a seed replays a run exactly. What a fault
-does to an operation that only reads is the same minus the effect.
+The wrappers decide nothing and know no clock: a function of the test names the fault of every call, so a seed replays a
+run exactly. A fault does the same to an operation that only reads, without the effect.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from typing import TypeVar
 from timespine.errors import Determinate, Indeterminate, Unavailable, UsageError
 from timespine.location.blob import BLOB_BYTES_MAX, Blob, BlobInfo
 from timespine.location.checks import check_writes
-from timespine.location.consensus import Consensus, Entry, Write
+from timespine.location.consensus import Consensus, LogEntry, LogWrite
 from timespine.locks import Lock
 
 T = TypeVar("T")
 
 
 class Fault(enum.Enum):
-    """What happens to one call."""
+    """The fate of one call."""
 
     NONE = "none"
     """It works."""
     DETERMINATE = "determinate"
-    """Nothing is done, and the caller is told so."""
+    """Nothing is done, and the caller gets Determinate."""
     INDETERMINATE_DONE = "indeterminate, done"
     """It is done, but the reply is lost."""
     INDETERMINATE_NOT = "indeterminate, not done"
-    """The request is lost; the caller cannot tell."""
+    """The request is lost, and the caller cannot know."""
     SLOW = "slow"
     """It works after the injected pause, during which anything may happen."""
     LATE = "late"
@@ -47,7 +46,7 @@ Decide = Callable[[str, str], Fault]
 
 
 class _Faults:
-    """What both wrappers share: the decision, the pause, the counts and the ghosts."""
+    """The shared part of both wrappers: the decision, the pause, the counts and the ghosts."""
 
     def __init__(self, decide: Decide, pause: Callable[[], None]) -> None:
         self._decide = decide
@@ -55,13 +54,13 @@ class _Faults:
         self._lock = Lock("the faults")
         self._ghosts: list[Callable[[], object]] = []
         self.counts: Counter[Fault] = Counter()
-        """How many calls met each fault."""
+        """The number of calls that met each fault."""
 
     def release_ghosts(self) -> int:
-        """Apply the writes that were late, oldest first; how many had an effect.
+        """Apply the writes that were late, oldest first; return how many had an effect.
 
-        A late compare-and-set is still one: it loses if its expectation no
-        longer holds. Nobody is left to be told about a refusal.
+        A late compare-and-set is still one: it loses if its expectation no longer holds. No caller is left to learn of
+        a refusal.
         """
         with self._lock:
             ghosts, self._ghosts = self._ghosts, []
@@ -78,7 +77,7 @@ class _Faults:
         return self._decided(operation, key, action, writes=writes)[1]
 
     def _decided(self, operation: str, key: str, action: Callable[[], T], *, writes: bool = False) -> tuple[Fault, T]:
-        """Carry out a call with the fault that was decided on for it; that fault, and the answer if there is one."""
+        """Carry out a call with its fault; return that fault, and the answer if there is one."""
         fault = self._decide(operation, str(key))
         with self._lock:
             self.counts[fault] += 1
@@ -132,13 +131,13 @@ class UnreliableConsensus(_Faults):
         super().__init__(decide, pause)
         self._inner = inner
 
-    def head(self, key: str) -> Entry | None:
+    def head(self, key: str) -> LogEntry | None:
         return self._run("head", key, lambda: self._inner.head(key))
 
-    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[Entry]:
+    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[LogEntry]:
         return self._run("scan", key, lambda: self._inner.scan(key, from_seqno, limit))
 
-    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+    def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
         checked = check_writes(writes)  # a copy: a ghost must not change when the caller's list does
         keys = ",".join(write.key for write in checked)
         conflict = {write.key: 0 if write.expected is None else write.expected + 1 for write in checked}

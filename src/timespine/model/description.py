@@ -1,4 +1,4 @@
-"""The times a batch speaks for, and from when on it is exact."""
+"""The interval of times that a batch describes, and the frontier from which on it is exact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from timespine.model.time import Time
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The times a batch speaks for, and from when on it is exact.
+    """The interval of times that a batch describes, and the frontier from which on it is exact.
 
     For every row and every t >= since:
         sum(diff at times <= t in the batch) == sum(diff at times <= t of history in [lower, upper))
@@ -19,9 +19,9 @@ class Description(msgspec.Struct, frozen=True, array_like=True, gc=False):
     lower: Frontier
     """The first times included."""
     upper: Frontier
-    """The first times not included any more."""
+    """The first times after the interval."""
     since: Frontier
-    """The first times at which the batch is exact. Times in it may have been advanced by this."""
+    """The first times at which the batch is exact. A merge may have advanced times in it by this frontier."""
 
     def __post_init__(self) -> None:
         if not self.lower <= self.upper:
@@ -33,7 +33,7 @@ class Description(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.lower == self.upper
 
     def contains(self, time: Time) -> bool:
-        """Whether `time`, as it was written, lies in [lower, upper)."""
+        """Tell whether `time`, as it was written, lies in [lower, upper)."""
         return self.lower.less_equal(time) and not self.upper.less_equal(time)
 
     def __str__(self) -> str:

@@ -26,12 +26,12 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 from timespine.model import time as times
 from timespine.model.time import INT64_MAX, Time, check_time
 
 ELEMENTS_MAX = 256
-"""Elements of one frontier, at most: a bound for whoever decodes one."""
+"""Elements of one frontier, at most: a bound for decoders."""
 
 
 class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -48,16 +48,16 @@ class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
         elif isinstance(elements, Iterable):
             msgspec.structs.force_setattr(self, "elements", _minimal([check_time(each) for each in elements]))
         else:
-            raise UsageError(f"{shown(elements)} is not a frontier: some times are needed, such as ((3,),)")
+            raise UsageError(f"{short_repr(elements)} is not a frontier: it takes times, such as ((3,),)")
 
     @staticmethod
     def at(*coordinates: int) -> Frontier:
-        """The frontier of a single time."""
+        """Return the frontier of a single time."""
         return Frontier((coordinates,))
 
     @staticmethod
     def minimum(arity: int) -> Frontier:
-        """The frontier of all times of that many coordinates."""
+        """Return the frontier of all times with this number of coordinates."""
         return _minimum(times.check_arity(arity))  # checked first: a cache takes True for 1
 
     @property
@@ -86,18 +86,18 @@ class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.time - 1 if self.time > 0 else None
 
     def insert(self, time: Time) -> Frontier:
-        """This frontier and everything at or after `time`."""
+        """Return the frontier of this one and of everything at or after `time`."""
         return Frontier(_minimal([*self.elements, check_time(time)]))
 
     def less_equal(self, time: Time) -> bool:
-        """Whether `time` is at or after the frontier."""
+        """Tell whether `time` is at or after the frontier."""
         elements = self.elements
         if len(elements) == 1:
             return times.less_equal(elements[0], time)
         return any(times.less_equal(element, time) for element in elements)
 
     def less_than(self, time: Time) -> bool:
-        """Whether `time` is strictly after some element."""
+        """Tell whether `time` is strictly after some element."""
         return any(times.less_than(element, time) for element in self.elements)
 
     def __le__(self, other: Frontier) -> bool:
@@ -118,7 +118,7 @@ class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return other < self
 
     def join(self, other: Frontier) -> Frontier:
-        """The earliest frontier at or after both; closed if either is."""
+        """Return the earliest frontier at or after both; closed if either is."""
         # Most frontiers that meet are comparable: then one of them is the answer.
         if self <= other:
             return other
@@ -127,7 +127,7 @@ class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return Frontier(_minimal([times.join(a, b) for a in self.elements for b in other.elements]))
 
     def meet(self, other: Frontier) -> Frontier:
-        """The latest frontier at or before both; the other one if one is closed."""
+        """Return the latest frontier at or before both; the other one if one is closed."""
         if self <= other:
             return self
         if other <= self:
@@ -149,9 +149,9 @@ class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def advance_by(time: Time, since: Frontier) -> Time:
-    """The time that stands for `time` once nobody reads before `since`.
+    """Return the time that stands for `time` once no reader reads before `since`.
 
-    A closed `since` permits no read at all; the time is then left as it is.
+    A closed `since` permits no read at all; the time then stays as it is.
     """
     if not since.elements:
         return time
@@ -162,7 +162,7 @@ def advance_by(time: Time, since: Frontier) -> Time:
 
 
 def check_arity_of(frontier: Frontier, arity: int, what: str) -> Frontier:
-    """The frontier itself if it is closed or of that arity, or a UsageError."""
+    """Return the frontier if it is closed or has that arity, or raise UsageError."""
     if not isinstance(frontier, Frontier):
         raise UsageError(f"{what} must be a frontier, not {type(frontier).__name__}")
     if frontier.elements and len(frontier.elements[0]) != arity:
@@ -176,7 +176,7 @@ def _minimum(arity: int) -> Frontier:
 
 
 def _minimal(candidates: list[Time]) -> tuple[Time, ...]:
-    """The minimal ones among checked times, sorted; mixed arity is a UsageError."""
+    """Return the minimal elements of checked times, sorted; raise UsageError for mixed arity."""
     if len(candidates) > ELEMENTS_MAX * ELEMENTS_MAX:
         raise UsageError(f"a frontier of {len(candidates)} times is too large")
     kept: list[Time] = []

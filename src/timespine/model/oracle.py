@@ -1,4 +1,4 @@
-"""The naive, obviously correct model: plain dicts that everything else is compared with.
+"""The naive, obviously correct model: plain dicts that tests compare everything else with.
 
 The guarantee of a batch and of compaction, for every row and every t >= since:
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from timespine.errors import NotSealed, SinceError, UpperMismatch, UsageError, shown
+from timespine.errors import NotSealed, SinceError, UpperMismatch, UsageError, short_repr
 from timespine.model import time as times
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier, advance_by
@@ -24,17 +24,14 @@ Update = tuple[Row, Time, int]
 
 
 def check_diff(diff: object) -> int:
-    """The diff itself if it is an int64, or a UsageError."""
+    """Return the diff if it is an int64, or raise UsageError."""
     if type(diff) is not int or not INT64_MIN <= diff <= INT64_MAX:
-        raise UsageError(f"{shown(diff)} is not a diff: an integer that fits 64 bits")
+        raise UsageError(f"{short_repr(diff)} is not a diff: an integer that fits 64 bits")
     return diff
 
 
 def consolidate(updates: Iterable[Update]) -> list[Update]:
-    """One update per (row, time), with the sum of the diffs, none of them zero.
-
-    A sum that does not fit an int64 is a UsageError.
-    """
+    """Sum the diffs of each (row, time), and drop sums of zero; raise UsageError if a sum does not fit an int64."""
     sums: dict[tuple[Row, Time], int] = {}
     for row, time, diff in updates:
         sums[row, time] = sums.get((row, time), 0) + check_diff(diff)
@@ -42,12 +39,12 @@ def consolidate(updates: Iterable[Update]) -> list[Update]:
 
 
 def compact(updates: Iterable[Update], since: Frontier) -> list[Update]:
-    """The same collection for every reader at or after `since`, in fewer updates."""
+    """Return fewer updates that are the same collection for every reader at or after `since`."""
     return consolidate((row, advance_by(time, since), diff) for row, time, diff in updates)
 
 
 def accumulate(updates: Iterable[Update], as_of: Time) -> dict[Row, int]:
-    """How often each row counts as of a time; rows that do not count are left out."""
+    """Return the count of each row as of a time, without counts of zero."""
     counts: dict[Row, int] = {}
     for row, time, diff in updates:
         if times.less_equal(time, as_of):
@@ -56,12 +53,12 @@ def accumulate(updates: Iterable[Update], as_of: Time) -> dict[Row, int]:
 
 
 def restrict(updates: Iterable[Update], description: Description) -> list[Update]:
-    """The updates at times in [lower, upper)."""
+    """Return the updates at times in [lower, upper)."""
     return [update for update in updates if description.contains(update[1])]
 
 
 def difference(before: dict[Row, int], after: dict[Row, int]) -> dict[Row, int]:
-    """What to add to `before` to get `after`."""
+    """Return the diffs that turn `before` into `after`."""
     rows = before.keys() | after.keys()
     changes = {row: after.get(row, 0) - before.get(row, 0) for row in rows}
     return {row: check_diff(diff) for row, diff in changes.items() if diff != 0}
@@ -69,22 +66,22 @@ def difference(before: dict[Row, int], after: dict[Row, int]) -> dict[Row, int]:
 
 @dataclass(slots=True)
 class Oracle:
-    """A collection that remembers everything and is never compacted."""
+    """A collection that keeps every update, and is never compacted."""
 
     arity: int = 1
     """Coordinates per time."""
     updates: list[Update] = field(default_factory=list)
     """Every update ever accepted."""
     upper: Frontier = field(init=False)
-    """The collection is complete below this."""
+    """The frontier below which the collection is complete."""
     since: Frontier = field(init=False)
-    """What may be read begins here."""
+    """The frontier from which on the collection can be read."""
 
     def __post_init__(self) -> None:
         self.upper = self.since = Frontier.minimum(check_arity(self.arity))
 
     def append(self, updates: Iterable[Update], expected_upper: Frontier, new_upper: Frontier) -> None:
-        """Compare-and-append: all updates at times in [expected_upper, new_upper), or nothing."""
+        """Append all updates at times in [expected_upper, new_upper), or none."""
         if expected_upper != self.upper:
             raise UpperMismatch(expected_upper, self.upper)
         bounds = Description(expected_upper, new_upper, self.since)
@@ -97,11 +94,11 @@ class Oracle:
         self.upper = new_upper
 
     def downgrade_since(self, since: Frontier) -> None:
-        """Forget what only readers before `since` could see. Never goes back."""
+        """Expire the history that only readers before `since` could see. Never goes back."""
         self.since = self.since.join(since)
 
     def snapshot(self, as_of: Time) -> dict[Row, int]:
-        """The collection as of a time that is neither forgotten nor still open."""
+        """Return the collection as of a time that is complete and not expired."""
         if not self.since.less_equal(check_time(as_of, self.arity)):
             raise SinceError(as_of, self.since)
         if self.upper.less_equal(as_of):
@@ -109,6 +106,6 @@ class Oracle:
         return accumulate(self.updates, as_of)
 
     def changes(self, after: Time | None, until: Time) -> dict[Row, int]:
-        """The net changes in (after, until]; from nothing if `after` is None."""
+        """Return the net changes in (after, until]; those from the empty collection if `after` is None."""
         before = {} if after is None else self.snapshot(after)
         return difference(before, self.snapshot(until))

@@ -8,7 +8,7 @@ themselves is *not* the order of times: use the functions below.
 
 from __future__ import annotations
 
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 Time = tuple[int, ...]
 
@@ -20,36 +20,36 @@ ARITY_MAX = 8
 
 
 def check_time(time: object, arity: int | None = None) -> Time:
-    """The time itself if it is one (of `arity` coordinates, if given), or a UsageError."""
+    """Return the time if it is one (of `arity` coordinates, if given), or raise UsageError."""
     if type(time) is tuple and len(time) == 1 and arity in (None, 1):
         (coordinate,) = time
         if type(coordinate) is int and 0 <= coordinate <= INT64_MAX:
             return time
     if type(time) is not tuple or not 1 <= len(time) <= ARITY_MAX:
-        raise UsageError(f"{shown(time)} is not a time: a tuple of 1 to {ARITY_MAX} integers")
+        raise UsageError(f"{short_repr(time)} is not a time: a tuple of 1 to {ARITY_MAX} integers")
     for coordinate in time:
         # bool is an int in Python; True as a time is a mistake, not a 1.
         if type(coordinate) is not int or not 0 <= coordinate <= INT64_MAX:
-            raise UsageError(f"{shown(coordinate)} is not a coordinate of a time: an integer from 0 to 2^63 - 1")
+            raise UsageError(f"{short_repr(coordinate)} is not a coordinate of a time: an integer from 0 to 2^63 - 1")
     if arity is not None and len(time) != arity:
         raise UsageError(f"time {time} has {len(time)} coordinates where {arity} are needed")
     return time
 
 
 def check_arity(arity: object) -> int:
-    """The number of coordinates, if it is one, or a UsageError."""
+    """Return the number of coordinates if it is valid, or raise UsageError."""
     if type(arity) is not int or not 1 <= arity <= ARITY_MAX:
-        raise UsageError(f"{shown(arity)} is not a number of coordinates: an integer from 1 to {ARITY_MAX}")
+        raise UsageError(f"{short_repr(arity)} is not a number of coordinates: an integer from 1 to {ARITY_MAX}")
     return arity
 
 
 def minimum(arity: int) -> Time:
-    """The time before all others."""
+    """Return the time before all others."""
     return (0,) * check_arity(arity)
 
 
 def less_equal(left: Time, right: Time) -> bool:
-    """Whether every coordinate of `left` is at most that of `right`."""
+    """Tell whether every coordinate of `left` is at most that of `right`."""
     if len(left) == 1 == len(right):
         return left[0] <= right[0]
     _same_arity(left, right)
@@ -57,18 +57,18 @@ def less_equal(left: Time, right: Time) -> bool:
 
 
 def less_than(left: Time, right: Time) -> bool:
-    """`less_equal`, and not the same time."""
+    """Tell whether `less_equal` holds for two different times."""
     return left != right and less_equal(left, right)
 
 
 def join(left: Time, right: Time) -> Time:
-    """The earliest time that is at or after both."""
+    """Return the earliest time that is at or after both."""
     _same_arity(left, right)
     return tuple(map(max, left, right))
 
 
 def meet(left: Time, right: Time) -> Time:
-    """The latest time that is at or before both."""
+    """Return the latest time that is at or before both."""
     _same_arity(left, right)
     return tuple(map(min, left, right))
 

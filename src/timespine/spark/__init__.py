@@ -30,7 +30,7 @@ _FROM = {
     "release": "read.to_spark",
     "session": "setup.session",
 }
-"""Where things are; loaded when they are asked for, so that a worker does not load what it does not need."""
+"""The module of each public name. `__getattr__` imports it on first use, so that a worker loads only what it needs."""
 
 
 def __getattr__(name: str) -> Any:
@@ -42,27 +42,27 @@ def __getattr__(name: str) -> Any:
 
 
 def drop_sink(collection: Collection, name: str) -> int:
-    """Forget a streaming sink, by its name or the id of its query; how many records there were of it."""
-    from timespine.client.engines import access_of
-    from timespine.spark.stream.sink_progress import drop_sink
+    """Remove the records of a streaming sink, by its name or the id of its query; return their number."""
+    from timespine.client.engine_interface import handle_of
+    from timespine.spark.stream.sink_progress import drop_sink_records
 
-    return drop_sink(access_of(collection), name)
+    return drop_sink_records(handle_of(collection), name)
 
 
 def drop_reads(collection: Collection) -> int:
-    """End what `spark.read` and `register` hold of a collection, before its term; how many leases that were."""
-    from timespine.client.engines import access_of
-    from timespine.spark.read.read_leases import drop_reads
+    """End the leases of `spark.read` and `register` on a collection before their term; return their number."""
+    from timespine.client.engine_interface import handle_of
+    from timespine.spark.read.read_leases import drop_read_leases
 
-    return drop_reads(access_of(collection))
+    return drop_read_leases(handle_of(collection))
 
 
 def drop_hold(collection: Collection, name: str) -> bool:
-    """End the hold of a stream that will not go on; whether there was one."""
-    from timespine.client.engines import access_of
-    from timespine.spark.read.stream_reader import drop_hold
+    """End the hold of a stream that will not continue; return whether there was one."""
+    from timespine.client.engine_interface import handle_of
+    from timespine.spark.read.stream_reader import drop_stream_hold
 
-    return drop_hold(access_of(collection), name)
+    return drop_stream_hold(handle_of(collection), name)
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Where tasks find the blobs of a store. Executors never open consensus."""
+"""The location of the blobs of a store, for tasks. Executors never open the consensus store."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 
-from timespine.client.engines import Access
+from timespine.client.engine_interface import CollectionHandle
 from timespine.client.open_store import BLOBS
-from timespine.columnar.parts.cache import PartCache
+from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.scan.slice import CACHE_BYTES
 from timespine.config import Config
 from timespine.errors import UsageError
@@ -18,31 +18,31 @@ from timespine.location.local import LocalBlob
 
 @dataclass(frozen=True, slots=True)
 class BlobLocation:
-    """A store, as tasks know it. It travels with every task."""
+    """The location of a store, pickled into every task."""
 
     location: str
-    """The folder of the store, absolute."""
+    """The absolute path of the folder of the store."""
     config: Config
-    """Limits and defaults."""
+    """The limits and defaults of the store."""
 
     def blob(self, *, read_only: bool = True) -> Blob:
-        """Its blobs, opened once per process."""
+        """Give the blob store, which a process opens once."""
         return _opened(self.location, read_only)
 
     def cache(self) -> PartCache:
-        """What this process keeps of its parts."""
+        """Give the part cache of this process for the store."""
         return _cached(self.location)
 
     def path(self, key: str) -> str:
-        """The file of a blob, for Spark to read by itself."""
+        """Return the path of the file of a blob, so that Spark can read it directly."""
         return os.path.join(self.location, BLOBS, *key.split("/"))
 
 
-def blob_location_of(access: Access) -> BlobLocation:
-    """Where tasks find the blobs of a collection."""
-    if not access.shared.location:
-        raise UsageError("this store is not in a folder that executors could open")
-    return BlobLocation(os.path.abspath(access.shared.location), access.config)
+def blob_location_of(handle: CollectionHandle) -> BlobLocation:
+    """Return the location of the blobs of a collection."""
+    if not handle.context.location:
+        raise UsageError("executors cannot open this store: it is not in a folder")
+    return BlobLocation(os.path.abspath(handle.context.location), handle.config)
 
 
 @lru_cache(maxsize=64)
@@ -50,8 +50,7 @@ def _opened(location: str, read_only: bool) -> Blob:
     root = os.path.join(location, BLOBS)
     if not os.path.isdir(root):
         raise UsageError(
-            f"the store {location} is not there on this machine: "
-            "driver and executors need a file system that all of them share"
+            f"the store {location} does not exist on this machine: driver and executors need one shared file system"
         )
     return LocalBlob(root, read_only=read_only)
 

@@ -1,17 +1,17 @@
-"""The words of change feeds and change logs: what can happen to a row, and which column says so."""
+"""The columns and the change types of change feeds and change logs."""
 
 from __future__ import annotations
 
-from timespine.client.engines import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE
+from timespine.client.engine_interface import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE
 
 COMMIT_VERSION, COMMIT_TIMESTAMP = "_commit_version", "_commit_timestamp"
-"""The columns of a feed that say when: the time, and its moment if it is one of the wall clock."""
+"""The columns of a feed with the time of a change, and with its timestamp on the wall clock."""
 
 SEQUENCE = "_sequence"
-"""The column of a change log that orders changes. Lines with the same one count in the order in which they stand."""
+"""The column of a change log that orders changes. Lines with equal values keep their order in the file."""
 
 UPSERT = "upsert"
-"""A row that comes, whether or not there was one with its key."""
+"""The change type of a row that replaces the row with its key, or is added if there is none."""
 
 KINDS = {
     INSERT: ("c", "r", "i", "insert", "create", "read"),
@@ -20,16 +20,16 @@ KINDS = {
     DELETE: ("d", "delete"),
     PREIMAGE: ("update_preimage",),
 }
-"""What logs call the kinds of changes, in lower case."""
+"""The words of logs for change types, in lower case."""
 
 UPSERT_KINDS = (INSERT, POSTIMAGE, UPSERT, "update")
-"""The row replaces the one with its key."""
+"""The change types whose row replaces the row with its key."""
 
 DELETE_KINDS = (DELETE,)
-"""The row with this key is deleted."""
+"""The change types that delete the row with the key."""
 
 IGNORED_KINDS = (PREIMAGE,)
-"""The other kinds say the same."""
+"""The change types that repeat information of others."""
 
 __all__ = [
     "CHANGE_TYPE",

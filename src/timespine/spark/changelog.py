@@ -1,21 +1,21 @@
-"""Change logs as DataFrames: what happened to rows, as databases and their tools write it down.
+"""Read change logs as DataFrames: the changes of rows, in the formats of databases and their tools.
 
-    read_changes(spark, "orders.csv", key="id")            all of it
-    stream_changes(spark, "incoming/", key="id")           as files come, one per batch
+    read_changes(spark, "orders.csv", key="id")            all lines of the log
+    stream_changes(spark, "incoming/", key="id")           new files, one per batch
 
-CSV, JSON lines and Parquet, files or folders. Both give the columns of the rows, and
+The formats are CSV, JSON lines and Parquet, as files or folders. Both functions give the columns of the rows, and
 
-    _change_type    insert, update_postimage, upsert or delete (update_preimage says nothing that the others do not)
-    _sequence       which of several changes of one key is the last
+    _change_type    insert, update_postimage, upsert or delete (update_preimage adds no information)
+    _sequence       the order of several changes of one key
 
-which is what `foreach_batch(collection, "upsert", sequence_by="_sequence")` and the sink understand. An envelope of
-Debezium is known by its columns `op` and `before` or `after`, with or without `payload` around them. Any other log may
-say in `_change_type` or `op` what happened; if it does not, every row is an upsert.
+`foreach_batch(collection, "upsert", sequence_by="_sequence")` and the sink take these columns. A log of Debezium
+envelopes has columns `op` and `before` or `after`, with or without `payload` around them. Any other log may have the
+change type in `_change_type` or `op`; without such a column, every row is an upsert.
 
-The order is that of the database, if the envelope has it, then that of the files by name, then that of the lines.
+The order of changes is that of the database, if the envelope has it, then of the file names, then of the lines.
 
 SUBTLE: lines of one split of a file have the same `_sequence`, since a stream cannot number them. A task reads them in
-their order, and whoever applies them keeps it (test_changelog.py).
+their order, and the writer that applies them keeps it (test_changelog.py).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.errors import TimespineError, UsageError, shown
+from timespine.errors import TimespineError, UsageError, short_repr
 from timespine.spark.change_types import CHANGE_TYPE, DELETE, KINDS, SEQUENCE, UPSERT
-from timespine.spark.names import quoted
+from timespine.spark.quoted_names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -42,7 +42,7 @@ SUFFIXES = {
     "json": (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz"),
     "parquet": (".parquet", ".pq"),
 }
-"""How the names of files end, by format."""
+"""The suffixes of file names, by format."""
 
 ORDERS = {
     "lsn": ("lsn",),
@@ -51,17 +51,17 @@ ORDERS = {
     "pos": ("file", "pos", "row"),
     "ord": ("ts_ms", "ord"),
 }
-"""What orders changes in a `source` that has such a field: PostgreSQL, Oracle, SQL Server, MySQL, MongoDB."""
+"""The fields of `source` that order changes: of PostgreSQL, Oracle, SQL Server, MySQL, MongoDB."""
 
 _OPTIONS: dict[str, dict[str, str]] = {
     "csv": {"header": "true", "enforceSchema": "false", "mode": "FAILFAST"},
     "json": {"mode": "FAILFAST"},
     "parquet": {},
 }
-"""What Spark is told about the formats: a line, or a header, that does not fit is an error, and never other values."""
+"""The options of Spark's readers: a malformed line or header is an error, never other values."""
 
 _FILE = "_file"
-"""Where a line stands, until the sequence is made of it."""
+"""The columns with the place of a line, from which the sequence is computed."""
 
 
 def read_changes(
@@ -72,14 +72,14 @@ def read_changes(
     sequence: str | None = None,
     format: str | None = None,
 ) -> DataFrame:
-    """A log as a DataFrame of changes.
+    """Read a log as a DataFrame of changes.
 
-    `key` names the columns that tell rows apart; without it, it is `id`, if there is such a column. `sequence` names a
+    `key` names the key columns; the default is `id`, if there is such a column. `sequence` names a
     column that orders the changes, for logs whose lines are not in order. `format` is needed where names do not end
     in .csv, .json, .jsonl, .ndjson or .parquet.
     """
     log = _log(path, format)
-    return _changes(log.read(spark, _schema(spark, log)), keys_given(key), sequence)
+    return _changes(log.read(spark, _schema(spark, log)), has_key_columns(key), sequence)
 
 
 def stream_changes(
@@ -91,43 +91,43 @@ def stream_changes(
     format: str | None = None,
     files_per_trigger: int = 1,
 ) -> DataFrame:
-    """The same as a stream: files that are there, by their age, then those that come. The columns are those of now."""
+    """Read a log as a stream: present files by age, then new ones. The columns are those of the present files."""
     log = _log(path, format)
     schema = _schema(spark, log)
-    _changes(log.read(spark, schema), keys_given(key), sequence)
-    return _changes(log.follow(spark, schema, files_per_trigger), keys_given(key), sequence)
+    _changes(log.read(spark, schema), has_key_columns(key), sequence)
+    return _changes(log.follow(spark, schema, files_per_trigger), has_key_columns(key), sequence)
 
 
-def keys_given(key: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """The names of the key: one, several, several with commas between them, or none."""
+def has_key_columns(key: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Parse the names of key columns: one, several, several separated by commas, or none."""
     if key is None:
         return None
     names = tuple(each.strip() for each in key.split(",")) if isinstance(key, str) else tuple(key)
     if not names or not all(names) or len(set(names)) < len(names):
-        raise UsageError(f"key names columns, each once, such as 'id' or 'country,id', not {shown(key)}")
+        raise UsageError(f"key names columns, each once, such as 'id' or 'country,id', not {short_repr(key)}")
     return names
 
 
-def keys_of(columns: Sequence[str], key: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns of the key, if they are there."""
+def find_key_columns(columns: Sequence[str], key: Sequence[str] | None) -> tuple[str, ...]:
+    """Find the key columns among some columns; raise a UsageError if one is missing."""
     data = [name for name in columns if name not in (CHANGE_TYPE, SEQUENCE)]
     if key is None:
         if "id" not in data:
-            raise UsageError(f"say which columns are the key; there are: {', '.join(data)}")
+            raise UsageError(f"name the key columns; there are: {', '.join(data)}")
         return ("id",)
     missing = [name for name in key if name not in data]
     if missing:
-        raise UsageError(f"there is no column {shown(missing[0])} to be the key; there are: {', '.join(data)}")
+        raise UsageError(f"there is no column {short_repr(missing[0])} to be the key; there are: {', '.join(data)}")
     return tuple(key)
 
 
-def columns_of(
+def collection_columns(
     frame: DataFrame, key: str | Sequence[str] | None = None
 ) -> tuple[dict[str, pa.DataType], dict[str, pa.DataType]]:
-    """Key and value columns of a collection that can take these changes: `store.create(name, key=..., value=...)`."""
+    """Give the key and value columns of a collection for these changes: `store.create(name, key=..., value=...)`."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    keys = keys_of(frame.columns, keys_given(key))
+    keys = find_key_columns(frame.columns, has_key_columns(key))
     schema = to_arrow_schema(frame.drop(CHANGE_TYPE, SEQUENCE).schema)
     kinds = {field.name: field.type for field in schema}
     return {name: kinds[name] for name in keys}, {name: kinds[name] for name in kinds if name not in keys}
@@ -135,20 +135,20 @@ def columns_of(
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """Files of changes."""
+    """The files of a change log."""
 
     path: str
-    """A file, a folder, or what Spark takes as one."""
+    """A file, a folder, or a path pattern of Spark."""
     format: str
     name: str | None
-    """The only file in the folder `path` that counts; None if all do."""
+    """The only file of the folder `path` to read; None for all of them."""
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
-        """What is there."""
+        """Read the present files."""
         return _with_file(self._told(spark.read.format(self.format).schema(schema)).load(self.path))
 
     def follow(self, spark: SparkSession, schema: StructType, files: int) -> DataFrame:
-        """What is there, and what comes."""
+        """Read the present files, then new ones."""
         reader = self._told(spark.readStream.format(self.format).schema(schema))
         return _with_file(reader.option("maxFilesPerTrigger", files).load(self.path))
 
@@ -165,24 +165,24 @@ def _with_file(frame: DataFrame) -> DataFrame:
 
 
 def _log(path: str | os.PathLike[str], format: str | None) -> _Log:
-    """The log at a path; what it is called says what format it has."""
+    """Find the log at a path, with the format that its name or its files have."""
     if format is not None and format not in SUFFIXES:
-        raise UsageError(f"format is {', '.join(SUFFIXES)}, not {shown(format)}")
+        raise UsageError(f"format is {', '.join(SUFFIXES)}, not {short_repr(format)}")
     text = os.fspath(path)
     if "://" in text and not text.startswith("file://"):
         found = format or _format_of(text)
         if found is None:
-            raise UsageError(f"{shown(text)} does not say what format it has: name it with format=")
+            raise UsageError(f"{short_repr(text)} has a suffix of no known format: name the format with format=")
         return _Log(text, found, None)
     place = Path(text.removeprefix("file://")).absolute()
     if not place.exists():
-        raise UsageError(f"there is no file and no folder {shown(str(place))}")
+        raise UsageError(f"there is no file and no folder {short_repr(str(place))}")
     inside = sorted(place.rglob("*")) if place.is_dir() else [place]
     files = [each.name for each in inside if each.is_file() and not each.name.startswith((".", "_"))]
     formats = {format} if format is not None and files else set(map(_format_of, files)) - {None}
     if len(formats) != 1:
         reason = f"holds {' and '.join(sorted(map(str, formats)))}" if formats else "holds no CSV, JSON or Parquet file"
-        raise UsageError(f"{shown(str(place))} {reason}: give one kind of files, or name it with format=")
+        raise UsageError(f"{short_repr(str(place))} {reason}: give files of one format, or name it with format=")
     (found,) = formats
     return _Log(str(place), str(found), None) if place.is_dir() else _Log(str(place.parent), str(found), place.name)
 
@@ -193,7 +193,7 @@ def _format_of(name: str) -> str | None:
 
 
 def _schema(spark: SparkSession, log: _Log) -> StructType:
-    """The columns of a log, from all of it: whole numbers are 64 bits wide, whatever is there so far."""
+    """Infer the columns of a log from all of its lines. Integers are 64 bits wide, so that later lines fit."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
@@ -204,9 +204,9 @@ def _schema(spark: SparkSession, log: _Log) -> StructType:
     try:
         fields = reader.load(log.path).schema.fields
     except (PySparkException, Py4JJavaError) as error:
-        raise UsageError(f"{shown(log.path)} cannot be read as {log.format}: {reason_of(error)}") from error
+        raise UsageError(f"{short_repr(log.path)} cannot be read as {log.format}: {reason_of(error)}") from error
     if not fields:
-        raise UsageError(f"{shown(log.path)} has no columns")
+        raise UsageError(f"{short_repr(log.path)} has no columns")
     if log.format != "csv":
         return StructType(fields)
     wide = {field.name: LongType() for field in fields if isinstance(field.dataType, IntegerType)}
@@ -214,7 +214,7 @@ def _schema(spark: SparkSession, log: _Log) -> StructType:
 
 
 def reason_of(error: BaseException) -> str:
-    """What Spark says went wrong, in one line: what it wraps around that is left out."""
+    """Reduce an error of Spark to its cause, in one line."""
     text = str(error).strip()
     for wanted in (r"\w+Error: ", r"\[USER_RAISED_EXCEPTION\] ", r"\[MALFORMED\w+(?:\.\w+)*\] ", r"\[[A-Z_.]+\] "):
         found = re.search(rf"{wanted}(.+?)(?: SQLSTATE.*)?$", text, re.MULTILINE)
@@ -224,28 +224,28 @@ def reason_of(error: BaseException) -> str:
 
 
 def _changes(raw: DataFrame, key: tuple[str, ...] | None, sequence: str | None) -> DataFrame:
-    """The lines of a log as changes. What is there is looked at before it is given; what comes later, when it comes."""
+    """Convert the lines of a log to changes. Check present lines at once, and lines of a stream when it reads them."""
     envelope = _envelope(raw)
     if envelope is not None and sequence is not None:
-        raise UsageError("an envelope has an order of its own: leave out the sequence")
+        raise UsageError("an envelope has its own order: leave out sequence")
     found = _of_plain(raw, sequence) if envelope is None else _of_envelope(envelope)
     if not raw.isStreaming:
         found.check()
-    keys_of(found.frame.columns, key)
+    find_key_columns(found.frame.columns, key)
     return found.frame
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Changes, and where to look whether they can be understood."""
+    """Changes, and the check of the lines that they come from."""
 
     frame: DataFrame
     raw: DataFrame
     doubt: Column | None
-    """What is wrong with a line, or null; None if nothing can be."""
+    """The expression for the fault of a line, null if it has none; None if no line can be wrong."""
 
     def check(self) -> None:
-        """A UsageError if some line cannot be understood."""
+        """Raise a UsageError if a line is malformed."""
         from pyspark.errors import PySparkException
 
         if self.doubt is None:
@@ -259,13 +259,15 @@ class _Found:
 
 
 def _of_plain(raw: DataFrame, sequence: str | None) -> _Found:
-    """Lines that are rows, with a column that says what happened to them, or without."""
+    """Convert lines that are rows, with or without a column of change types."""
     from pyspark.sql import functions as F
 
     names = [name for name in raw.columns if name != _FILE]
     kind = next((name for name in (CHANGE_TYPE, *names) if name in names and name.lower() in (CHANGE_TYPE, "op")), None)
     if sequence is not None and sequence not in names:
-        raise UsageError(f"there is no column {shown(sequence)} to order changes by; there are: {', '.join(names)}")
+        raise UsageError(
+            f"there is no column {short_repr(sequence)} to order changes by; there are: {', '.join(names)}"
+        )
     rows = [_column(name) for name in names if name not in (kind, SEQUENCE)]
     if sequence is not None:
         order = F.struct(_column(sequence).alias("by"), F.col(_FILE))
@@ -277,7 +279,7 @@ def _of_plain(raw: DataFrame, sequence: str | None) -> _Found:
 
 
 def _envelope(raw: DataFrame) -> DataFrame | None:
-    """The envelopes in a log, without what is around them; None if it has none."""
+    """Unwrap the envelopes of a log; return None if it has none."""
     payload = _fields(raw.schema, "payload")
     if payload and "op" in payload:
         if not {"before", "after"} & payload.keys():
@@ -291,11 +293,11 @@ def _envelope(raw: DataFrame) -> DataFrame | None:
 
 
 def _of_envelope(raw: DataFrame) -> _Found:
-    """Rows out of envelopes: what is after, or, of what was deleted, what was before."""
+    """Extract rows from envelopes: `after`, or `before` of a delete."""
     from pyspark.sql import functions as F
 
     before, after = _fields(raw.schema, "before"), _fields(raw.schema, "after")
-    # What follows a delete so that others may forget the key says nothing more.
+    # The tombstone that follows a delete carries no information.
     raw = raw.where(" OR ".join(f"{name} IS NOT NULL" for name in ("op", "before", "after") if name in raw.columns))
     gone = F.lower(F.trim(F.col("op"))).isin(*KINDS[DELETE])
     rows = []
@@ -305,7 +307,7 @@ def _of_envelope(raw: DataFrame) -> _Found:
             F.when(gone, was).otherwise(F.col(f"after.{quoted(name)}") if name in after else F.lit(None)).alias(name)
         )
     has_before, has_after = (F.col(name).isNotNull() if got else F.lit(False) for name, got in _sides(before, after))
-    no_row = F.when(gone & ~has_before, F.lit("a delete has nothing in before: its key is not known")).when(
+    no_row = F.when(gone & ~has_before, F.lit("a delete has nothing in before: its key is unknown")).when(
         ~gone & ~has_after, F.concat(F.lit("a change with op "), F.col("op"), F.lit(" has nothing in after"))
     )
     doubt = F.coalesce(_unknown(F.col("op"), "op"), no_row)
@@ -318,7 +320,7 @@ def _sides(before: dict[str, DataType], after: dict[str, DataType]) -> tuple[tup
 
 
 def _order(raw: DataFrame) -> Column:
-    """What orders envelopes: the place in the log of the database, or the time, then the place in the files."""
+    """Give the order of envelopes: the place in the log of the database, or the time, then the place in the files."""
     from pyspark.sql import functions as F
 
     source = _fields(raw.schema, "source")
@@ -333,7 +335,7 @@ def _order(raw: DataFrame) -> Column:
 
 
 def _kind(said: Column, doubt: Column | None) -> Column:
-    """What a log says happened, in our words; an error in the query if that is not known."""
+    """Map the words of a log to change types; an unknown word fails the query."""
     from pyspark.sql import functions as F
 
     plain = F.lower(F.trim(said))
@@ -344,7 +346,7 @@ def _kind(said: Column, doubt: Column | None) -> Column:
 
 
 def _unknown(said: Column, name: str) -> Column:
-    """What to say of a word that is not known; null if it is."""
+    """Give the error message for an unknown word; null if the word is known."""
     from pyspark.sql import functions as F
 
     words = [word for kinds in KINDS.values() for word in kinds]
@@ -355,7 +357,7 @@ def _unknown(said: Column, name: str) -> Column:
 
 
 def _fields(schema: StructType, name: str) -> dict[str, DataType]:
-    """The fields of a column, by name; none if it is not there, or has none."""
+    """Return the fields of a struct column by name; none if the column is missing or no struct."""
     from pyspark.sql.types import StructType
 
     kind = next((field.dataType for field in schema.fields if field.name == name), None)

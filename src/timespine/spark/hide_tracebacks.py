@@ -1,8 +1,8 @@
-"""Errors of ours that users of Spark see: one sentence, before any traceback.
+"""Show users of Spark our errors as one sentence, without a traceback before it.
 
-PySpark sends what a worker raises to the JVM as the text of a traceback, so that the sentence that matters comes last,
-after a page. It leaves the traceback out if SPARK_HIDE_TRACEBACK is set in the environment of the worker. That is
-set here when one of our errors leaves the worker: the worker ends with it, so that no other error loses its traceback.
+PySpark sends an error of a worker to the JVM as the text of a traceback, in which the message comes last,
+after a page. It omits the traceback if SPARK_HIDE_TRACEBACK is set in the environment of the worker. This module
+sets it when one of our errors leaves the worker. The worker ends with that error, so no other loses its traceback.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 from timespine.errors import TimespineError
 
 HIDE = "SPARK_HIDE_TRACEBACK"
-"""The variable that PySpark looks at when it writes down an error."""
+"""The variable that PySpark reads when it formats an error."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Let errors of ours leave a worker of Spark without their traceback."""
+    """Hide the traceback of our errors that leave a worker of Spark."""
     try:
         yield
     except TimespineError:
@@ -34,8 +34,8 @@ def plain_errors() -> Iterator[None]:
         raise
 
 
-def plain(method: Callable[P, R]) -> Callable[P, R]:
-    """For a method that a worker of Spark calls: `plain_errors`."""
+def raises_plain_errors(method: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a method that a worker of Spark calls in `plain_errors`."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -46,6 +46,6 @@ def plain(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def _is_worker() -> bool:
-    """Whether this process was started by Spark to run Python: all of those run a module of PySpark."""
+    """Return whether this process is a Python worker of Spark: each of those runs a module of PySpark."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec is not None and spec.name.startswith("pyspark.")

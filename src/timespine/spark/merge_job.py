@@ -1,8 +1,8 @@
-"""Large merges as jobs of Spark: one task per range of keys, the same kernel, parts written by the executors.
+"""Run large merges as Spark jobs: one task per range of keys, with the same kernel; executors write the parts.
 
-What is worth a job is handed over by the engine of the process (`Engine.elsewhere`),
-stretch by stretch; the result is offered to the collection like any other. A job that
-is cancelled or killed leaves blobs of the merge's writer, which go with it.
+The merge engine of the process hands large merges to a job (`Engine.delegate`). The
+process commits the result like that of any other merge. A cancelled or killed job leaves
+blobs of the merge's writer, which the sweep removes with that writer.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from timespine.client.engines import fresh_id
+from timespine.client.engine_interface import fresh_id, merge_engine_of
 from timespine.client.store import Store
-from timespine.columnar.merge_engine import Engine, Work
-from timespine.columnar.parts.cache import PartCache
+from timespine.columnar.merge.engine import Engine, MergeTask
+from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.parts.part_reader import MissingBlob
-from timespine.columnar.scan.part_set import Parts
-from timespine.columnar.scan.request import Wanted
-from timespine.columnar.scan.splits import split_keys
+from timespine.columnar.scan.part_access import Parts
+from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.split_keys import split_keys
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Part, Run
 from timespine.errors import CorruptionError
 from timespine.spark.blob_location import BlobLocation
 from timespine.spark.read.read_task import Batches
-from timespine.spark.setup.workers import check_workers
+from timespine.spark.setup.worker_python import check_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAST_ROWS = 4_000_000
-"""Updates from which on merges are handed over. With two cores on one machine a warm job takes about as long as the
+"""The least updates of a merge that becomes a job. With two cores on one machine a warm job takes about as long as the
 process (`python -m bench.spark compact`), and a cold one twice that at 6 million. More cores need less."""
 
 TASK_ROWS = 1 << 20
-"""Updates that one task merges, about."""
+"""The approximate number of updates that one task merges."""
 
 TASKS_MAX = 10_000
 
@@ -49,55 +49,56 @@ _SCHEMA = pa.schema([pa.field("place", pa.int32()), pa.field("parts", pa.binary(
 
 
 @dataclass(frozen=True, slots=True)
-class Merging:
-    """What a task needs to know to merge a range."""
+class MergeRangeTask:
+    """The input of a task that merges a range."""
 
     place: BlobLocation
-    """Where the blobs are."""
+    """The location of the blobs."""
     schemas: tuple[bytes, ...]
     """The schemas of the collection."""
-    works: tuple[Work, ...]
+    works: tuple[MergeTask, ...]
     """The ranges, in the order of their keys."""
 
 
 @contextlib.contextmanager
 def merging_on(store: Store, spark: SparkSession, *, least_rows: int = LEAST_ROWS) -> Iterator[None]:
-    """While this is open, merges of so many updates or more are done by the executors of a session."""
-    place = BlobLocation(store.location, store._shared.config)
+    """Let the executors of a session do merges of `least_rows` updates or more, while this context is open."""
+    place = BlobLocation(store.location, store._context.config)
 
-    def elsewhere(work: Work, schemas: Sequence[Schema], parts: Parts) -> list[Part] | None:
+    def delegate(work: MergeTask, schemas: Sequence[Schema], parts: Parts) -> list[Part] | None:
         if sum(part.rows for run in work.runs for part in run.parts) < least_rows:
             return None
         return _merged(spark, place, work, schemas, parts)
 
-    store.engine.elsewhere, before = elsewhere, store.engine.elsewhere
+    engine = merge_engine_of(store)
+    engine.delegate, before = delegate, engine.delegate
     try:
         yield
     finally:
-        store.engine.elsewhere = before
+        engine.delegate = before
 
 
 def _merged(
-    spark: SparkSession, place: BlobLocation, work: Work, schemas: Sequence[Schema], parts: Parts
+    spark: SparkSession, place: BlobLocation, work: MergeTask, schemas: Sequence[Schema], parts: Parts
 ) -> list[Part] | None:
-    """Merge by tasks; the parts of all ranges, one after the other. None if keys cannot be cut into ranges."""
+    """Merge by tasks; return the parts of all ranges in order, None if the keys have no ranges to cut at."""
     works = ranges(work, schemas[-1], parts)
     if len(works) < 2:
         return None
-    task = over_ranges(Merging(place, tuple(schema.encode() for schema in schemas), tuple(works)))
+    task = over_ranges(MergeRangeTask(place, tuple(schema.encode() for schema in schemas), tuple(works)))
     check_workers(spark)
     sent = spark.range(0, len(works), 1, len(works)).mapInArrow(task, DDL).toArrow()
     answers = dict(zip(sent.column("place").to_pylist(), sent.column("parts").to_pylist(), strict=True))
     if sorted(answers) != list(range(len(works))):
-        raise CorruptionError(f"a merge by {len(works)} tasks was answered by {sorted(answers)}")
+        raise CorruptionError(f"a merge has {len(works)} tasks, and {sorted(answers)} answered")
     if any(data is None for data in answers.values()):
         raise MissingBlob("(an input of a merge)")
     return [part for place in sorted(answers) for part in _decoder.decode(answers[place])]
 
 
-def ranges(work: Work, schema: Schema, parts: Parts) -> list[Work]:
-    """A merge, cut into ranges of keys of about equal size, each with the parts that it needs."""
-    wanted = Wanted(schema, schema.names, Window(), timed=True)
+def ranges(work: MergeTask, schema: Schema, parts: Parts) -> list[MergeTask]:
+    """Cut a merge into ranges of keys of about equal size, each with the parts that it needs."""
+    wanted = ScanRequest(schema, schema.names, Window(), keep_times=True)
     rows = sum(part.rows for run in work.runs for part in run.parts)
     cuts = split_keys(parts, work.runs, wanted, min(-(-rows // TASK_ROWS), TASKS_MAX))
     found = []
@@ -108,8 +109,8 @@ def ranges(work: Work, schema: Schema, parts: Parts) -> list[Work]:
     return found
 
 
-def over_ranges(merging: Merging) -> Callable[[Batches], Batches]:
-    """For `mapInArrow` over the numbers of ranges: the parts that each became."""
+def over_ranges(merging: MergeRangeTask) -> Callable[[Batches], Batches]:
+    """Make the function for `mapInArrow` over the numbers of ranges that gives the merged parts of each."""
 
     def merged(numbers: Batches) -> Batches:
         for batch in numbers:
@@ -119,8 +120,8 @@ def over_ranges(merging: Merging) -> Callable[[Batches], Batches]:
     return merged
 
 
-def merge_range(merging: Merging, number: int) -> pa.RecordBatch:
-    """In a task: merge one range within the bound of memory, and put its parts."""
+def merge_range(merging: MergeRangeTask, number: int) -> pa.RecordBatch:
+    """Merge one range in a task within the memory bound, and put its parts."""
     place = merging.place
     schemas = [Schema.decode(data) for data in merging.schemas]
     engine = Engine(

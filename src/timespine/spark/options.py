@@ -1,4 +1,4 @@
-"""Options of `spark.read.format("timespine")` and the others: strings, checked, with what to do in every refusal."""
+"""Options of `spark.read.format("timespine")` and the others: strings, checked; every error says what to change."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from timespine.client.engines import to_ms
-from timespine.errors import UsageError, shown
+from timespine.client.engine_interface import parse_duration_ms
+from timespine.errors import UsageError, short_repr
 from timespine.ids import check_segment
-from timespine.spark.names import local_path
+from timespine.spark.quoted_names import local_path
 
 APPEND, UPSERT, DELETE = "append", "upsert", "delete"
-"""How rows are written: added, by key, or as keys of what goes."""
+"""The write modes: append rows, upsert rows by key, or delete rows by key."""
 
 OVERWRITE = "overwrite"
-"""How rows are written by `df.write.mode("overwrite")`: they take the place of all that are there."""
+"""The write mode of `df.write.mode("overwrite")`: the rows replace all rows of the collection."""
 
 READ, FEED, STREAM, WRITE, STREAM_WRITE = (
     "spark.read",
@@ -26,7 +26,7 @@ READ, FEED, STREAM, WRITE, STREAM_WRITE = (
     "df.write",
     "df.writeStream",
 )
-"""Where options are given."""
+"""The calls that take options."""
 
 _READS = (READ, FEED, STREAM)
 _WRITES = (WRITE, STREAM_WRITE)
@@ -64,20 +64,20 @@ PLACES = {
     "checkpointLocation": (STREAM_WRITE,),
     "queryName": (STREAM_WRITE,),
 }
-"""Every option, and where it means something; anywhere else it is refused."""
+"""Every option, with the calls that accept it; other calls refuse it."""
 
 _SPELLED = {name.lower(): name for name in PLACES}
-"""Spark hands names over in lower case."""
+"""The options by their names in lower case, as Spark passes them."""
 
 _NUMBERS = {"partitions": 1, "maxRowsPerTrigger": 1, "maxBytesPerTrigger": 1, "time": 0, "firstBatch": 0}
-"""Options that are numbers, and the least of each."""
+"""The options that are numbers, with the least value of each."""
 
 _FLAGS = ("readChangeFeed", "readUpdates")
 
 _CHOICES = {"multiplicity": ("rows", "column"), "mode": (APPEND, UPSERT, DELETE)}
 
 LATEST = "latest"
-"""The `startingVersion` of those who want only what comes from now on."""
+"""The `startingVersion` of a stream that begins with the next commit."""
 
 _OF_FEEDS = ("startingVersion", "startingTimestamp", "endingVersion", "endingTimestamp")
 
@@ -86,8 +86,8 @@ _ELSEWHERE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A collection in a store."""
+class CollectionAddress:
+    """The address of a collection."""
 
     store: str
     """The folder of the store."""
@@ -99,7 +99,7 @@ class Options:
     """The options of one read or write."""
 
     def __init__(self, given: Mapping[str, str], *places: str) -> None:
-        """Options that are given in one of some places; without any, in any."""
+        """Check the options of a call in one of `places`; without places, of any call."""
         self._given = {name.lower(): value for name, value in given.items() if not name.startswith(("spark.", "__"))}
         if READ in places and FEED in places:
             places = tuple(each for each in places if each != (READ if self.is_feed else FEED))
@@ -112,7 +112,7 @@ class Options:
         for given in sorted(self._given):
             name = _SPELLED.get(given)
             if name is None:
-                raise UsageError(f"there is no option {shown(given)}; there are: {', '.join(there)}")
+                raise UsageError(f"there is no option {short_repr(given)}; there are: {', '.join(there)}")
             if name not in there:
                 raise UsageError(
                     f"option {name} is for {' and '.join(PLACES[name])}; here, with {' or '.join(places)}, there are: "
@@ -129,35 +129,33 @@ class Options:
         for name, choices in _CHOICES.items():
             text = self.text(name)
             if text is not None and text not in choices:
-                raise UsageError(f"option {name} is {', '.join(choices[:-1])} or {choices[-1]}, not {shown(text)}")
+                raise UsageError(f"option {name} is {', '.join(choices[:-1])} or {choices[-1]}, not {short_repr(text)}")
         if self.names("columns") == []:
             raise UsageError("option columns names none: give their names with commas between them")
         lease, hold = self.text("lease"), self.text("hold")
         if lease is not None:
-            to_ms(lease)
+            parse_duration_ms(lease)
         if hold is not None:
             check_segment(hold, "hold")
         _ = self.as_of, self.starting, self.ending
 
     def _check_together(self, places: tuple[str, ...]) -> None:
-        """What goes together, and what does not."""
+        """Refuse options that contradict each other."""
         if self.text("readChangeFeed") is not None and not self.flag("readChangeFeed"):
             asked = next((each for each in _OF_FEEDS if self.text(each) is not None), None)
             if asked is not None:
                 raise UsageError(f"option {asked} asks for changes, and readChangeFeed=false for rows: leave out one")
         first, last = self.starting, self.ending
         if type(first) is type(last) and first is not None and last < first:  # type: ignore[operator]
-            raise UsageError(f"changes from {first} to {last}: the later one is the ending one")
+            raise UsageError(f"changes from {first} to {last}: the ending one must not be before the starting one")
         if self.flag("readUpdates"):
             other = next(
                 (each for each in ("asOf", "versionAsOf", "timestampAsOf", "multiplicity") if self.text(each)), None
             )
             if other is not None or self.is_feed:
-                raise UsageError(
-                    f"readUpdates gives every update that there is: leave out {other or 'readChangeFeed and its times'}"
-                )
+                raise UsageError(f"readUpdates gives all updates: leave out {other or 'readChangeFeed and its times'}")
         if self.is_latest and places and STREAM not in places:
-            raise UsageError("startingVersion=latest is for streams: a read gives what there is, from a version on")
+            raise UsageError("startingVersion=latest is for streams: give a read the version to start from")
         if self.text("maxRowsPerTrigger") is not None and self.text("maxBytesPerTrigger") is not None:
             raise UsageError("give either maxRowsPerTrigger or maxBytesPerTrigger")
         mode = self.text("mode") or APPEND
@@ -171,73 +169,73 @@ class Options:
             )
 
     def text(self, *names: str) -> str | None:
-        """The first of these options that is given."""
+        """Return the first of these options that has a value."""
         return next((self._given[name.lower()] for name in names if name.lower() in self._given), None)
 
     def number(self, name: str) -> int | None:
-        """An option that is a number."""
+        """Parse an option as a number."""
         text = self.text(name)
         if text is None:
             return None
         try:
             return int(text)
         except ValueError:
-            raise UsageError(f"option {name} is a whole number, not {shown(text)}") from None
+            raise UsageError(f"option {name} is a whole number, not {short_repr(text)}") from None
 
     def flag(self, name: str) -> bool:
-        """An option that is true or false; false if it is not given."""
+        """Parse an option as true or false; the default is false."""
         text = (self.text(name) or "false").lower()
         if text not in ("true", "false"):
-            raise UsageError(f"option {name} is true or false, not {shown(text)}")
+            raise UsageError(f"option {name} is true or false, not {short_repr(text)}")
         return text == "true"
 
     def names(self, name: str) -> list[str] | None:
-        """An option that is a list of names, with commas between them."""
+        """Parse an option as a list of names separated by commas."""
         text = self.text(name)
         return None if text is None else [each.strip() for each in text.split(",") if each.strip()]
 
     @property
-    def target(self) -> Target:
-        """The collection: `load("folder/name")`, or the options `store` and `collection`."""
+    def target(self) -> CollectionAddress:
+        """Give the address of the collection: `load("folder/name")`, or the options `store` and `collection`."""
         store, collection, path = self.text("store"), self.text("collection"), self.text("path")
         if store is not None and (collection or path) is not None:
-            return Target(_folder(store), str(collection or path))
+            return CollectionAddress(_folder(store), str(collection or path))
         if path is None:
-            raise UsageError("say which collection: load('folder/collection'), or options store and collection")
+            raise UsageError("name the collection: load('folder/collection'), or options store and collection")
         folder, name = os.path.split(local_path(path).rstrip("/"))
         if not folder or not name:
-            raise UsageError(f"{shown(path)} is not the folder of a store and the name of a collection in it")
-        return Target(_folder(folder), name)
+            raise UsageError(f"{short_repr(path)} is not the folder of a store and the name of a collection in it")
+        return CollectionAddress(_folder(folder), name)
 
     @property
     def as_of(self) -> int | datetime.datetime | None:
-        """The time to read at: `asOf`, `versionAsOf` or `timestampAsOf`."""
+        """Parse the time to read at: `asOf`, `versionAsOf` or `timestampAsOf`."""
         return self._moment("asOf", "versionAsOf", timestamp="timestampAsOf")
 
     @property
     def is_feed(self) -> bool:
-        """Whether changes are asked for, and not rows."""
+        """Return whether the options ask for changes instead of rows."""
         return self.flag("readChangeFeed") or any(self.text(each) is not None for each in _OF_FEEDS)
 
     @property
     def is_latest(self) -> bool:
-        """Whether only what comes from now on is wanted."""
+        """Return whether the stream begins with the next commit."""
         return (self.text("startingVersion") or "").lower() == LATEST
 
     @property
     def starting(self) -> int | datetime.datetime | None:
-        """The first time whose changes are wanted."""
+        """Parse the first time whose changes to read."""
         return None if self.is_latest else self._moment("startingVersion", timestamp="startingTimestamp")
 
     @property
     def ending(self) -> int | datetime.datetime | None:
-        """The last time whose changes are wanted."""
+        """Parse the last time whose changes to read."""
         return self._moment("endingVersion", timestamp="endingTimestamp")
 
     def _moment(self, *names: str, timestamp: str) -> int | datetime.datetime | None:
         given = [name for name in (*names, timestamp) if self.text(name) is not None]
         if len(given) > 1:
-            raise UsageError(f"options {' and '.join(given)} say the same thing: give one of them")
+            raise UsageError(f"options {' and '.join(given)} mean the same: give one of them")
         if not given:
             return None
         text = str(self.text(given[0]))
@@ -246,22 +244,26 @@ class Options:
                 raise UsageError(f"option {given[0]} is a time from 0 on, not {text}")
             return int(text)
         if given[0].endswith("Version") or given[0].startswith("version"):
-            raise UsageError(f"option {given[0]} is a version such as 7, not {shown(text)}; a moment is a {timestamp}")
-        return moment_of(given[0], text)
+            raise UsageError(
+                f"option {given[0]} is a version such as 7, not {short_repr(text)}; a moment is a {timestamp}"
+            )
+        return parse_option_time(given[0], text)
 
 
-def moment_of(name: str, text: str) -> datetime.datetime:
-    """A moment as people write it; without a zone it is one of UTC."""
+def parse_option_time(name: str, text: str) -> datetime.datetime:
+    """Parse a timestamp; without a zone it is in UTC."""
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"option {name} is a time such as 7 or '2026-01-31 12:00:00', not {shown(text)}") from None
+        raise UsageError(
+            f"option {name} is a time such as 7 or '2026-01-31 12:00:00', not {short_repr(text)}"
+        ) from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
 
 
 def _folder(path: str) -> str:
-    """The folder of a store, absolute."""
+    """Return the absolute path of the folder of a store."""
     folder = local_path(path)
     if _ELSEWHERE.match(folder):
-        raise UsageError(f"{shown(path)}: this version keeps stores in folders; give a path")
+        raise UsageError(f"{short_repr(path)}: this version keeps stores in folders; give a path")
     return os.path.abspath(folder)

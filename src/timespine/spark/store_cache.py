@@ -1,9 +1,8 @@
 """Stores that a Python worker of Spark keeps open.
 
 Spark plans and commits Python sources and sinks in processes beside the driver, which
-it uses again and again. Opening a store for every micro-batch would cost more than
-the commit, so each process keeps what it has opened until it ends, or until another
-store is found in the folder.
+it reuses. Opening a store for every micro-batch would cost more than the commit, so each
+process keeps its stores open until it ends, or until it finds another store in the folder.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import threading
 from dataclasses import dataclass
 
 from timespine.client.collection import Collection
@@ -19,29 +17,31 @@ from timespine.client.open_store import CONSENSUS
 from timespine.client.open_store import open as open_store
 from timespine.client.store import Store
 from timespine.errors import TimespineError
-from timespine.spark.options import Target
+from timespine.locks import Lock
+from timespine.spark.options import CollectionAddress
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
     store: Store
     file: tuple[int, int] | None
-    """Which file its logs were in when it was opened: device and inode."""
+    """The file of its logs when it was opened: device and inode."""
 
 
 _stores: dict[tuple[int, str], _Opened] = {}
-_lock = threading.Lock()
+_locks: dict[int, Lock] = {}
+"""The locks for opening a store, by process: a forked child does not wait for threads of its parent."""
 
 
 def store_of(location: str, *, create: bool = False) -> Store:
-    """The store in a folder, open in this process. It must be there, unless it is to be created: a read makes none.
+    """Open the store in a folder, or give the open one. With `create`, create a missing store; a read does not.
 
-    SUBTLE: a folder may have been deleted and made again meanwhile. Whoever went on with the store that was opened
-    before would read what is gone, and write to files outside of the folder (test_store_cache.py). An inode tells them
-    apart, since that of a file that is open is not given to another one.
+    SUBTLE: a user may delete and create the folder again. A process that still used the open store
+    would read deleted data, and write to files outside of the folder (test_store_cache.py). The inode detects that,
+    since the file system does not reuse the inode of an open file.
     """
     key = (os.getpid(), location)
-    with _lock:
+    with _locks.setdefault(os.getpid(), Lock("the stores of this process")):
         file = _file_of(location)
         found = _stores.get(key)
         if found is not None and found.file != file:
@@ -53,13 +53,13 @@ def store_of(location: str, *, create: bool = False) -> Store:
 
 
 def _open(location: str, file: tuple[int, int] | None, *, create: bool) -> _Opened:
-    """Open the store in a folder; a new one is known by the file that its logs are in from now on."""
+    """Open the store in a folder; identify a new one by the file of its logs."""
     store = open_store(location, create=create, maintenance=False)
     return _Opened(store, file or _file_of(location))
 
 
 def _file_of(location: str) -> tuple[int, int] | None:
-    """Which file the logs of a store are in; None if it is not there."""
+    """Return the file of the logs of a store; None if it does not exist."""
     try:
         found = os.stat(os.path.join(location, CONSENSUS))
     except OSError:
@@ -68,12 +68,12 @@ def _file_of(location: str) -> tuple[int, int] | None:
 
 
 def _close(store: Store) -> None:
-    """Close a store whose folder is not there any more."""
+    """Close a store whose folder was deleted."""
     atexit.unregister(store.close)
     with contextlib.suppress(TimespineError, OSError):
         store.close()
 
 
-def collection_of(target: Target) -> Collection:
+def collection_of(target: CollectionAddress) -> Collection:
     """The collection that options name."""
     return store_of(target.store).collection(target.collection)

@@ -17,7 +17,7 @@ after it. Empty output is `<empty>`; an error is `error: message` and changes
 nothing. A blank line among the input lines is input like any other. Whitespace
 at the ends of lines does not count.
 
-`--rewrite` puts the actual output in the place of what was expected and leaves
+`--rewrite` replaces the expected output by the actual one and leaves
 every other byte of the file as it is.
 
 This module knows the format, not the directives. A `DirectiveSet` gives a state
@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from timespine.errors import TimespineError, UsageError, shown
+from timespine.errors import TimespineError, UsageError, short_repr
 
 S = TypeVar("S")
 
@@ -46,8 +46,8 @@ EMPTY = "<empty>"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A directive line, taken apart, and the input below it."""
+class DirectiveCall:
+    """A parsed directive line, and the input below it."""
 
     name: str
     """The directive."""
@@ -59,14 +59,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Directive(Generic[S]):
-    """One thing that a script can do to a machine."""
+    """One operation of a script on a machine."""
 
-    run: Callable[[S, Call], tuple[S, str]]
-    """From the state before to the state after and the output. A pure function, so an error changes nothing."""
+    run: Callable[[S, DirectiveCall], tuple[S, str]]
+    """The function from the state before to the state after and the output. It is pure, so an error changes nothing."""
     required: tuple[str, ...] = ()
-    """Arguments that must be given."""
+    """Arguments that a call must give."""
     optional: tuple[str, ...] = ()
-    """Arguments that may be given."""
+    """Arguments that a call may give."""
     takes_input: bool = False
     """Whether input lines may follow."""
 
@@ -78,7 +78,7 @@ class DirectiveSet(Generic[S]):
     start: Callable[[], S]
     """The state that each script begins with: an immutable value."""
     directives: dict[str, Directive[S]]
-    """By name."""
+    """The directives by name."""
 
 
 @dataclass(slots=True)
@@ -86,12 +86,12 @@ class Registry:
     """All directives that scripts may use."""
 
     sets: list[DirectiveSet[Any]] = field(default_factory=list)
-    """In order of registration."""
+    """The sets in order of registration."""
     owners: dict[str, int] = field(default_factory=dict)
     """The index of the set that each name belongs to."""
 
     def add(self, directives: DirectiveSet[Any]) -> None:
-        """Register a set; a name that another set has already is a UsageError."""
+        """Register a set; raise UsageError for a name that another set has."""
         taken = sorted(self.owners.keys() & directives.directives.keys())
         if taken:
             raise UsageError(f"directive {taken[0]} is registered already")
@@ -99,11 +99,11 @@ class Registry:
         self.owners.update(dict.fromkeys(directives.directives, len(self.sets) - 1))
 
     def start(self) -> list[Any]:
-        """The states that a script begins with, one of each machine."""
+        """Return the states that a script begins with, one of each machine."""
         return [directives.start() for directives in self.sets]
 
     def run(self, states: list[Any], line: str, input: tuple[str, ...]) -> str:
-        """Run one case on the states and give its output. An error leaves them as they are."""
+        """Run one case on the states, and return its output. An error leaves them as they are."""
         call = parse_call(line, input)
         owner = self.owners.get(call.name)
         if owner is None:
@@ -114,22 +114,22 @@ class Registry:
         return output
 
 
-def parse_call(line: str, input: tuple[str, ...] = ()) -> Call:
-    """Take a directive line apart; a UsageError if that cannot be done."""
+def parse_call(line: str, input: tuple[str, ...] = ()) -> DirectiveCall:
+    """Parse a directive line; raise UsageError if it is malformed."""
     name, *words = _words(line)
     arguments: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise UsageError(f"{name}: {shown(word)} is not of the form key=value")
+            raise UsageError(f"{name}: {short_repr(word)} is not of the form key=value")
         if key in arguments:
             raise UsageError(f"{name}: argument {key} is given twice")
         arguments[key] = value
-    return Call(name, arguments, input)
+    return DirectiveCall(name, arguments, input)
 
 
 def _words(line: str) -> list[str]:
-    """The words of a line, split at spaces that are not inside brackets."""
+    """Split a line into words at spaces that are not inside brackets."""
     words: list[str] = [""]
     depth = 0
     for character in line.strip():
@@ -139,12 +139,12 @@ def _words(line: str) -> list[str]:
         else:
             words[-1] += character
     if depth != 0:
-        raise UsageError(f"brackets do not match in {shown(line.strip())}")
+        raise UsageError(f"brackets do not match in {short_repr(line.strip())}")
     return [word for word in words if word]
 
 
-def _check_call(call: Call, directive: Directive[Any]) -> None:
-    """Whether the arguments and the input are what the directive takes."""
+def _check_call(call: DirectiveCall, directive: Directive[Any]) -> None:
+    """Raise UsageError if the directive does not take these arguments and this input."""
     for key in directive.required:
         if key not in call.arguments:
             raise UsageError(f"{call.name}: argument {key}= is missing")
@@ -161,15 +161,15 @@ class ScriptError(Exception):
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
         self.line = line
-        """Where, counted from 1."""
+        """The line of the error, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case, and where in the file its expected output is."""
+    """One case, and the place of its expected output in the file."""
 
     line: int
-    """Where the directive is, counted from 1."""
+    """The line of the directive, counted from 1."""
     directive: str
     """The directive line."""
     input: tuple[str, ...]
@@ -184,8 +184,8 @@ class Case:
     """Whether the output is written between double rules."""
 
 
-def parse(lines: Sequence[str], names: Collection[str]) -> Iterator[Case]:
-    """The cases of a script. `names` are the known directives: one after a blank line cannot be input."""
+def parse_script(lines: Sequence[str], names: Collection[str]) -> Iterator[Case]:
+    """Yield the cases of a script. `names` are the known directives: one after a blank line cannot be input."""
     at = 0
     while at < len(lines):
         if _is_blank(lines[at]) or _is_comment(lines[at]):
@@ -197,7 +197,7 @@ def parse(lines: Sequence[str], names: Collection[str]) -> Iterator[Case]:
 
 
 def _parse_case(lines: Sequence[str], first: int, names: Collection[str]) -> Case:
-    """The case whose directive is at index `first`."""
+    """Parse the case whose directive is at index `first`."""
     if _is_rule(lines[first]):
         raise ScriptError(first + 1, f"a {RULE} without a directive before it")
     rule = first + 1
@@ -206,7 +206,7 @@ def _parse_case(lines: Sequence[str], first: int, names: Collection[str]) -> Cas
             break
         rule += 1
     if rule == len(lines) or not _is_rule(lines[rule]):
-        raise ScriptError(first + 1, f"the case {shown(lines[first].strip())} has no {RULE}")
+        raise ScriptError(first + 1, f"the case {short_repr(lines[first].strip())} has no {RULE}")
     input = tuple(line.rstrip() for line in lines[first + 1 : rule] if not _is_comment(line))
     begin = rule + 1
     framed = begin < len(lines) and _is_rule(lines[begin])
@@ -216,7 +216,7 @@ def _parse_case(lines: Sequence[str], first: int, names: Collection[str]) -> Cas
 
 
 def _end_plain(lines: Sequence[str], begin: int) -> tuple[int, int]:
-    """Where output that ends with a blank line ends, twice: nothing follows it."""
+    """Return the index after output that a blank line ends, twice: no rule follows it."""
     end = begin
     while end < len(lines) and not _is_blank(lines[end]):
         if _is_rule(lines[end]):
@@ -226,7 +226,7 @@ def _end_plain(lines: Sequence[str], begin: int) -> tuple[int, int]:
 
 
 def _end_framed(lines: Sequence[str], begin: int) -> tuple[int, int]:
-    """Where output between double rules ends, and where the rules after it end."""
+    """Return the index after output between double rules, and the index after the rules."""
     for at in range(begin + 1, len(lines) - 1):
         if _is_rule(lines[at]) and _is_rule(lines[at + 1]):
             return at, at + 2
@@ -246,7 +246,7 @@ def _is_rule(line: str) -> bool:
 
 
 def output_of(registry: Registry, states: list[Any], case: Case) -> tuple[str, ...]:
-    """The lines that a case actually gives."""
+    """Return the actual output lines of a case."""
     try:
         output = registry.run(states, case.directive, case.input)
     except TimespineError as error:
@@ -256,25 +256,25 @@ def output_of(registry: Registry, states: list[Any], case: Case) -> tuple[str, .
 
 
 @dataclass(slots=True)
-class Tally:
-    """What came of a script, or of several."""
+class ScriptResult:
+    """The result of one script, or of several."""
 
     passed: int = 0
-    """Cases that gave what was expected."""
+    """Cases with the expected output."""
     failed: int = 0
-    """Cases that did not, and files that could not be run."""
+    """Cases with another output, and files that could not be run."""
     report: list[str] = field(default_factory=list)
-    """What to tell, line by line."""
+    """The report, line by line."""
 
     def fail(self, *lines: str) -> None:
-        """Count one failure, and say why."""
+        """Count one failure, and report why."""
         self.failed += 1
         self.report.extend(lines)
 
 
-def run_file(path: Path, registry: Registry, rewrite: bool = False) -> Tally:
-    """Run one script; with `rewrite`, correct what it expects."""
-    tally = Tally()
+def run_file(path: Path, registry: Registry, rewrite: bool = False) -> ScriptResult:
+    """Run one script; with `rewrite`, correct its expected output."""
+    tally = ScriptResult()
     try:
         content = path.read_bytes()
         text = content.decode()
@@ -287,7 +287,7 @@ def run_file(path: Path, registry: Registry, rewrite: bool = False) -> Tally:
     mark = "\ufeff" if lines[0].startswith("\ufeff") else ""
     lines[0] = lines[0].removeprefix(mark)
     try:
-        cases = list(parse(lines, registry.owners))
+        cases = list(parse_script(lines, registry.owners))
     except ScriptError as error:
         tally.fail(f"{path}:{error.line}: {error}")
         return tally
@@ -303,16 +303,16 @@ def run_file(path: Path, registry: Registry, rewrite: bool = False) -> Tally:
 
 
 def _run_cases(
-    cases: list[Case], registry: Registry, path: Path, tally: Tally, rewrite: bool
+    cases: list[Case], registry: Registry, path: Path, tally: ScriptResult, rewrite: bool
 ) -> list[tuple[Case, tuple[str, ...]]]:
-    """Run the cases in order and count them; those to be rewritten, with their output."""
+    """Run the cases in order and count them; return those to be rewritten, with their output."""
     states = registry.start()
     corrections: list[tuple[Case, tuple[str, ...]]] = []
     for case in cases:
         place = f"{path}:{case.line}"
         try:
             actual = output_of(registry, states, case)
-        except Exception:  # a bug in what is tested: never an expected output, so never rewritten
+        except Exception:  # a bug in the tested code: never an expected output, so never rewritten
             tally.fail(f"{place}: {case.directive}", *traceback.format_exc().splitlines())
             continue
         if actual == case.expected:
@@ -330,7 +330,7 @@ def _run_cases(
 
 
 def _rendered(case: Case, actual: tuple[str, ...], rule: str) -> list[str]:
-    """The lines of an output as they stand in a file whose `----` line is `rule`."""
+    """Return the lines of an output as they stand in a file whose `----` line is `rule`."""
     line_end = "\r" if rule.endswith("\r") else ""
     needs_frame = any(not line or line == RULE for line in actual)
     framed = [RULE, *actual, RULE, RULE] if case.framed or needs_frame else actual
@@ -338,7 +338,7 @@ def _rendered(case: Case, actual: tuple[str, ...], rule: str) -> list[str]:
 
 
 def default_registry() -> Registry:
-    """The directives of all machines that Timespine has."""
+    """Return the directives of all machines that Timespine has."""
     from timespine.testing.scripts.trace_directives import TRACE
 
     registry = Registry()
@@ -347,7 +347,7 @@ def default_registry() -> Registry:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the scripts named on the command line; 0 if all is as expected, 1 if not, 2 if misused."""
+    """Run the scripts named on the command line; return 0 if they pass, 1 if not, 2 if misused."""
     parser = argparse.ArgumentParser(
         prog="python -m timespine.testing.datadriven", description="Run data-driven scripts."
     )
@@ -355,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rewrite", action="store_true", help="replace expected output by actual output")
     options = parser.parse_args(arguments)
     registry = default_registry()
-    total = Tally()
+    total = ScriptResult()
     for path in options.files:
         tally = run_file(path, registry, options.rewrite)
         total.passed += tally.passed

@@ -1,7 +1,7 @@
 """Run many simulated histories: python -m timespine.testing.simulate --histories 1000 --jobs 2
 
-A history is decided by its seed alone. On a violation the seed and a shrunken
-trace are printed; `--seed S --histories 1 --trace` replays one history in full.
+The seed alone decides a history. On a violation the command prints the seed and a
+shrunken trace; `--seed S --histories 1 --trace` replays one history in full.
 With `--real`, rows are in Parquet, blobs are files and logs are in SQLite. With
 `--flavour streams`, histories are of writes ahead of the seal and of transactions; with
 `--flavour schemas`, schemas change between the making of rows and their commit.
@@ -24,27 +24,27 @@ from multiprocessing import get_context
 
 from timespine.testing.formats.parquet import PATHS
 from timespine.testing.simulator import checker
-from timespine.testing.simulator.checker import FAULT_KINDS, FLAVOURS, Result
+from timespine.testing.simulator.checker import FAULT_KINDS, FLAVOURS, HistoryResult
 from timespine.testing.simulator.simulator import Faults
-from timespine.testing.simulator.streams import POINTS
+from timespine.testing.simulator.stream_workload import POINTS
 from timespine.testing.simulator.violation import Violation
-from timespine.testing.stores import course
+from timespine.testing.stores import history_run
 
 CHUNK = 25
 """Histories that a worker runs between two reports."""
 
 ENOUGH = 200
-"""Histories with real rows of which some must have got everywhere."""
+"""Histories with real rows of which some must have reached every path."""
 
 MANY = 500
 """Histories of streams of which some must have been disturbed at every marked point."""
 
 MARKED = tuple(f"{what}: {point}" for point in POINTS for what in ("crash", "outage"))
-"""What must have happened at every point that histories of streams have marked."""
+"""The disturbances that must have happened at every point that histories of streams mark."""
 
 
 Done = tuple[int, int, Counter[str], list[tuple[int, list[Violation]]], int]
-"""How many histories, their operations, their counts, their violations, a digest of all."""
+"""The number of histories, their operations, their counts, their violations, and a digest of all."""
 
 
 STORES = "stores"
@@ -58,15 +58,15 @@ def run_history(
     tracing: bool = False,
     real: bool = False,
     flavour: str = "mixed",
-) -> Result:
+) -> HistoryResult:
     """Run one history: of the protocols of the core, or of real stores."""
     if flavour == STORES:
-        return course.run_history(seed, operations, faults, tracing)
-    return checker.run_history(seed, operations, faults, tracing, real, flavour)
+        return history_run.run_store_history(seed, operations, faults, tracing)
+    return checker.run_core_history(seed, operations, faults, tracing, real, flavour)
 
 
 def run_seeds(seeds: range, operations: int, real: bool = False, flavour: str = "mixed") -> Done:
-    """Run some histories. They are small: what they leave behind in cycles is collected once, after all of them."""
+    """Run histories. They are small: garbage in cycles is collected once, after all of them."""
     gc.disable()
     try:
         return _run_seeds(seeds, operations, real, flavour)
@@ -88,10 +88,10 @@ def _run_seeds(seeds: range, operations: int, real: bool, flavour: str) -> Done:
     return len(seeds), done, counts, failed, digest
 
 
-def shrink(seed: int, operations: int, real: bool = False, flavour: str = "mixed") -> tuple[Result, Faults, int]:
-    """A shorter and calmer history of the same seed that still goes wrong, with its trace."""
+def shrink(seed: int, operations: int, real: bool = False, flavour: str = "mixed") -> tuple[HistoryResult, Faults, int]:
+    """Find a shorter and calmer history of the same seed that still fails, and return it with its trace."""
     run = partial(run_history, seed, real=real, flavour=flavour)
-    faults, smallest = replace(course.FAULTS) if flavour == STORES else Faults(), operations
+    faults, smallest = replace(history_run.FAULTS) if flavour == STORES else Faults(), operations
     for fewer in sorted({*range(1, min(operations, 12)), *range(12, operations, 6)}):
         if run(fewer, faults).violations:
             smallest = fewer
@@ -107,7 +107,7 @@ def shrink(seed: int, operations: int, real: bool = False, flavour: str = "mixed
 def report_failure(
     seed: int, operations: int, violations: list[Violation], real: bool = False, flavour: str = "mixed"
 ) -> None:
-    """Print a violation so that somebody can begin to look."""
+    """Print a violation, with the command that replays it."""
     print(f"\nseed {seed}: {violations[0]}")
     result, faults, smallest = shrink(seed, operations, real, flavour)
     print(f"shrunk to {smallest} operations with {faults}; the last steps:")
@@ -125,7 +125,7 @@ def _chunks(first: int, histories: int) -> Iterable[range]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="timespine.testing.simulate", description="Simulated histories with faults.")
     parser.add_argument("--histories", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument("--ops", type=int, default=60, help="operations per history (default 60)")
@@ -150,13 +150,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _results(options: argparse.Namespace) -> Iterator[Done]:
-    """What came of every chunk, in order."""
+    """Yield the result of every chunk, in order."""
     run = partial(run_seeds, operations=options.ops, real=options.real, flavour=options.flavour)
     chunks = list(_chunks(options.seed, options.histories))
     if options.jobs == 1:
         yield from map(run, chunks)
         return
-    # Not forked: Arrow and Polars have threads of their own, which do not survive that.
+    # Not forked: Arrow and Polars have threads of their own, which do not survive a fork.
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         yield from pool.map(run, chunks)
 

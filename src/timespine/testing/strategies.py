@@ -1,8 +1,7 @@
-"""Hypothesis strategies for what the model and the core are made of.
+"""Hypothesis strategies for the values of the model and the core.
 
-The only module that imports Hypothesis, which is a dependency of tests alone.
-Coordinates are small on purpose: collisions, chains and incomparable times are
-what finds mistakes, and all of them are frequent among few values.
+The only module that imports Hypothesis, which is a dependency of tests alone. Coordinates are small on purpose:
+collisions, chains and incomparable times find mistakes, and all of them are frequent among few values.
 """
 
 from __future__ import annotations
@@ -21,39 +20,39 @@ from timespine.model.oracle import Update
 from timespine.model.time import INT64_MAX, Time
 
 COORDINATE_MAX = 5
-"""The largest coordinate that is usually drawn."""
+"""The largest coordinate of most draws."""
 
 
 def arities() -> SearchStrategy[int]:
-    """One to three coordinates."""
+    """Draw one to three coordinates."""
     return st.integers(1, 3)
 
 
 def coordinates() -> SearchStrategy[int]:
-    """Mostly small ones, and now and then the largest there are."""
+    """Draw mostly small coordinates, and now and then the largest ones."""
     return st.integers(0, COORDINATE_MAX) | st.sampled_from([INT64_MAX - 1, INT64_MAX])
 
 
 def times(arity: int = 1, extreme: bool = False) -> SearchStrategy[Time]:
-    """Times of that many coordinates."""
+    """Draw times of this number of coordinates."""
     each = coordinates() if extreme else st.integers(0, COORDINATE_MAX)
     return st.tuples(*[each] * arity)
 
 
 def frontiers(arity: int = 1, extreme: bool = False, elements_max: int = 4) -> SearchStrategy[Frontier]:
-    """Frontiers of times of that many coordinates, closed ones among them."""
+    """Draw frontiers of times of this number of coordinates, closed ones among them."""
     return st.lists(times(arity, extreme), max_size=elements_max).map(lambda drawn: Frontier(tuple(drawn)))
 
 
 def open_frontiers(arity: int = 1, extreme: bool = False, elements_max: int = 4) -> SearchStrategy[Frontier]:
-    """Frontiers that are not closed."""
+    """Draw frontiers that are not closed."""
     drawn = st.lists(times(arity, extreme), min_size=1, max_size=elements_max)
     return drawn.map(lambda elements: Frontier(tuple(elements)))
 
 
 @st.composite
 def frontiers_after(draw: DrawFn, frontier: Frontier, closed: bool = False) -> Frontier:
-    """Frontiers strictly after an open one, and not far; with `closed`, also the last of all."""
+    """Draw frontiers strictly after an open one, and not far; with `closed`, also the closed one."""
     if closed and draw(st.integers(0, 30)) == 0:
         return CLOSED
     arity = len(frontier.elements[0])
@@ -69,29 +68,29 @@ def _moved(time: Time, step: tuple[int, ...]) -> Time:
 
 @st.composite
 def descriptions(draw: DrawFn, arity: int = 1) -> Description:
-    """Descriptions that span some time."""
+    """Draw descriptions that span some time."""
     lower = draw(open_frontiers(arity))
     return Description(lower, draw(frontiers_after(lower, closed=True)), draw(frontiers(arity)))
 
 
 def diffs() -> SearchStrategy[int]:
-    """Small diffs of both signs, and zero."""
+    """Draw small diffs of both signs, and zero."""
     return st.integers(-3, 3)
 
 
 def updates(arity: int = 1, max_size: int = 24) -> SearchStrategy[list[Update]]:
-    """Updates of few rows."""
+    """Draw updates of few rows."""
     return st.lists(st.tuples(st.sampled_from("abc"), times(arity), diffs()), max_size=max_size)
 
 
 def lengths() -> SearchStrategy[int]:
-    """Numbers of updates in a batch: mostly few, often none, sometimes very many."""
+    """Draw numbers of updates in a batch: mostly few, often none, sometimes very many."""
     return st.integers(0, 9) | st.just(0) | st.sampled_from([1, 2, 4, 16, 17, 100, 1 << 20, (1 << 40) + 1])
 
 
 @st.composite
 def runs(draw: DrawFn, name: str, length: int, arity: int = 1) -> tuple[Run, ...]:
-    """Runs of a few parts, whose keys begin with `name`, with every field that a part has."""
+    """Draw runs of a few parts, whose keys begin with `name`, with every field that a part has."""
     made = []
     for number in range(draw(st.integers(0, 3)) if length else 0):
         part = Part(
@@ -112,14 +111,14 @@ def runs(draw: DrawFn, name: str, length: int, arity: int = 1) -> tuple[Run, ...
 
 @st.composite
 def hollow_batches(draw: DrawFn, desc: Description, length: int | None = None, name: str = "k") -> HollowBatch:
-    """Hollow batches of a description, of any number of updates unless one is given."""
+    """Draw hollow batches of a description, of any number of updates unless one is given."""
     count = draw(lengths()) if length is None else length
     return HollowBatch(desc, count, draw(runs(name, count, desc.lower.arity or 1)))
 
 
 @st.composite
 def next_batches(draw: DrawFn, spine: Spine) -> HollowBatch:
-    """Hollow batches that may be inserted into a spine that is not closed."""
+    """Draw hollow batches that may be inserted into a spine that is not closed."""
     upper = draw(frontiers_after(spine.upper, closed=True))
     arity = len(spine.upper.elements[0])
     since = draw(st.sampled_from([Frontier.minimum(arity), spine.since]))
@@ -128,7 +127,7 @@ def next_batches(draw: DrawFn, spine: Spine) -> HollowBatch:
 
 @st.composite
 def merge_results(draw: DrawFn, spine: Spine) -> HollowBatch:
-    """Results for a range of the hollow batches of a spine that has some; most of them fit."""
+    """Draw results for a range of the hollow batches of a spine that has some; most of them fit."""
     leaves = list(spine.leaves())
     requests = spine.requests()
     request = draw(st.none() | st.sampled_from(requests)) if requests else None
@@ -179,12 +178,12 @@ def _roll_up_all(draw: DrawFn, spine: Spine) -> Spine:
 
 
 STEPS: tuple[Step, ...] = (*[_insert] * 8, *[_apply] * 4, _downgrade, _downgrade, _exert, _refresh, _roll_up_all)
-"""What may happen to a spine, each as often as it is listed."""
+"""The changes of a spine, each as often as it is listed."""
 
 
 @st.composite
 def spines(draw: DrawFn, arity: int = 1, steps_max: int = 24) -> Spine:
-    """Spines that came about by insertions, merge results and everything else that there is."""
+    """Draw spines that grew by insertions, merge results and every other change."""
     spine = empty_spine(arity)
     for step in draw(st.lists(st.sampled_from(STEPS), max_size=steps_max)):
         spine = step(draw, spine)

@@ -8,13 +8,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from places import BLOBS, Script, in_threads
+from memory_store import BLOBS, Script, in_threads
 
 from timespine.client.catalog import catalog
-from timespine.client.catalog.catalog import FOR_EVER, LOG, Catalog, Entry, Names, decode, encode
+from timespine.client.catalog.catalog import FOR_EVER, LOG, Catalog, CatalogEntry, Names, decode_catalog, encode_catalog
 from timespine.client.maintenance.scheduler import EXPIRE_S
 from timespine.columnar.schema.schema import define
-from timespine.core.encoding.envelope import Kind, seal
+from timespine.core.encoding.envelope import EnvelopeKind, wrap_payload
 from timespine.errors import (
     ClosedError,
     CorruptionError,
@@ -26,7 +26,7 @@ from timespine.errors import (
     UsageError,
     VersionError,
 )
-from timespine.location.consensus import Write
+from timespine.location.consensus import LogWrite
 from timespine.location.unreliable import Fault
 from timespine.model.description import Description
 from timespine.model.frontier import CLOSED, Frontier
@@ -42,7 +42,7 @@ def rows_of(collection):
 def overwrite(place, data):
     """Put another entry at the end of the catalog."""
     head = place.consensus.head(LOG)
-    place.consensus.compare_and_set([Write(LOG, head.seqno if head else None, data)])
+    place.consensus.compare_and_set([LogWrite(LOG, head.seqno if head else None, data)])
 
 
 # Creating.
@@ -91,7 +91,7 @@ def test_what_exists_is_opened_if_it_has_the_same_shape_and_refused_otherwise(pl
     with pytest.raises(UsageError, match="another schema"):
         store.create("orders", key=KEY, value={"v": "int64"}, timeline="counter", if_exists="open")
     with pytest.raises(UsageError, match="another schema"):
-        store.create("orders", key=KEY, value={"v": "string"}, arity=2, timeline="counter", if_exists="open")
+        store.create("orders", key=KEY, value={"v": "string"}, time_coordinates=2, timeline="counter", if_exists="open")
     with pytest.raises(UsageError, match="timeline 'counter', not 'clock'"):
         store.create("orders", key=KEY, value={"v": "string"}, if_exists="open")
     with pytest.raises(UsageError, match="exists"):
@@ -113,7 +113,7 @@ def test_what_exists_is_opened_if_it_has_the_same_shape_and_refused_otherwise(pl
         ({"key": None, "value": {"n": "int64", "v": "string"}}, r"key: \('n',\), not \(\)"),
         ({"cluster": ()}, r"cluster: \('v',\), not \(\)"),
         ({"cluster": ("v", "n")}, "cluster"),
-        ({"arity": 2}, "arity: 1, not 2"),
+        ({"time_coordinates": 2}, "time_coordinates: 1, not 2"),
     ],
 )
 def test_a_shape_that_is_not_that_of_what_exists_is_refused_and_the_difference_is_named(place, other, says):
@@ -176,7 +176,7 @@ def test_a_schema_and_columns_at_once_are_refused(place):
     with pytest.raises(UsageError, match="either"):
         store.create("b", schema=schema, key=KEY)
     with pytest.raises(UsageError, match="either"):
-        store.create("b", schema=schema, arity=2)
+        store.create("b", schema=schema, time_coordinates=2)
     assert store.names() == ["a"]
 
 
@@ -219,7 +219,9 @@ def test_an_unknown_name_is_answered_with_those_that_there_are(place):
 def test_names_are_decoded_once_until_somebody_changes_them(place, monkeypatch):
     store, other = place.open(), place.open()
     decoded = []
-    monkeypatch.setattr(catalog, "decode", lambda seqno, data: decoded.append(seqno) or decode(seqno, data))
+    monkeypatch.setattr(
+        catalog, "decode_catalog", lambda seqno, data: decoded.append(seqno) or decode_catalog(seqno, data)
+    )
     for name in ("a", "b", "c"):
         store.create(name, key=KEY)
         assert store[name].name == name
@@ -286,8 +288,8 @@ def test_a_policy_set_through_an_old_handle_goes_to_its_own_collection(place):
     store.rename("orders", "archive")
     second = store.create("orders", key=KEY)
     first.retain("7 days")
-    assert first._access.entry.retain_ms == 7 * 86_400_000
-    assert second._access.entry.retain_ms is None
+    assert first._handle.entry.retain_ms == 7 * 86_400_000
+    assert second._handle.entry.retain_ms is None
     names = place.open()._catalog.read().entries
     assert (names["archive"].retain_ms, names["orders"].retain_ms) == (7 * 86_400_000, None)
 
@@ -297,8 +299,8 @@ def test_a_policy_needs_times_of_the_wall_clock(place):
     with pytest.raises(UsageError, match="wall clock"):
         store.create("a", key=KEY, timeline="counter", retain="7 days")
     with pytest.raises(UsageError, match="wall clock"):
-        store.create("a", key=KEY, arity=2, retain="7 days")
-    for collection in (store.create("b", key=KEY, timeline="counter"), store.create("c", key=KEY, arity=2)):
+        store.create("a", key=KEY, time_coordinates=2, retain="7 days")
+    for collection in (store.create("b", key=KEY, timeline="counter"), store.create("c", key=KEY, time_coordinates=2)):
         with pytest.raises(UsageError, match="wall clock"):
             collection.retain("7 days")
         collection.retain(None)
@@ -311,7 +313,7 @@ def test_a_dropped_collection_is_gone_for_those_who_open_it_and_not_for_those_wh
     reading = other["orders"].snapshot()
     store.drop("orders")
     assert "orders" not in other
-    with pytest.raises(UnknownCollection, match="no collection orders any more: it was dropped"):
+    with pytest.raises(UnknownCollection, match="no collection orders: it was dropped"):
         other["orders"]
     for _ in range(2):
         store.maintain()
@@ -332,7 +334,7 @@ def other_handle(store, collection):
     """The handle that a store has of a collection, whatever it is called."""
     from timespine.client.collection import Collection
 
-    return Collection(store.handles.get(collection.id), store)
+    return Collection(store._handles.get(collection.id), store)
 
 
 def test_the_name_of_a_dropped_collection_stays_blocked_until_replace_takes_it(place):
@@ -343,7 +345,7 @@ def test_the_name_of_a_dropped_collection_stays_blocked_until_replace_takes_it(p
         collection.append([{"n": round}])
         ids.add(collection.id)
         assert rows_of(store["orders"]) == [round]
-        assert store._catalog.read().graves == {}  # whoever takes the name takes the block away
+        assert store._catalog.read().tombstones == {}  # whoever takes the name takes the block away
         assert store.drop("orders") is True
         for again in (store, place.open()):
             for if_exists in ("error", "open"):
@@ -351,7 +353,7 @@ def test_the_name_of_a_dropped_collection_stays_blocked_until_replace_takes_it(p
                     again.create("orders", key=KEY, timeline="counter", if_exists=if_exists)
     store.maintain()
     names = place.open()._catalog.read()
-    assert (names.entries, names.dropped, names.graves) == ({}, (), {"orders": collection.id})
+    assert (names.entries, names.dropped, names.tombstones) == ({}, (), {"orders": collection.id})
     assert len(ids) == 3  # an id is never used again
     assert len(place.blobs()) <= 3
 
@@ -397,7 +399,7 @@ def test_a_drop_that_meets_another_change_is_as_if_it_came_after_it(place, chang
         with pytest.raises(UnknownCollection, match="no collection orders; there are: sales"):
             store.drop("orders")
         assert other["sales"].id == orders.id
-        assert other._catalog.read().graves == {}
+        assert other._catalog.read().tombstones == {}
     else:
         assert store.drop("orders") is True
         assert other.names() == []
@@ -412,7 +414,7 @@ def test_a_collection_cannot_be_renamed_onto_a_dropped_name_and_leaves_no_block_
         store.rename("orders", "gone")
     store.rename("orders", "sales")
     assert store.create("orders", key=KEY).id != orders.id
-    assert set(store._catalog.read().graves) == {"gone"}
+    assert set(store._catalog.read().tombstones) == {"gone"}
 
 
 def test_loading_leaves_no_blocked_names_and_takes_one_over(place, tmp_path):
@@ -421,7 +423,7 @@ def test_loading_leaves_no_blocked_names_and_takes_one_over(place, tmp_path):
     load = {"key": ["n"], "timeline": "counter"}
     store.load("orders", tmp_path / "rows.parquet", **load)
     store.load("orders", tmp_path / "rows.parquet", **load, replace=True)
-    assert store._catalog.read().graves == {}
+    assert store._catalog.read().tombstones == {}
 
     def fail(rows):
         raise RuntimeError("interrupted")
@@ -429,12 +431,12 @@ def test_loading_leaves_no_blocked_names_and_takes_one_over(place, tmp_path):
     for replace in (False, True):  # a load that failed has changed nothing: it can be tried again
         with pytest.raises(RuntimeError):
             store.load("new", tmp_path / "rows.parquet", **load, replace=replace, progress=fail)
-        assert (store.names(), store._catalog.read().graves) == (["orders"], {})
+        assert (store.names(), store._catalog.read().tombstones) == (["orders"], {})
     store.drop("orders")
     with pytest.raises(UsageError, match="stays blocked"):
         store.load("orders", tmp_path / "rows.parquet", **load)
     assert rows_of(store.load("orders", tmp_path / "rows.parquet", **load, replace=True)) == [7]
-    assert store._catalog.read().graves == {}
+    assert store._catalog.read().tombstones == {}
 
 
 # Critical holds.
@@ -444,7 +446,7 @@ def test_what_is_under_a_critical_hold_is_not_dropped_or_replaced_unless_forced(
     store, other = place.open(config=BLOBS), place.open(config=BLOBS)
     orders = store.create("orders", key=KEY, timeline="counter")
     orders.append([{"n": 1}])
-    hold = other["orders"].hold(0, critical="backup")
+    hold = other["orders"].critical_hold("backup", 0)
     pq.write_table(pa.table({"n": [7]}), tmp_path / "rows.parquet")
     for refused in (
         lambda: store.drop("orders"),
@@ -463,13 +465,13 @@ def test_what_is_under_a_critical_hold_is_not_dropped_or_replaced_unless_forced(
     store.maintain()
     assert (store._catalog.read().dropped, store._catalog.read().forced) == ((), ())
     with pytest.raises(ClosedError):
-        hold.advance(1)
+        hold.release_before(1)
 
 
 def test_a_released_hold_is_no_obstacle_and_many_are_named_in_short(place):
     store = place.open()
     orders = store.create("orders", key=KEY)
-    holds = [orders.hold(critical=f"h{n}") for n in range(7)]
+    holds = [orders.critical_hold(f"h{n}") for n in range(7)]
     with pytest.raises(UsageError, match=r"\(h0, h1, h2, h3, h4 and 2 more\)"):
         store.drop("orders")
     for hold in holds:
@@ -483,7 +485,7 @@ def test_a_hold_that_is_taken_while_a_collection_is_dropped_keeps_its_data(place
     store.create("orders", key=KEY, timeline="counter").append([{"n": 1}])
     theirs = other["orders"]
     taken = []
-    script.add("compare_and_set", Fault.NONE, key=LOG, hook=lambda: taken.append(theirs.hold(0, critical="late")))
+    script.add("compare_and_set", Fault.NONE, key=LOG, hook=lambda: taken.append(theirs.critical_hold("late", 0)))
     assert store.drop("orders") is True
     store.maintain()
     assert store._catalog.read().dropped == (theirs.id,)
@@ -500,7 +502,7 @@ def test_a_forced_drop_that_could_not_close_is_forced_by_maintenance(place, faul
     store, other = place.open(script=script, config=BLOBS), place.open(config=BLOBS)
     orders = store.create("orders", key=KEY, timeline="counter")
     orders.append([{"n": 1}])
-    orders.hold(0, critical="backup")
+    orders.critical_hold("backup", 0)
     script.add("compare_and_set", fault, key=orders.id, times=20)
     assert store.drop("orders", force=True) is True
     assert other._committer.state(orders.id).holds
@@ -517,7 +519,7 @@ def test_a_damaged_collection_is_dropped_by_force_and_keeps_no_other_from_being_
         store.create(name, key=KEY).append([{"n": 1}])
     bad = store["bad"].id
     head = place.consensus.head(bad)
-    place.consensus.compare_and_set([Write(bad, head.seqno, b"damage")])
+    place.consensus.compare_and_set([LogWrite(bad, head.seqno, b"damage")])
     with pytest.raises(CorruptionError):
         store.drop("bad")
     assert "bad" in store
@@ -554,7 +556,7 @@ def test_a_name_that_no_collection_has_is_its_own_error_wherever_it_is_asked_for
         lambda: store.rename("nope", "other"),
         lambda: store.drop("nope"),
         lambda: store.maintain("nope"),
-        lambda: store.set_retention("nope", None),
+        lambda: store._set_retention("nope", None),
     ):
         with pytest.raises(UnknownCollection, match="there is no collection nope; there are: there") as raised:
             asked()
@@ -564,7 +566,7 @@ def test_a_name_that_no_collection_has_is_its_own_error_wherever_it_is_asked_for
 
 def test_a_collection_is_described_by_name(place):
     store = place.open()
-    assert store.create("plane", key=KEY, arity=2).name == "plane"
+    assert store.create("plane", key=KEY, time_coordinates=2).name == "plane"
     orders = store.create("orders", key=KEY, timeline="counter")
     minimum = Frontier.minimum(1)
     assert store.description("orders") == Description(minimum, minimum, minimum)
@@ -573,7 +575,7 @@ def test_a_collection_is_described_by_name(place):
     orders.expire(before=3)
     for each in (store, place.open(read_only=True)):
         assert each.description("orders") == Description(minimum, Frontier.at(5), Frontier.at(3))
-    orders.close_for_good()
+    orders.finish()
     assert store.description("orders") == Description(minimum, CLOSED, Frontier.at(3))
     assert store.description("plane").lower == Frontier.minimum(2)
 
@@ -625,7 +627,7 @@ def test_the_background_buries_what_was_dropped(place):
     other = place.open(config=BLOBS)  # another process, which never opened it
     store.close()
     place.clock.advance(EXPIRE_S)
-    other.maintenance.round()
+    other._maintenance.round()
     assert other._catalog.read().dropped == ()
     assert len(place.blobs()) <= 1
 
@@ -708,7 +710,7 @@ def test_every_change_of_the_catalog_survives_a_lost_reply_and_is_made_once(plac
         }[change]
     )
     assert len(names.dropped) == (change in ("drop", "replace"))
-    assert list(names.graves) == ["orders"] * (change == "drop")
+    assert list(names.tombstones) == ["orders"] * (change == "drop")
     if change == "retain":
         assert names.entries["orders"].retain_ms == 7 * 86_400_000
     if change == "replace":
@@ -756,31 +758,31 @@ def test_a_catalog_of_a_newer_version_is_refused_as_such(place):
 
 
 def test_no_damage_of_a_catalog_gives_other_names():
-    entries = {"orders": Entry("orders-1", "counter", 5000, 17), "b": Entry("b-2")}
+    entries = {"orders": CatalogEntry("orders-1", "counter", 5000, 17), "b": CatalogEntry("b-2")}
     names = Names(entries, ("gone-3",), 5000, {"gone": "gone-3"}, ("gone-3",), seqno=3)
-    data = encode(names)
-    assert decode(3, data) == names
+    data = encode_catalog(names)
+    assert decode_catalog(3, data) == names
     for length in range(len(data)):
         with pytest.raises(CorruptionError):
-            decode(3, data[:length])
+            decode_catalog(3, data[:length])
     for place in range(len(data)):
         for bit in range(8):
             damaged = bytearray(data)
             damaged[place] ^= 1 << bit
             with pytest.raises((CorruptionError, VersionError)):
-                decode(3, bytes(damaged))
+                decode_catalog(3, bytes(damaged))
 
 
 def test_a_catalog_that_is_forged_to_look_whole_is_an_error_and_never_a_crash():
     random_bytes = random.Random(7)
-    valid = encode(Names({"orders": Entry("orders-1", "counter", 5000, 17)}))[8:]
+    valid = encode_catalog(Names({"orders": CatalogEntry("orders-1", "counter", 5000, 17)}))[8:]
     for _ in range(3000):
         payload = bytearray(valid)
         for _ in range(random_bytes.randint(1, 4)):
             payload[random_bytes.randrange(len(payload))] = random_bytes.randrange(256)
-        forged = seal(Kind.CATALOG, bytes(payload))
+        forged = wrap_payload(EnvelopeKind.CATALOG, bytes(payload))
         try:
-            decode(3, forged)
+            decode_catalog(3, forged)
         except (CorruptionError, VersionError):
             continue
 
@@ -788,22 +790,22 @@ def test_a_catalog_that_is_forged_to_look_whole_is_an_error_and_never_a_crash():
 @pytest.mark.parametrize(
     "entry",
     [
-        Entry("../../etc"),
-        Entry(""),
-        Entry("a/b"),
-        Entry("a-1", "sundial"),
-        Entry("a-1", "clock", 0),
-        Entry("a-1", "clock", -5),
+        CatalogEntry("../../etc"),
+        CatalogEntry(""),
+        CatalogEntry("a/b"),
+        CatalogEntry("a-1", "sundial"),
+        CatalogEntry("a-1", "clock", 0),
+        CatalogEntry("a-1", "clock", -5),
     ],
 )
 def test_an_entry_that_no_store_would_write_is_damage(entry):
     with pytest.raises(CorruptionError):
-        decode(0, encode(Names({"a": entry})))
+        decode_catalog(0, encode_catalog(Names({"a": entry})))
 
 
 def test_a_dropped_id_that_no_store_would_write_is_damage():
     with pytest.raises(CorruptionError):
-        decode(0, encode(Names({}, ("../../etc",))))
+        decode_catalog(0, encode_catalog(Names({}, ("../../etc",))))
 
 
 @pytest.mark.parametrize(
@@ -813,16 +815,16 @@ def test_a_dropped_id_that_no_store_would_write_is_damage():
         Names({}, (), None, {"a": "../../etc"}),
         Names({}, ("a-1",), None, {}, ("../../etc",)),
         Names({}, (), None, {}, ("a-1",)),
-        Names({"a": Entry("a-2")}, (), None, {"a": "a-1"}),
-        Names({"a": Entry("a-1")}, ("a-1",)),
-        Names(expected={"../../etc": 1}),
-        Names({"a": Entry("a-1")}, expected={"a-1": 1}),
-        Names(dropped=("a-1",), expected={"a-1": 1}),
+        Names({"a": CatalogEntry("a-2")}, (), None, {"a": "a-1"}),
+        Names({"a": CatalogEntry("a-1")}, ("a-1",)),
+        Names(reserved={"../../etc": 1}),
+        Names({"a": CatalogEntry("a-1")}, reserved={"a-1": 1}),
+        Names(dropped=("a-1",), reserved={"a-1": 1}),
     ],
 )
 def test_ids_and_graves_that_no_store_would_write_are_damage(names):
     with pytest.raises(CorruptionError):
-        decode(0, encode(names))
+        decode_catalog(0, encode_catalog(names))
 
 
 def test_the_catalog_keeps_only_its_newest_entry(place):
@@ -844,7 +846,7 @@ def test_a_catalog_that_others_keep_changing_is_given_up_at_some_point(place):
             return Fault.NONE
 
     busy = place.open(script=Busy())
-    with pytest.raises(TimespineError, match="others keep changing"):
+    with pytest.raises(TimespineError, match="other processes keep changing"):
         busy.create("orders", key=KEY)
     assert "orders" not in store
     assert isinstance(store._catalog, Catalog)
@@ -855,14 +857,14 @@ def test_policies_that_others_change_are_learnt_by_the_background(place):
     orders = store.create("orders", key=KEY, retain="7 days")
     other["orders"].retain(None)
     place.clock.advance(EXPIRE_S)
-    store.maintenance.round()
-    assert orders._access.entry.retain_ms == FOR_EVER
+    store._maintenance.round()
+    assert orders._handle.entry.retain_ms == FOR_EVER
     other["orders"].retain("1 day")
-    store.maintenance.round()
-    assert orders._access.entry.retain_ms == FOR_EVER  # not every time: it reads the catalog
+    store._maintenance.round()
+    assert orders._handle.entry.retain_ms == FOR_EVER  # not every time: it reads the catalog
     place.clock.advance(EXPIRE_S)
-    store.maintenance.round()
-    assert orders._access.entry.retain_ms == 86_400_000
+    store._maintenance.round()
+    assert orders._handle.entry.retain_ms == 86_400_000
 
 
 # What is dropped is closed.

@@ -6,14 +6,14 @@ import contextlib
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import BLOBS, QUICK, Place, Script
+from memory_store import BLOBS, QUICK, MemoryStore, Script
 
-from timespine.client.catalog.reservations import EXPECTED_MS
+from timespine.client.catalog.reservations import RESERVED_MS
 from timespine.errors import Determinate, TimespineError, Unavailable, UsageError
 from timespine.location.unreliable import Fault
 
 SHAPE = {"key": {"k": "int64"}, "timeline": "counter"}
-DAY_S = EXPECTED_MS / 1000 + 1
+DAY_S = RESERVED_MS / 1000 + 1
 
 
 class Died(BaseException):
@@ -38,7 +38,7 @@ rules = st.lists(
 @given(births=st.lists(st.tuples(rules, st.booleans()), min_size=1, max_size=4), config=st.sampled_from([QUICK, BLOBS]))
 @settings(max_examples=150, deadline=None)
 def test_what_is_created_is_there_as_a_whole_or_not_at_all_and_leaves_nothing(births, config):
-    with Place() as place:
+    with MemoryStore() as place:
         other = place.open(config=config)
         other.create("orders", **SHAPE)
         outcomes = []
@@ -112,7 +112,7 @@ def check(place, outcomes):
             fresh.maintain(sweep=True)
             place.clock.advance(2 * QUICK.writer_lease_ms / 1000)
     names = fresh._catalog.read()
-    assert (names.expected, names.dropped) == ({}, ())
+    assert (names.reserved, names.dropped) == ({}, ())
     known = {entry.id for entry in names.entries.values()}
     assert {key.split("/")[0] for key in place.blobs()} <= known
     assert set(place.consensus.list_keys()) == {"catalog", *known}

@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from places import Script
+from memory_store import Script
 
 import timespine as ts
-from timespine.client.commit.leader_queue import Waiting
-from timespine.core.group import Transaction
+from timespine.client.commit.leader_queue import PendingCall
+from timespine.core.group import CommandTransaction
 from timespine.core.transitions import AdvanceUpper, Retain
-from timespine.errors import Determinate, Indeterminate, NoSpace
+from timespine.errors import Determinate, Indeterminate, NoSpace, StoreClosed
 from timespine.location.reserve import RESERVE_BYTES
 from timespine.location.sqlite import SqliteConsensus
 from timespine.location.unreliable import Fault
@@ -79,7 +79,7 @@ def test_a_full_disk_is_named_and_reading_goes_on_and_the_reserve_is_not_for_row
             assert "may or may not" not in str(caught.value)
         assert orders.count() == 12
         assert {each["k"] for each in orders.snapshot().to_pylist()} == set(range(12))
-        assert orders.lookup({"k": 2})[0]["v"] == b"2"
+        assert orders.lookup({"k": 2}).to_pylist()[0]["v"] == b"2"
         assert store.metrics()["reads without a lease"] > 0
         assert free(disk) == 0
         assert reserve_of(disk).stat().st_size == RESERVE_BYTES
@@ -126,6 +126,44 @@ def test_a_disk_without_a_free_byte_gets_space_back_by_dropping(disk):
         assert orders.count() == 2
 
 
+@pytest.mark.parametrize("has_read", [False, True])
+def test_closing_on_a_disk_without_a_free_byte_gives_back_all_leases(disk, has_read):
+    store = ts.open(disk / "store", maintenance=False)
+    orders = store.create("orders", key={"k": "int64"}, value={"v": "binary"}, timeline="counter")
+    orders.append([ROW])
+    if has_read:
+        assert orders.count() == 1
+    fill(disk)
+    assert free(disk) == 0
+    store.close()
+    assert not reserve_of(disk).exists()
+    with ts.open(disk / "store", read_only=True) as store:
+        state = store["orders"]._handle.state()
+        assert not state.readers
+        assert not state.writers
+        assert not state.committers
+
+
+def test_closing_on_a_full_disk_without_a_reserve_leaves_the_leases_to_expire(disk):
+    store = ts.open(disk / "store", maintenance=False)
+    orders = store.create("orders", key={"k": "int64"}, value={"v": "binary"}, timeline="counter")
+    orders.append([ROW])
+    assert orders.count() == 1
+    reserve_of(disk).unlink()
+    fill(disk)
+    store.close()
+    store.close()
+    with pytest.raises(StoreClosed):
+        orders.count()
+    with ts.open(disk / "store", read_only=True) as store:
+        assert len(store["orders"]._handle.state().readers) == 1
+        assert store["orders"].count() == 1
+    (disk / "fill").unlink()
+    with ts.open(disk / "store", maintenance=False) as store:
+        store["orders"].append([ROW])
+        assert store["orders"].count() == 2
+
+
 def test_maintenance_says_which_merge_does_not_fit(disk):
     with ts.open(disk / "store", maintenance=False, config=ts.Config(inline_part_bytes=1)) as store:
         orders = store.create("orders", key={"k": "int64"}, value={"v": "binary"}, timeline="counter")
@@ -145,7 +183,7 @@ def test_garbage_goes_before_a_rollup_that_does_not_fit_although_the_reserve_is_
             orders.upsert([{"k": 1, "v": os.urandom(200_000)}])
         orders.expire(before=3)
         orders.compact(wait=True)
-        store.maintenance._roll_up(orders._access)
+        store._maintenance._roll_up(orders._handle)
         for _ in range(8):
             orders.append([ROW])
         reserve_of(disk).unlink()
@@ -176,8 +214,8 @@ def test_of_a_group_only_what_frees_space_uses_the_reserve(disk):
             orders.append([{"k": k}])
         fill(disk)
         frame = sys._getframe()
-        seals = Waiting(Transaction(((orders.id, AdvanceUpper(Frontier.at(100))),)), frame)
-        expires = Waiting(Transaction(((orders.id, Retain(Frontier.at(2))),)), frame)
+        seals = PendingCall(CommandTransaction(((orders.id, AdvanceUpper(Frontier.at(100))),)), frame)
+        expires = PendingCall(CommandTransaction(((orders.id, Retain(Frontier.at(2))),)), frame)
         store._committer._lead([seals, expires])
         with pytest.raises(NoSpace):
             seals.answer()

@@ -6,11 +6,11 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from places import BLOBS, QUICK, Gate, Script, in_threads, together
+from memory_store import BLOBS, QUICK, Gate, Script, in_threads, together
 
 from timespine.client.commit.leader_queue import GROUP_MAX
 from timespine.core.batch import empty_batch
-from timespine.core.group import Refused, Transaction
+from timespine.core.group import CommandTransaction, Refused
 from timespine.core.transitions import AdvanceUpper, AppendNext, Exert, ExpireCommitter, ExpireWriter
 from timespine.errors import (
     ClosedError,
@@ -154,7 +154,7 @@ def test_a_transaction_over_collections_is_all_or_nothing(place):
     store = place.open()
     left, right = numbers(store, "left"), numbers(store, "right")
     right.append([{"n": 0}])
-    right.close_for_good()
+    right.finish()
     with pytest.raises(ClosedError):
         store._committer.commit((left.id, AdvanceUpper(Frontier.at(7))), (right.id, AppendNext(EMPTY, 0)))
     assert left.upper == Frontier.at(0)
@@ -197,7 +197,7 @@ def test_a_committer_whose_lease_lapsed_renews_itself_and_the_call_succeeds(plac
     before = ids(store)
     place.clock.advance(2 * 3600)
     assert other.maintain(sweep=True).leases > 0
-    assert before[0] not in other["numbers"]._access.state().committers
+    assert before[0] not in other["numbers"]._handle.state().committers
     assert collection.append([{"n": 1}]).time == 1
     assert ids(store) != before
     assert store.metrics()["renewed"] == 1
@@ -290,10 +290,10 @@ def test_being_fenced_off_a_hold_renews_nothing(place):
     store, other = place.open(), place.open()
     collection = numbers(store)
     collection.append([{"n": 0}])
-    other["numbers"].hold(0, critical="backup")
+    other["numbers"].critical_hold("backup", 0)
     before = ids(store)
     with pytest.raises(Fenced, match="backup"):
-        collection.hold(0, critical="backup")
+        collection.critical_hold("backup", 0)
     assert ids(store) == before
 
 
@@ -301,11 +301,11 @@ def test_the_writer_that_blobs_are_put_under_is_registered_whenever_it_is_asked_
     store, other = place.open(), place.open()
     collection = numbers(store)
     first = store._committer.writer(collection.id)
-    assert first in other["numbers"]._access.state().writers
+    assert first in other["numbers"]._handle.state().writers
     store._committer._renew()
     second = store._committer.writer(collection.id)
     assert second != first
-    assert second in other["numbers"]._access.state().writers
+    assert second in other["numbers"]._handle.state().writers
 
 
 class Slow(dict):
@@ -326,23 +326,23 @@ class Slow(dict):
 def test_a_thread_that_learns_an_old_state_late_makes_nobody_forget_a_newer_one(place, renewed):
     store = place.open()
     collection = numbers(store)
-    first = collection._access.state()
+    first = collection._handle.state()
     states = [first]
     for n in range(2):
         collection.append([{"n": n}])
-        states.append(collection._access.state())
+        states.append(collection._handle.state())
     committer = store._committer
     session = committer.session
     if renewed:
         committer._renew()
-    other = threading.Thread(target=lambda: committer.session.learn(states[2]))
+    other = threading.Thread(target=lambda: committer.session.remember_state(states[2]))
 
     def meanwhile():
         other.start()
         other.join(0.2)  # either it is through by now, or it waits for its turn
 
     session.states = committer.session.states = Slow({collection.id: first}, meanwhile)
-    session.learn(states[1])
+    session.remember_state(states[1])
     other.join(60)
     assert committer.known(collection.id) is states[2]
 
@@ -492,10 +492,10 @@ def test_a_store_that_is_open_for_reading_writes_nothing_at_all(place):
     store = place.open(config=BLOBS)
     collection = numbers(store)
     collection.append([{"n": 0}])
-    before, blobs = collection._access.state().seqno, place.blobs()
+    before, blobs = collection._handle.state().seqno, place.blobs()
     reading = place.open(read_only=True)
     assert rows_of(reading["numbers"]) == [0]
-    assert reading["numbers"].lookup({"n": 0}) == [{"n": 0}]
+    assert reading["numbers"].lookup({"n": 0}).to_pylist() == [{"n": 0}]
     assert reading.vacuum().blobs == []
     reading.metrics()
     for refused in (
@@ -506,7 +506,7 @@ def test_a_store_that_is_open_for_reading_writes_nothing_at_all(place):
         lambda: reading["numbers"].retain("7 days"),
         lambda: reading.maintain(),
         lambda: reading.vacuum(dry_run=False),
-        lambda: reading.advance(),
+        lambda: reading.seal_idle(),
         lambda: reading.create("other", key={"n": "int64"}),
         lambda: reading.rename("numbers", "other"),
         lambda: reading.drop("numbers"),
@@ -514,7 +514,7 @@ def test_a_store_that_is_open_for_reading_writes_nothing_at_all(place):
         with pytest.raises(UsageError, match="reading only"):
             refused()
     reading.close()
-    assert collection._access.state().seqno == before
+    assert collection._handle.state().seqno == before
     assert place.blobs() == blobs
 
 
@@ -528,7 +528,7 @@ def test_closing_gives_up_the_ids_of_the_process_everywhere(place):
     store.close()
     store.close()
     for name in names:
-        state = other[name]._access.state()
+        state = other[name]._handle.state()
         assert (state.writers, state.committers, state.readers) == ({}, {}, {})
 
 
@@ -540,11 +540,11 @@ def test_closing_gives_up_the_ids_from_before_a_renewal_too(place):
     expire(other, left, store)
     before = ids(store)
     left.append([{"n": 1}])  # renewed; the old id is still registered in the other collection
-    assert set(right._access.state().committers) == {before[0]}
+    assert set(right._handle.state().committers) == {before[0]}
     mine = {*before, *ids(store)}
     store.close()
     for name in ("left", "right"):
-        state = other[name]._access.state()
+        state = other[name]._handle.state()
         assert mine.isdisjoint(state.writers)
         assert mine.isdisjoint(state.committers)
 
@@ -576,14 +576,14 @@ def test_a_store_that_was_closed_says_so(place):
         lambda: collection.compact(wait=True),
         lambda: collection.retain("7 days"),
         lambda: collection.writer(),
-        lambda: writer.advance_upper(9),
+        lambda: writer.seal(9),
         lambda: store["numbers"],
         lambda: store.names(),
         lambda: "numbers" in store,
         lambda: store.create("other", key={"n": "int64"}),
         lambda: store.maintain(),
         lambda: store.vacuum(),
-        lambda: store.advance(),
+        lambda: store.seal_idle(),
     ):
         with pytest.raises(UsageError, match="closed"):
             used()
@@ -594,7 +594,7 @@ def test_a_store_that_was_closed_says_so(place):
 def test_a_refusal_can_be_had_as_a_value(place):
     store = place.open()
     collection = numbers(store)
-    reply = store._committer.offer(Transaction(((collection.id, AdvanceUpper(Frontier.at(1, 1))),)))
+    reply = store._committer.offer(CommandTransaction(((collection.id, AdvanceUpper(Frontier.at(1, 1))),)))
     assert isinstance(reply, Refused)
     assert isinstance(reply.reason, UsageError)
 

@@ -19,7 +19,7 @@ from timespine.location import sqlite_file
 
 FILES = files_of(
     *("locks.py", "pool.py", "client", "location", "core/protocols"),
-    *("columnar/parts/cache.py", "columnar/write/run_writer.py", "columnar/write/upload.py"),
+    *("columnar/parts/part_cache.py", "columnar/write/run_writer.py", "columnar/write/upload.py"),
 )
 """The way of a commit: all that holds a lock, a queue, a file or what the process knows.
 

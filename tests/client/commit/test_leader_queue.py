@@ -5,10 +5,10 @@ import threading
 from collections import deque
 
 import pytest
-from places import until
+from memory_store import until
 
 from timespine.client.commit import leader_queue as lines
-from timespine.client.commit.leader_queue import Line
+from timespine.client.commit.leader_queue import LeaderQueue
 from timespine.errors import Indeterminate
 
 
@@ -35,7 +35,7 @@ class Crowd:
     """Threads that offer something to a line, in order; the first leads and is held back."""
 
     def __init__(self, items):
-        self.line, self.work = Line(), Work()
+        self.line, self.work = LeaderQueue(), Work()
         self.results = {}
         self.threads = [threading.Thread(target=self._offer, args=(item,)) for item in items]
         self.threads[0].start()
@@ -65,7 +65,7 @@ def test_what_waits_is_done_together_and_each_gets_its_own_answer():
 
 
 def test_a_lone_caller_leads_and_waits_for_nobody():
-    line, work = Line(), Work()
+    line, work = LeaderQueue(), Work()
     work.free.set()
     assert [line.offer(each, work) for each in "ab"] == ["a", "b"]
     assert work.groups == [["a"], ["b"]]
@@ -126,12 +126,12 @@ class Interruptible:
 def test_what_waits_and_is_interrupted_is_not_done_and_holds_up_nobody(monkeypatch, leads):
     lock = Interruptible()
 
-    class Other(lines.Waiting):
+    class Other(lines.PendingCall):
         def __init__(self, item, frame):
             super().__init__(item, frame)
             self.woken = lock if item == "b" else self.woken
 
-    monkeypatch.setattr(lines, "Waiting", Other)
+    monkeypatch.setattr(lines, "PendingCall", Other)
     crowd = Crowd("abc")
     if not leads:
         lock.told.set()
@@ -148,14 +148,14 @@ def test_a_leader_that_is_interrupted_while_it_tells_others_leaves_none_without_
             super().remove(value)
             raise KeyboardInterrupt
 
-    line = Line()
+    line = LeaderQueue()
     frame = sys._getframe()
-    group = [lines.Waiting(each, frame) for each in range(3)]
+    group = [lines.PendingCall(each, frame) for each in range(3)]
     line._queue = Interrupted(group)
     for each in group:
         each.reply = "done"
     with pytest.raises(KeyboardInterrupt):
-        line._tell(group)
+        line.notify(group)
     assert all(each.is_answered or each in line._queue for each in group)
 
 
@@ -171,6 +171,6 @@ def test_what_is_answered_between_two_looks_at_an_empty_queue_is_answered():
             self.waiting.is_answered = True
             return True
 
-    line = Line()
+    line = LeaderQueue()
     line._queue = Departing()
     assert line.offer("a", None) == "done"

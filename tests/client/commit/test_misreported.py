@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from places import BLOBS, QUICK, Script
+from memory_store import BLOBS, QUICK, Script
 
 from timespine.client.catalog.catalog import CHANGES_KEPT, LOG
-from timespine.client.catalog.reservations import EXPECTED_MS, forget_given_up, give_up_late
+from timespine.client.catalog.reservations import RESERVED_MS, expire_reservations, forget_cancelled
 from timespine.core.transitions import CommitSink
 from timespine.errors import Determinate
 from timespine.location.unreliable import Fault
@@ -95,15 +95,15 @@ def test_an_announcement_that_was_given_up_before_it_was_known_is_not_made_again
     orders_of(store)
 
     def give_up():
-        other._catalog.change(partial(give_up_late, EXPECTED_MS + 6))
-        other._catalog.change(partial(forget_given_up, {"x-1"}))
+        other._catalog.change(partial(expire_reservations, RESERVED_MS + 6))
+        other._catalog.change(partial(forget_cancelled, {"x-1"}))
 
     script.add("compare_and_set", Fault.CONFLICT_DONE, key=LOG)
     script.add("scan", Fault.NONE, key=LOG, skip=1, hook=give_up)
-    with pytest.raises(Determinate, match="not expected any more"):
-        catalog.announce("x-1", 5)
+    with pytest.raises(Determinate, match="was cancelled: do it again"):
+        catalog.reserve_id("x-1", 5)
     assert script.is_done
-    assert other._catalog.read().expected == {}
+    assert other._catalog.read().reserved == {}
 
 
 @pytest.mark.parametrize("change", ["create", "rename", "drop", "retain", "replace"])

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from places import QUICK, Script, in_threads
+from memory_store import QUICK, Script, in_threads
 
 from timespine.client.commit import turn as turns
-from timespine.client.commit.retry import RETRY
+from timespine.client.commit.retry_policy import RETRY
 from timespine.client.commit.turn import CLAIM_WAITS, PAUSE_MAX_MS
 from timespine.core.transitions import ClaimTurn, ReleaseTurn
 from timespine.core.transitions.turns import REST_MS, free_from
@@ -29,13 +29,13 @@ def rows(table):
 
 
 def turn_of(table):
-    return table._access.state().turn
+    return table._handle.state().turn
 
 
 def claim(table, term_ms=1000):
     """Give the turn to the process of a store, as if it died with it."""
-    writer = table._access.committer.writer(table.id)
-    table._access.committer.commit((table.id, ClaimTurn(writer, term_ms)))
+    writer = table._handle.committer.writer(table.id)
+    table._handle.committer.commit((table.id, ClaimTurn(writer, term_ms)))
 
 
 class Sleeping:
@@ -80,13 +80,13 @@ def test_an_append_waits_while_another_process_has_its_turn_and_goes_in_when_tha
     writer = turn_of(table).writer
     sleeping.works = [
         lambda: table.append([row(4)]),  # the process that has the turn does not wait
-        lambda: table._access.committer.commit((table.id, ReleaseTurn(writer))),
+        lambda: table._handle.committer.commit((table.id, ReleaseTurn(writer))),
     ]
     done = theirs.append([row(5)])
     assert len(sleeping.slept_ms) == 2, "it notices soon that the turn was given back"
     assert done.time == 3
     assert rows(table) == [(1, 1), (2, 2), (3, 0), (4, 0), (5, 0)]
-    counters = theirs._access.committer.counters
+    counters = theirs._handle.committer.counters
     assert counters["waits for turns"] == 1
     assert counters["commands append next"] == 2
     assert "commands failed" not in counters, "what waits has not failed"
@@ -113,6 +113,25 @@ def test_a_clock_that_stands_still_makes_nobody_wait_longer_than_two_turns(place
     theirs.upsert([row(4, 4)])
     assert sum(sleeping.slept_ms) <= 2 * (2 * 1000 + PAUSE_MAX_MS)
     assert rows(table)[-1] == (4, 4)
+
+
+def test_a_transaction_waits_no_longer_than_two_turns_in_all_however_often_it_is_placed(place):
+    """The owner of the turn commits again and again, so the transaction is offered many times."""
+    mine = create(place.open())
+    other = create(place.open(), "u")
+    sleeping, script = Sleeping(place, moves=False), Losing([])
+    store = place.open(script=script, sleep=sleeping)
+    store["t"].append([row(3)])
+    claim(mine, term_ms=1000)
+    numbers = iter(range(10, 20))
+    script.works = [lambda: mine.append([row(next(numbers))])] * 3
+    with store.transaction() as tx:
+        tx.append("t", [row(4)])
+        tx.append(store["u"], [row(4)])
+    assert not script.works, "it lost three places"
+    assert sum(sleeping.slept_ms) <= 2000 + PAUSE_MAX_MS
+    assert (4, 0) in rows(mine)
+    assert (4, 0) in rows(other)
 
 
 def test_a_process_whose_writer_was_expired_holds_up_nobody(place):
@@ -156,7 +175,7 @@ def test_an_append_costs_one_compare_and_set_and_nothing_more_as_long_as_nobody_
     assert turn_of(table) is None
     before = script.calls.copy()
     claim(table)
-    table._access.committer.commit((table.id, ReleaseTurn(turn_of(table).writer)))
+    table._handle.committer.commit((table.id, ReleaseTurn(turn_of(table).writer)))
     before = script.calls.copy()
     table.append([row(4)])
     assert script.calls - before == {"compare_and_set": 1}, "nor after one"
@@ -172,7 +191,7 @@ def losing(place, times, **options):
     table.snapshot().close()
     theirs = place.open(sleep=place.clock.advance)["t"]
     theirs.append([row(100)])
-    table._access.state()
+    table._handle.state()
     script.works += [lambda k=k: theirs.append([row(k)]) for k in range(101, 101 + times)]
     return table, script
 
@@ -183,8 +202,8 @@ def test_a_change_that_lost_a_few_times_commits_in_its_turn_and_gives_it_back_by
     table.update(where="k < 50", set={"n": 9})
     assert script.calls["compare_and_set"] - before == RETRY.quick_losses + 2, "one claims the turn"
     assert turn_of(table).writer == ""
-    assert table._access.committer.counters["turns taken"] == 1
-    assert table._access.committer.counters["changes placed again"] == RETRY.quick_losses
+    assert table._handle.committer.counters["turns taken"] == 1
+    assert table._handle.committer.counters["changes placed again"] == RETRY.quick_losses
     assert rows(table) == [(1, 9), (2, 9), *((k, 0) for k in range(100, 101 + RETRY.quick_losses))]
 
 
@@ -209,7 +228,7 @@ def test_a_turn_that_was_too_short_is_followed_by_one_twice_as_long(place, monke
     script.works += [lambda: None, lambda: theirs.append([row(200)])]  # the claim, and the change in its turn
     table.update(where="k < 50", set={"n": 9})
     assert claimed == [1000, 2000]
-    assert table._access.committer.counters["changes placed again"] == RETRY.quick_losses + 1
+    assert table._handle.committer.counters["changes placed again"] == RETRY.quick_losses + 1
     assert turn_of(table).writer == ""
     assert (200, 0) in rows(table)
 
@@ -221,14 +240,14 @@ def test_a_change_waits_for_its_turn_until_others_had_time_to_commit(place):
     def claim_and_release():
         claim(theirs)
         place.clock.advance(0.3)
-        theirs._access.committer.commit((theirs.id, ReleaseTurn(turn_of(theirs).writer)))
+        theirs._handle.committer.commit((theirs.id, ReleaseTurn(turn_of(theirs).writer)))
         theirs.append([row(300)])
 
     script.works[RETRY.quick_losses - 1] = claim_and_release
     before = place.clock.ms
     table.update(where="k < 50", set={"n": 9})
     assert place.clock.ms - before >= 600, "as long as the turn of the other took"
-    assert table._access.committer.counters["turns taken"] == 1
+    assert table._handle.committer.counters["turns taken"] == 1
     assert (300, 0) in rows(table)
 
 
@@ -241,11 +260,11 @@ def test_a_change_that_is_not_given_a_turn_is_placed_without_one(place):
     theirs = place.open()["t"]
     theirs.append([row(100)])
     claim(theirs)
-    theirs._access.committer.commit((theirs.id, ReleaseTurn(turn_of(theirs).writer)))
+    theirs._handle.committer.commit((theirs.id, ReleaseTurn(turn_of(theirs).writer)))
     script.works += [lambda k=k: theirs.append([row(k)]) for k in range(101, 101 + RETRY.quick_losses)]
     table.update(where="k < 50", set={"n": 9})
     assert CLAIM_WAITS * 1000 < sum(slept.slept_ms) <= CLAIM_WAITS * 1000 + PAUSE_MAX_MS
-    assert "turns taken" not in table._access.committer.counters
+    assert "turns taken" not in table._handle.committer.counters
     assert rows(table)[:2] == [(1, 9), (2, 9)]
 
 
@@ -255,9 +274,9 @@ def test_a_turn_that_another_process_claims_first_is_waited_for(place):
     theirs.append([row(99)])
     script.works.append(lambda: claim(theirs))  # before the claim of the change
     table.update(where="k < 50", set={"n": 9})
-    assert table._access.committer.counters["turns taken"] == 1
+    assert table._handle.committer.counters["turns taken"] == 1
     assert turn_of(table).writer == ""
-    assert table._access.committer.counters["changes placed again"] == RETRY.quick_losses, "it was not placed in vain"
+    assert table._handle.committer.counters["changes placed again"] == RETRY.quick_losses, "it was not placed in vain"
 
 
 def test_a_change_whose_claims_others_are_always_faster_with_is_placed_without_a_turn(place):
@@ -271,7 +290,7 @@ def test_a_change_whose_claims_others_are_always_faster_with_is_placed_without_a
 
     def claim_first():
         script.works.append(claim_first)
-        if not free_from(theirs._access.state(), place.clock.ms):
+        if not free_from(theirs._handle.state(), place.clock.ms):
             claims.append(claim(theirs))
 
     claims = []
@@ -279,7 +298,7 @@ def test_a_change_whose_claims_others_are_always_faster_with_is_placed_without_a
     table.update(where="k < 50", set={"n": 9})
     assert 1 < len(claims) <= CLAIM_WAITS
     assert sum(slept.slept_ms) <= (CLAIM_WAITS + 2) * 1000 + 2 * PAUSE_MAX_MS
-    assert "turns taken" not in table._access.committer.counters
+    assert "turns taken" not in table._handle.committer.counters
     assert rows(table)[:2] == [(1, 9), (2, 9)]
 
 
@@ -305,7 +324,7 @@ def test_a_claim_that_storage_does_not_take_costs_only_the_turn(place):
 
     script.works.append(fail)
     table.update(where="k < 50", set={"n": 9})
-    assert "turns taken" not in table._access.committer.counters
+    assert "turns taken" not in table._handle.committer.counters
     assert rows(table)[:2] == [(1, 9), (2, 9)]
 
 
@@ -314,7 +333,7 @@ def test_a_change_that_fails_in_its_turn_gives_it_back(place):
     theirs = place.open(sleep=place.clock.advance)["t"]
     theirs.append([row(99)])
     script.works.append(lambda: theirs.append([{"k": 1, "n": 1, "_diff": -2}]))  # before the claim
-    with pytest.raises(UsageError, match="less than zero"):
+    with pytest.raises(UsageError, match="negative count"):
         table.update(where="k < 50", set={"n": 9})
     assert turn_of(table).writer == ""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from timespine.client.diagnostics.metrics import of_collection
+from timespine.client.diagnostics.metrics import collection_metrics
 from timespine.config import Config
 from timespine.core.transitions import Drain
 from timespine.errors import LeaseExpired
@@ -27,7 +27,7 @@ def test_rows_and_updates_are_those_that_are_visible(place, inline_bytes, uppers
     _, orders = drained(place, inline_bytes, uppers)
     upper = uppers[-1]
     cancelled = upper > 4
-    figures = of_collection(orders._access)
+    figures = collection_metrics(orders._handle)
     assert figures["rows"] == orders.count() == upper - cancelled
     assert figures["updates"] == upper + cancelled
     assert figures["update_amplification"] == figures["updates"] / figures["rows"]
@@ -35,18 +35,18 @@ def test_rows_and_updates_are_those_that_are_visible(place, inline_bytes, uppers
 
 def test_a_blob_that_is_listed_in_pieces_counts_its_bytes_once(place):
     _, orders = drained(place, 1, (3, 6, 9))
-    keys = {part.key for batch in orders._access.state().hollow_batches() for part in batch.parts}
+    keys = {part.key for batch in orders._handle.state().hollow_batches() for part in batch.parts}
     sizes = {info.key: info.size for info in place.blob.list_keys(f"{orders.id}/")}
-    assert of_collection(orders._access)["bytes"] == sum(sizes[key] for key in keys)
+    assert collection_metrics(orders._handle)["bytes"] == sum(sizes[key] for key in keys)
 
 
 def test_the_times_of_a_cut_part_are_read_once(place):
     store, orders = drained(place, 1, (3, 6))
-    first = of_collection(orders._access)
-    blob, reads = store._shared.blob, []
+    first = collection_metrics(orders._handle)
+    blob, reads = store._context.blob, []
     get_range = blob.get_range
     blob.get_range = lambda *given: (reads.append(given), get_range(*given))[1]
-    assert of_collection(orders._access) == first
+    assert collection_metrics(orders._handle) == first
     assert reads == []
 
 
@@ -55,4 +55,4 @@ def test_parts_that_keep_going_away_are_a_typed_error(place):
     for info in list(place.blob.list_keys(f"{orders.id}/")):
         place.blob.delete(info.key)
     with pytest.raises(LeaseExpired, match="ask again"):
-        of_collection(orders._access)
+        collection_metrics(orders._handle)

@@ -7,7 +7,7 @@ import pytest
 
 import timespine as ts
 from timespine.client.diagnostics import doctor
-from timespine.client.diagnostics.doctor import Kind, examine
+from timespine.client.diagnostics.doctor import FindingKind, examine
 from timespine.core.protocols import maintain
 from timespine.errors import CorruptionError, Determinate, UsageError
 
@@ -45,16 +45,16 @@ def examined(folder, *names, **options):
 
 def keys(folder, name, *, hollow):
     with ts.open(folder, read_only=True, config=BLOBS) as store:
-        access = store[name]._access
-        state = access.state()
+        handle = store[name]._handle
+        state = handle.state()
         direct = [part for part in state.parts() if part.hollow]
-        leaves = list(access.parts(state).leaves(state.parts()))
+        leaves = list(handle.parts(state).leaves(state.parts()))
         return [part.key for part in (direct if hollow else leaves)]
 
 
 def rollup_key(folder, name):
     with ts.open(folder, read_only=True, config=BLOBS) as store:
-        return max(store[name]._access.state().rollups.items())[1].key
+        return max(store[name]._handle.state().rollups.items())[1].key
 
 
 def path_of(folder, key) -> Path:
@@ -98,7 +98,9 @@ def test_a_flipped_byte_is_found_wherever_it_is(folder):
     for place in [*range(0, len(whole), 211), len(whole) - 1]:
         flip(path, place)
         found = the_finding(examined(folder, "orders"))
-        assert (found.kind, found.what, found.key, found.collection) == (Kind.DAMAGED, "part", key, "orders"), place
+        assert (found.kind, found.what, found.key, found.collection) == (FindingKind.DAMAGED, "part", key, "orders"), (
+            place
+        )
         path.write_bytes(whole)
     assert examined(folder).is_sound
 
@@ -109,7 +111,7 @@ def test_a_part_of_another_length_is_found(folder, change):
     path = path_of(folder, key)
     path.write_bytes(change(path.read_bytes()))
     found = the_finding(examined(folder))
-    assert (found.kind, found.key) == (Kind.DAMAGED, key)
+    assert (found.kind, found.key) == (FindingKind.DAMAGED, key)
 
 
 def test_two_parts_that_changed_places_are_found(folder):
@@ -124,17 +126,17 @@ def test_a_missing_part_is_found(folder):
     key = keys(folder, "orders", hollow=False)[-1]
     path_of(folder, key).unlink()
     found = the_finding(examined(folder))
-    assert (found.kind, found.what, found.key) == (Kind.MISSING, "part", key)
+    assert (found.kind, found.what, found.key) == (FindingKind.MISSING, "part", key)
 
 
 def test_a_hollow_run_that_is_damaged_or_missing_is_found(folder):
     key = keys(folder, "orders", hollow=True)[0]
     flip(path_of(folder, key), 20)
     found = the_finding(examined(folder))
-    assert (found.kind, found.what, found.key) == (Kind.DAMAGED, "hollow run", key)
+    assert (found.kind, found.what, found.key) == (FindingKind.DAMAGED, "hollow run", key)
     path_of(folder, key).unlink()
     found = the_finding(examined(folder))
-    assert (found.kind, found.what, found.key) == (Kind.MISSING, "hollow run", key)
+    assert (found.kind, found.what, found.key) == (FindingKind.MISSING, "hollow run", key)
 
 
 def test_a_rollup_that_is_damaged_or_missing_is_found(folder):
@@ -142,7 +144,7 @@ def test_a_rollup_that_is_damaged_or_missing_is_found(folder):
     flip(path_of(folder, key), 100)
     report = examined(folder)
     assert {found.collection for found in report.findings} == {"orders"}
-    assert report.findings[0].kind is Kind.DAMAGED
+    assert report.findings[0].kind is FindingKind.DAMAGED
     assert report.collections == 2
     path_of(folder, key).unlink()
     assert "rollup" in the_finding(examined(folder)).message
@@ -151,28 +153,28 @@ def test_a_rollup_that_is_damaged_or_missing_is_found(folder):
 def test_an_old_rollup_of_another_state_is_found(folder):
     with ts.open(folder, create=False, maintenance=False, config=BLOBS) as store:
         store["others"].append(rows(900, 5))
-        access = store["others"]._access
+        handle = store["others"]._handle
         for _ in range(2):
             store["others"].append(rows(950, 5))
-            store._upkeep.run(access.id, lambda session: maintain.roll_up(session, access.id))
-        old, new = (path_of(folder, rollup.key) for _, rollup in sorted(access.state().rollups.items())[-2:])
+            store._upkeep.run(handle.id, lambda session: maintain.roll_up(session, handle.id))
+        old, new = (path_of(folder, rollup.key) for _, rollup in sorted(handle.state().rollups.items())[-2:])
     old.write_bytes(new.read_bytes())
     found = the_finding(examined(folder, "others"))
-    assert (found.kind, found.what) == (Kind.DAMAGED, "rollup")
+    assert (found.kind, found.what) == (FindingKind.DAMAGED, "rollup")
 
 
 def test_a_log_that_cannot_be_replayed_is_found_and_the_others_are_looked_at(folder, monkeypatch):
-    real = doctor.load
+    real = doctor.load_state
 
     def load(session, id):
         if id.startswith("orders"):
             raise CorruptionError("the log of orders has gaps")
         return real(session, id)
 
-    monkeypatch.setattr(doctor, "load", load)
+    monkeypatch.setattr(doctor, "load_state", load)
     report = examined(folder)
     found = the_finding(report)
-    assert (found.kind, found.what, found.collection) == (Kind.DAMAGED, "log", "orders")
+    assert (found.kind, found.what, found.collection) == (FindingKind.DAMAGED, "log", "orders")
     assert report.parts > 2
 
 
@@ -181,7 +183,7 @@ def test_a_collection_in_the_catalog_without_a_log_is_found(folder, monkeypatch)
         return None
         yield
 
-    monkeypatch.setattr(doctor, "load", nothing)
+    monkeypatch.setattr(doctor, "load_state", nothing)
     assert {found.what for found in examined(folder).findings} == {"log"}
 
 
@@ -210,7 +212,7 @@ def test_inline_data_is_decoded(tmp_path, monkeypatch):
 def test_a_disk_that_does_not_answer_is_a_finding_and_not_the_end(folder):
     key = keys(folder, "orders", hollow=False)[0]
     with ts.open(folder, create=False, maintenance=False, config=BLOBS) as store:
-        blob = store._shared.blob
+        blob = store._context.blob
         real = blob.get_range
 
         def get_range(asked, start, stop):
@@ -220,7 +222,7 @@ def test_a_disk_that_does_not_answer_is_a_finding_and_not_the_end(folder):
 
         blob.get_range = get_range
         found = the_finding(examine(store))
-    assert (found.kind, found.key) == (Kind.UNREADABLE, key)
+    assert (found.kind, found.key) == (FindingKind.UNREADABLE, key)
 
 
 def test_what_maintenance_removes_meanwhile_is_no_damage(folder):
@@ -252,7 +254,7 @@ def test_what_maintenance_removes_meanwhile_is_no_damage(folder):
 def test_the_doctor_changes_nothing(folder):
     def states():
         with ts.open(folder, read_only=True, config=BLOBS) as store:
-            return [store[name]._access.state().seqno for name in store.names()]
+            return [store[name]._handle.state().seqno for name in store.names()]
 
     before = states()
     files = {path: path.stat().st_mtime_ns for path in (folder / "blobs").rglob("*") if path.is_file()}
@@ -268,11 +270,11 @@ def test_a_log_that_went_back_is_told_by_rollups_that_are_ahead_of_it(place):
     log = place.consensus._logs[made.id].entries
     before = len(log)
     made.append(rows(10, 10))
-    made._access.committer.run(made.id, lambda session: maintain.roll_up(session, made.id))
+    made._handle.committer.run(made.id, lambda session: maintain.roll_up(session, made.id))
     assert examine(place.open(config=BLOBS, read_only=True)).is_sound
     del log[before:]
     (found,) = examine(place.open(config=BLOBS, read_only=True)).findings
-    assert (found.collection, found.kind, found.what) == ("orders", Kind.DAMAGED, "log")
+    assert (found.collection, found.kind, found.what) == ("orders", FindingKind.DAMAGED, "log")
     assert "lost entries" in found.message
 
 
@@ -282,4 +284,4 @@ def test_blobs_without_a_catalog_tell_that_it_was_lost(place):
     store.create("orders", key={"id": "int64"}, timeline="counter").append([{"id": 1}])
     place.consensus._logs.clear()
     (found,) = examine(place.open(read_only=True)).findings
-    assert (found.kind, found.what) == (Kind.DAMAGED, "catalog")
+    assert (found.kind, found.what) == (FindingKind.DAMAGED, "catalog")

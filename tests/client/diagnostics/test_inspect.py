@@ -4,9 +4,9 @@ import json
 
 import pyarrow as pa
 import pytest
-from places import BLOBS, QUICK
+from memory_store import BLOBS, QUICK
 
-from timespine.client.time_args import plain
+from timespine.client.time_args import plain_frontier
 from timespine.config import Config
 from timespine.core.batch import Part
 from timespine.core.transitions import Seal, Write
@@ -29,7 +29,7 @@ def fill(orders, times):
 def test_an_empty_collection_has_nothing_to_show(place):
     orders = orders_of(place.open())
     found = orders.inspect(parts=True)
-    assert (found.name, found.id, found.seqno) == ("orders", orders.id, orders._access.state().seqno)
+    assert (found.name, found.id, found.seqno) == ("orders", orders.id, orders._handle.state().seqno)
     assert (found.since, found.upper) == (0, 0)
     assert (found.rows, found.size, found.inline_bytes, found.batches) == (0, 0, 0, [])
     assert (found.merges_due, found.unsealed, found.history) == (0, 0, 0)
@@ -47,7 +47,7 @@ def test_every_append_is_a_batch_until_they_are_merged(place):
     assert (found.rows, found.history, found.writers) == (5, 5, 1)
     sizes = {info.key: info.size for info in place.blob.list_keys(f"{orders.id}/")}
     assert found.size == sum(batch.size for batch in found.batches) == sum(sizes.values())
-    assert sum(batches for batches, _ in found.levels) == orders._access.state().trace.batch_count
+    assert sum(batches for batches, _ in found.levels) == orders._handle.state().trace.batch_count
     assert sum(updates for _, updates in found.levels) == 5
     orders.compact()
     assert orders.inspect().merges_due == 1
@@ -103,7 +103,7 @@ def test_who_reads_and_holds_is_named_with_what_they_hold(place):
     store = place.open(config=BLOBS)
     orders = orders_of(store)
     fill(orders, 9)
-    orders.hold(3, critical="backup")
+    orders.critical_hold("backup", 3)
     with orders.hold(5):
         orders.expire(before=7)
         found = orders.inspect()
@@ -119,7 +119,7 @@ def test_unsealed_updates_count_and_are_numbered(place):
     store = place.open(config=QUICK)
     orders = orders_of(store)
     fill(orders, 1)
-    (part,) = orders._access.state().parts()
+    (part,) = orders._handle.state().parts()
     ahead = Part("", part.rows, part.size, part.diff_sum, part.inline)
     store._committer.commit((orders.id, Write(Frontier.at(1), (1,), (ahead,), 0)))
     found = orders.inspect()
@@ -137,7 +137,7 @@ def test_schemas_rollups_and_history_are_counted(place):
     store.maintain()
     found = orders.inspect()
     assert (found.schemas, found.history) == (2, 6)
-    assert found.rollups == sorted(orders._access.state().rollups)
+    assert found.rollups == sorted(orders._handle.state().rollups)
     assert found.rollups
 
 
@@ -151,12 +151,12 @@ def test_the_name_is_the_one_that_it_has_now(place):
 def test_a_closed_collection_has_no_upper(place):
     orders = orders_of(place.open())
     fill(orders, 1)
-    orders.close_for_good()
+    orders.finish()
     assert orders.inspect().upper is None
 
 
 def test_times_of_several_coordinates_are_lists(place):
-    pairs = orders_of(place.open(config=BLOBS), arity=2)
+    pairs = orders_of(place.open(config=BLOBS), time_coordinates=2)
     pairs.append([{"id": 1, "name": "x"}], at=(1, 2), upper=(3, 4))
     found = pairs.inspect(parts=True)
     assert (found.since, found.upper) == ([[0, 0]], [[3, 4]])
@@ -167,7 +167,7 @@ def test_everything_is_plain_enough_for_json(place):
     store = place.open(config=BLOBS)
     orders = orders_of(store)
     fill(orders, 4)
-    orders.hold(1, critical="backup")
+    orders.critical_hold("backup", 1)
     store.maintain()
     found = orders.inspect(parts=True)
     again = json.loads(json.dumps(found.to_dict()))
@@ -186,4 +186,4 @@ def test_everything_is_plain_enough_for_json(place):
     ],
 )
 def test_a_frontier_is_shown_as_people_write_it(frontier, shown):
-    assert plain(frontier) == shown
+    assert plain_frontier(frontier) == shown

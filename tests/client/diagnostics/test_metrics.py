@@ -3,12 +3,12 @@
 import threading
 
 import pytest
-from places import BLOBS, QUICK, Script, in_threads
+from memory_store import BLOBS, QUICK, Script, in_threads
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from timespine.client.diagnostics.metrics import GAUGES, of_collection
-from timespine.client.diagnostics.prometheus import register
+from timespine.client.diagnostics.metrics import GAUGES, collection_metrics
+from timespine.client.diagnostics.prometheus import register_collector
 from timespine.config import Config
 from timespine.core.batch import Part
 from timespine.core.state import State
@@ -26,7 +26,7 @@ def create(store, name="orders", **options):
 
 
 def figures(collection):
-    return of_collection(collection._access)
+    return collection_metrics(collection._handle)
 
 
 def exposed(registry):
@@ -47,7 +47,7 @@ def test_the_figures_of_a_collection_are_those_of_its_history(place):
     for k in (1, 2, 3):
         orders.append([{"k": k, "v": "a"}])
     orders.upsert([{"k": 1, "v": "b"}])
-    state = orders._access.state()
+    state = orders._handle.state()
     sizes = [part.size for part in state.parts()]
     found = figures(orders)
     assert found["seqno"] == state.seqno
@@ -67,18 +67,18 @@ def test_merges_raise_write_amplification_and_lower_the_others(place):
     orders = create(store)
     for n in range(5):
         orders.upsert([{"k": 1, "v": f"v{n}"}])
-    appended = sum(part.size for part in orders._access.state().parts())
+    appended = sum(part.size for part in orders._handle.state().parts())
     assert figures(orders)["update_amplification"] == 9.0
     orders.compact()
     assert figures(orders)["merges_due"] == 1
     orders.compact(wait=True)
-    (first,) = orders._access.state().parts()
+    (first,) = orders._handle.state().parts()
     found = figures(orders)
     assert (found["runs"], found["updates"], found["merges_due"]) == (1, 9, 0)
     assert found["write_amplification"] == (appended + first.size) / appended
     orders.expire(before=9)
     orders.compact(wait=True)
-    (second,) = orders._access.state().parts()
+    (second,) = orders._handle.state().parts()
     found = figures(orders)
     assert (found["runs"], found["updates"], found["rows"], found["update_amplification"]) == (1, 1, 1, 1.0)
     assert found["write_amplification"] == (appended + first.size + second.size) / appended
@@ -88,9 +88,9 @@ def test_a_merge_whose_result_lives_in_the_state_counts_as_written_too(place):
     orders = create(place.open(config=QUICK))
     for n in range(5):
         orders.upsert([{"k": 1, "v": f"v{n}"}])
-    appended = orders._access.state().inline_bytes
+    appended = orders._handle.state().inline_bytes
     orders.compact(wait=True)
-    (merged,) = orders._access.state().parts()
+    (merged,) = orders._handle.state().parts()
     assert merged.inline is not None
     assert figures(orders)["write_amplification"] == (appended + len(merged.inline)) / appended > 1
 
@@ -109,7 +109,7 @@ def test_inline_rows_holds_and_rollups_are_counted(place):
     store = place.open(config=QUICK)
     orders = create(store)
     orders.append([{"k": 1, "v": "a", "_diff": 3}])
-    orders.hold(0, critical="backup")
+    orders.critical_hold("backup", 0)
     found = figures(orders)
     assert found["inline_bytes"] == found["bytes"] > 0
     assert (found["holds"], found["rows"]) == (1, 3)
@@ -164,12 +164,12 @@ def test_commands_are_counted_by_kind_and_those_that_failed(place):
     assert before["commands failed"] == 0
     orders.append([{"k": 1, "v": "a"}])
     orders.append([{"k": 2, "v": "a"}], at=5)
-    orders.advance(20)
-    orders.advance(30)
+    orders.seal(20, if_behind="ignore")
+    orders.seal(30)
     counted = store.metrics()
     assert counted["commands append next"] == 1
     assert counted["commands compare and append"] == 1
-    assert counted["commands advance upper"] == 2
+    assert counted["commands advance upper"] == counted["commands seal"] == 1
     with pytest.raises(UpperMismatch):
         orders.append([{"k": 3, "v": "a"}], at=40, expected_upper=7)
     assert store.metrics()["commands compare and append"] == 2
@@ -180,7 +180,7 @@ def test_commands_of_a_commit_that_storage_refused_have_failed_all_of_them(place
     script = Script()
     store = place.open(config=OFTEN, script=script)
     left, right = create(store, "left"), create(store, "right")
-    store.advance(1)
+    store.seal_idle(1)
     script.add("compare_and_set", Fault.DETERMINATE, times=99)
     commands = [(each.id, AdvanceUpper(Frontier.at(9))) for each in (left, right)]
     with pytest.raises(Unavailable):
@@ -191,8 +191,8 @@ def test_commands_of_a_commit_that_storage_refused_have_failed_all_of_them(place
 
 def unsealed(collection, key, time, size=100):
     """A batch ahead of the seal."""
-    part = Part(f"{collection.id}/{collection._access.committer.writer(collection.id)}/{key}", 1, size, 1)
-    collection._access.committer.commit((collection.id, Write(Frontier.at(time), (time,), (part,), 0)))
+    part = Part(f"{collection.id}/{collection._handle.committer.writer(collection.id)}/{key}", 1, size, 1)
+    collection._handle.committer.commit((collection.id, Write(Frontier.at(time), (time,), (part,), 0)))
 
 
 def test_blobs_and_bytes_are_counted_where_they_lie(place):
@@ -204,7 +204,7 @@ def test_blobs_and_bytes_are_counted_where_they_lie(place):
     unsealed(left, "p-one", 7)
     unsealed(left, "p-two", 8, 50)
     sizes = {
-        each: [part.size for batch in each._access.state().hollow_batches() for part in batch.parts]
+        each: [part.size for batch in each._handle.state().hollow_batches() for part in batch.parts]
         for each in (left, right)
     }
     found = figures(left)
@@ -281,7 +281,7 @@ def test_prometheus_can_read_all_of_it(place):
     left, right = create(store, "left"), create(store, "right.2-x")
     left.append([{"k": 1, "v": "a"}])
     registry = CollectorRegistry()
-    collector = register(store, registry)
+    collector = register_collector(store, registry)
     found = exposed(registry)
     for name in GAUGES:
         assert (f"timespine_{name}", (("collection", "left"),)) in found
@@ -297,7 +297,7 @@ def test_prometheus_can_read_all_of_it(place):
 def test_collections_are_labelled_by_the_names_that_they_have_now(place):
     store, other = place.open(config=OFTEN), place.open(config=OFTEN)
     registry = CollectorRegistry()
-    register(store, registry)
+    register_collector(store, registry)
     create(store, "a").append([{"k": 1, "v": "a"}])
     create(store, "b")
     create(store, "a", replace=True)
@@ -315,7 +315,7 @@ def test_storage_that_is_away_or_a_store_that_was_closed_gives_no_figures_and_no
     store = place.open(config=OFTEN, script=script)
     create(store)
     registry = CollectorRegistry()
-    register(store, registry)
+    register_collector(store, registry)
     script.add("scan", Fault.DETERMINATE, times=2)  # the catalog
     assert not any(name == "timespine_rows" for name, _ in exposed(registry))
     assert script.is_done
@@ -329,7 +329,7 @@ def test_storage_that_is_away_or_a_store_that_was_closed_gives_no_figures_and_no
 def test_figures_can_be_asked_for_while_everybody_is_at_work(place):
     store = place.open(config=BLOBS)
     registry = CollectorRegistry()
-    register(store, registry)
+    register_collector(store, registry)
     stop = threading.Event()
 
     def work(who):

@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from timespine.client.diagnostics.metrics import of_collection
-from timespine.client.maintenance.scheduler import SPARE_BYTES
+from timespine.client.diagnostics.metrics import collection_metrics
+from timespine.client.maintenance.due import SPARE_BYTES
 from timespine.config import Config
 
 SHORT = Config(inline_part_bytes=1, part_bytes=1 << 12, run_parts=4, rollup_seqnos=1000)
@@ -26,9 +26,9 @@ def stored(place, collection):
 
 def test_all_figures_count_what_is_inside_hollow_runs(place):
     store, orders = filled(place)
-    assert any(part.hollow for part in orders._access.state().parts())
+    assert any(part.hollow for part in orders._handle.state().parts())
     whole = stored(place, orders)
-    figures = of_collection(orders._access)
+    figures = collection_metrics(orders._handle)
     inspection = orders.inspect(parts=True)
     assert figures["bytes"] == figures["trace_blob_bytes"] == whole
     assert store.metrics()["trace blob bytes"] == whole
@@ -37,15 +37,17 @@ def test_all_figures_count_what_is_inside_hollow_runs(place):
     assert sum(part.size for batch in inspection.batches for part in batch.detail) == whole
     assert sum(entry.size for entry in orders.history()) == whole
     with orders.snapshot() as rows:
-        assert rows.extent() == (4000, whole)
+        assert rows._extent() == (4000, whole)
 
 
 def test_the_history_of_data_written_ahead_counts_what_is_inside_hollow_runs(place):
     store = place.open(config=SHORT)
     orders = store.create("orders", key={"k": "int64"}, timeline="counter")
     orders.write(pa.table({"k": range(4000), "_time": [7] * 4000}))
-    assert any(part.hollow for part in orders._access.state().parts())
-    assert orders.history()[-1].size == of_collection(orders._access)["unsealed_blob_bytes"] == stored(place, orders)
+    assert any(part.hollow for part in orders._handle.state().parts())
+    assert (
+        orders.history()[-1].size == collection_metrics(orders._handle)["unsealed_blob_bytes"] == stored(place, orders)
+    )
 
 
 @pytest.mark.parametrize("spare", [0, -1])

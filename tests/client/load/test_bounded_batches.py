@@ -10,7 +10,7 @@ import pytest
 from load_memory import PART_BYTES
 
 from timespine.client.load import bounded_batches as bounded_module
-from timespine.client.load.bounded_batches import bounded, file_batches
+from timespine.client.load.bounded_batches import file_batches, split_to_bound
 from timespine.errors import UsageError
 
 ROWS = 300
@@ -56,8 +56,8 @@ def test_references_stay_what_they_are_if_the_file_says_that_they_are(tmp_path, 
 
 def test_a_batch_that_is_small_is_one_piece_and_an_empty_one_none():
     batch = pa.record_batch({"k": [1, 2, 3]})
-    assert list(bounded(batch)) == [batch]
-    assert list(bounded(batch.slice(0, 0))) == []
+    assert list(split_to_bound(batch)) == [batch]
+    assert list(split_to_bound(batch.slice(0, 0))) == []
 
 
 def test_values_that_are_too_large_are_refused_before_they_are_decoded(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from places import BLOBS
+from memory_store import BLOBS
 
 from timespine.client.maintenance.forget_expired import oldest_to_rewrite, worth_forgetting
 from timespine.core.transitions import Refresh, RollUpAll
@@ -19,8 +19,8 @@ def rows(keys, value="x", **more):
 
 
 def oldest(collection):
-    access = collection._access
-    return oldest_to_rewrite(access, access.state())
+    handle = collection._handle
+    return oldest_to_rewrite(handle, handle.state())
 
 
 @pytest.fixture(params=["blobs", "inline"])
@@ -34,7 +34,7 @@ def test_insertions_alone_hold_nothing_to_forget(collection):
         collection.append(rows(range(number, 40, 4)))
     collection.expire(before=4)
     assert oldest(collection) is None
-    assert worth_forgetting(collection._access.state()) is None
+    assert worth_forgetting(collection._handle.state()) is None
 
 
 def test_a_retraction_reaches_back_to_the_oldest_batch_with_its_keys(collection):
@@ -65,7 +65,7 @@ def test_what_was_folded_is_not_rewritten_again(place):
     assert oldest(collection) is not None
     collection.compact(wait=True)
     assert oldest(collection) is None
-    assert worth_forgetting(collection._access.state()) is None
+    assert worth_forgetting(collection._handle.state()) is None
 
 
 @pytest.mark.parametrize(("repeated", "worth"), [(2, None), (20, Refresh((0, 1), extra=True))])
@@ -73,9 +73,9 @@ def test_a_batch_of_many_repeats_is_worth_a_rewrite_and_one_of_few_is_not(place,
     collection = create(place.open(config=BLOBS))
     collection.append([*rows(range(20), _time=0), *rows(range(repeated), _time=1)], upper=2)
     collection.append(rows([99]))
-    assert worth_forgetting(collection._access.state()) is None
+    assert worth_forgetting(collection._handle.state()) is None
     collection.expire(before=2)
-    assert worth_forgetting(collection._access.state()) == worth
+    assert worth_forgetting(collection._handle.state()) == worth
 
 
 def test_many_retractions_are_worth_a_rewrite_of_everything(place):
@@ -84,14 +84,14 @@ def test_many_retractions_are_worth_a_rewrite_of_everything(place):
     collection.append(rows(range(20)))
     collection.append(rows(range(10), _diff=-1))
     collection.expire(before=1)
-    assert worth_forgetting(collection._access.state()) == RollUpAll(extra=True)
+    assert worth_forgetting(collection._handle.state()) == RollUpAll(extra=True)
     assert collection.count() == 10
 
 
 def test_a_closed_collection_is_left_alone(collection):
     collection.append(rows([1]))
     collection.delete(rows([1]))
-    collection.close_for_good()
+    collection.finish()
     collection.expire(before=2, ahead=True)
     assert oldest(collection) is not None
 
@@ -108,5 +108,5 @@ def test_a_retraction_in_another_part_of_its_run_is_forgotten_by_the_deadline(pl
     for _ in range(4):
         place.clock.advance(86_400)
         store.maintain(sweep=True)
-    state = collection._access.state()
+    state = collection._handle.state()
     assert (sum(part.rows for part in state.parts()), state.forgetting) == (3, None)

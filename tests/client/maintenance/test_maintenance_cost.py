@@ -11,17 +11,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from places import BLOBS, Place, Script
+from memory_store import BLOBS, MemoryStore, Script
 
 from timespine.client.catalog import catalog
 from timespine.client.maintenance.scheduler import REST_S
-from timespine.columnar.parts.inline import decode_inline
+from timespine.columnar.parts.inline_part import decode_inline
 from timespine.config import Config
 from timespine.core.encoding.codec import decode_diff, decode_state
-from timespine.core.encoding.envelope import Kind, kind_of
-from timespine.core.spine.layers import Merging
+from timespine.core.encoding.envelope import EnvelopeKind, envelope_kind
+from timespine.core.maintenance_policy import GARBAGE_MIN, run_count, written_rows_max
+from timespine.core.spine.layers import MergePolicyKind
 from timespine.core.state import Forgetting, new_state
-from timespine.core.upkeep import GARBAGE_MIN, run_count, written_rows_max
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -50,7 +50,7 @@ def rows(number, of=1 << 40, seed=None):
 def passing(store, clock, seconds, step=5.0):
     """Let time pass, and the background do what it does in it."""
     while True:
-        while store.maintenance.round():
+        while store._maintenance.round():
             pass
         if seconds <= 0:
             return
@@ -59,7 +59,7 @@ def passing(store, clock, seconds, step=5.0):
 
 
 def totals(collection):
-    return collection._access.state().totals
+    return collection._handle.state().totals
 
 
 def check_bound(collection, *, more=0):
@@ -70,7 +70,7 @@ def check_bound(collection, *, more=0):
 
 def check_storage(place, collection):
     """At rest, with no lease: blobs and log are 2.2 times what is live, and the constant of tiny collections."""
-    state = collection._access.state()
+    state = collection._handle.state()
     assert not state.readers
     stored = sum(info.size for info in place.blob.list_keys(f"{collection.id}/"))
     stored += sum(len(data) for _, data in place.consensus.scan(collection.id))
@@ -104,7 +104,7 @@ def test_rows_written_per_row_appended_stay_within_the_bound(place, gaps, config
     passing(store, place.clock, 120.0)
     check_bound(collection)
     check_storage(place, collection)
-    assert run_count(collection._access.state()) <= 8
+    assert run_count(collection._handle.state()) <= 8
     assert collection.count() == 1200
 
 
@@ -136,7 +136,7 @@ def test_the_log_of_commits_without_rows_is_cut(place):
 
 
 @pytest.mark.parametrize("retain", [None, "10 min"])
-@pytest.mark.parametrize("merging", Merging)
+@pytest.mark.parametrize("merging", MergePolicyKind)
 def test_upserts_stay_within_the_bound(place, retain, merging, monkeypatch):
     monkeypatch.setattr(catalog, "new_state", functools.partial(new_state, merging=merging))
     store = place.open(config=BLOBS)
@@ -158,7 +158,7 @@ def test_tiny_appends_to_a_large_collection_do_not_rewrite_it(place):
         collection.append(rows(1, seed=number))
         passing(store, place.clock, 60.0, step=30.0)
     assert totals(collection).merged_rows < 1000
-    assert run_count(collection._access.state()) <= 4
+    assert run_count(collection._handle.state()) <= 4
     check_storage(place, collection)
 
 
@@ -195,7 +195,7 @@ def test_to_seal_an_idle_collection_again_and_again_rewrites_nothing(place):
     collection.append(rows(50, seed=1))
     for _ in range(40):
         place.clock.advance(60.0)
-        store.advance()
+        store.seal_idle()
         passing(store, place.clock, 30.0, step=15.0)
     assert totals(collection).merged_rows == 0
 
@@ -203,7 +203,7 @@ def test_to_seal_an_idle_collection_again_and_again_rewrites_nothing(place):
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0.01, 1.0, 15.0, 70.0]), st.booleans()), max_size=25))
 def test_any_arrival_pattern_stays_within_the_bound(arrivals):
-    with Place() as place:
+    with MemoryStore() as place:
         store = place.open(config=SMALL)
         collection = create(store, retain="1 min")
         for number, (count, gap, upsert) in enumerate(arrivals):
@@ -248,7 +248,7 @@ def test_garbage_of_a_large_merge_goes_right_after_it(place):
     for number in range(8):
         collection.append(rows(3000, seed=number))
     collection.compact()
-    while store.maintenance.round():
+    while store._maintenance.round():
         pass
     stored = sum(info.size for info in place.blob.list_keys(f"{collection.id}/"))
     assert stored < 1.3 * totals(collection).live_bytes
@@ -294,9 +294,9 @@ def is_stored(place, collection, secret):
 
 def inline_parts(data):
     """The data that a rollup or a log entry holds itself."""
-    if data[:2] != b"TS" or kind_of(data) not in (Kind.STATE, Kind.DIFF):
+    if data[:2] != b"TS" or envelope_kind(data) not in (EnvelopeKind.STATE, EnvelopeKind.DIFF):
         return []
-    if kind_of(data) is Kind.STATE:
+    if envelope_kind(data) is EnvelopeKind.STATE:
         parts = list(decode_state(data).parts())
     else:
         change = decode_diff(data)
@@ -324,7 +324,7 @@ def test_deleted_values_are_in_no_blob_after_the_deadline(place, config, busy):
             collection.append([{"id": 1000 + number, "v": "later"}])
         passing(store, place.clock, 60.0, step=30.0)
     assert not is_stored(place, collection, secret)
-    assert collection._access.state().forgetting is None
+    assert collection._handle.state().forgetting is None
     assert collection.count() == 39 + (130 if busy else 0)
 
 
@@ -334,7 +334,7 @@ def test_what_expires_after_a_rewrite_has_a_deadline_of_its_own(place):
     for number in range(300):
         collection.upsert(rows(5, of=10, seed=number))
         passing(store, place.clock, 60.0, step=30.0)
-    state = collection._access.state()
+    state = collection._handle.state()
     assert isinstance(state.forgetting, Forgetting)
     assert place.clock.ms - state.forgetting.expired_ms <= HOUR_S * 1000 + 120_000
     # Once per hour, for five hours, what may hold some is rewritten: at most everything.
@@ -344,17 +344,17 @@ def test_what_expires_after_a_rewrite_has_a_deadline_of_its_own(place):
 def test_the_deadline_is_that_of_the_collection_or_the_store_or_the_configuration(place):
     store = place.open()
     own, plain = create(store, "own", forget_within="1 min"), create(store, "plain")
-    assert own._access.forget_within_ms == 60_000
-    assert plain._access.forget_within_ms == Config().forget_within_ms == 86_400_000
+    assert own._handle.forget_within_ms == 60_000
+    assert plain._handle.forget_within_ms == Config().forget_within_ms == 86_400_000
     store.forget_within("2 hours")
-    assert (own._access.forget_within_ms, plain._access.forget_within_ms) == (60_000, 7_200_000)
+    assert (own._handle.forget_within_ms, plain._handle.forget_within_ms) == (60_000, 7_200_000)
     plain.forget_within("3 min")
     own.forget_within(None)
-    assert (own._access.forget_within_ms, plain._access.forget_within_ms) == (7_200_000, 180_000)
+    assert (own._handle.forget_within_ms, plain._handle.forget_within_ms) == (7_200_000, 180_000)
     store.forget_within(None)
     other = place.open()
-    assert other["own"]._access.forget_within_ms == 86_400_000
-    assert other["plain"]._access.forget_within_ms == 180_000
+    assert other["own"]._handle.forget_within_ms == 86_400_000
+    assert other["plain"]._handle.forget_within_ms == 180_000
 
 
 def test_expire_and_compact_forget_at_once(place):
@@ -377,4 +377,4 @@ def test_a_collection_is_at_rest_only_after_a_while(place):
         passing(store, place.clock, REST_S / 2, step=1.0)
     assert totals(collection).merged_rows == 0
     passing(store, place.clock, REST_S, step=1.0)
-    assert run_count(collection._access.state()) == 1
+    assert run_count(collection._handle.state()) == 1

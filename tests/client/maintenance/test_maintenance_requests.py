@@ -9,8 +9,8 @@ import threading
 
 import msgspec
 import pytest
-from expect import check
-from places import Script, counted, in_threads
+from assertions import check
+from memory_store import Script, counted, in_threads
 
 from timespine.client.maintenance.scheduler import EXPIRE_S, REST_S
 from timespine.config import Config
@@ -40,7 +40,7 @@ ALL = {(n, f"v{n}"): 1 for n in range(10)}
 
 
 def requests(collection):
-    return [request.id for request in collection._access.state().trace.requests()]
+    return [request.id for request in collection._handle.state().trace.requests()]
 
 
 def written_by_merges(place):
@@ -50,15 +50,15 @@ def written_by_merges(place):
 
 def answered(store, answer):
     """Let `answer` stand between the merges of a store and what they were asked for."""
-    real = store.engine.merge
-    store.engine.merge = lambda effect: answer(real, effect)
+    real = store._engine.merge
+    store._engine.merge = lambda effect: answer(real, effect)
 
 
 def step(store, clock):
     """Look at all open collections, as the maintenance thread does, before and after they come to rest."""
-    store.maintenance.round()
+    store._maintenance.round()
     clock.advance(REST_S)
-    return store.maintenance.round()
+    return store._maintenance.round()
 
 
 # In flight.
@@ -78,8 +78,8 @@ def test_a_request_in_flight_is_not_issued_twice(place, who):
             # It is under way: somebody else looks for something to do, and finds it taken.
             if who == "another one":
                 assert not step(other, place.clock)
-                assert other.maintenance.report.passed_over > 0
-            claims = orders._access.state().claims
+                assert other._maintenance.report.passed_over > 0
+            claims = orders._handle.state().claims
             assert [claim.claimant for claim in claims.values()] == [effect.writer]
             assert not store._committer.commit((orders.id, ClaimMerge(effect.request.id, "w-else", 1000)))[0]
         return real(effect)
@@ -91,8 +91,8 @@ def test_a_request_in_flight_is_not_issued_twice(place, who):
     assert issued[0] == request
     assert issued.count(request) == 1
     assert report.merges == len(issued)
-    assert other.maintenance.report.merges == 0
-    assert orders._access.state().claims == {}  # a claim goes with what it was for
+    assert other._maintenance.report.merges == 0
+    assert orders._handle.state().claims == {}  # a claim goes with what it was for
     assert rows(orders) == ALL
 
 
@@ -143,7 +143,7 @@ def test_an_error_response_leads_to_a_retry_when_the_claim_is_over(place, error)
     other = place.open(config=OFTEN)
     other["orders"]
     step(other, place.clock)
-    assert other.maintenance.report.merges == 0
+    assert other._maintenance.report.merges == 0
     place.clock.advance(CLAIM_S)
     step(store, place.clock)
     assert issued == [request] * 2  # and then tried again, the same
@@ -151,10 +151,10 @@ def test_an_error_response_leads_to_a_retry_when_the_claim_is_over(place, error)
     place.clock.advance(CLAIM_S)
     step(store, place.clock)
     assert issued == [request] * 3
-    assert store.maintenance.report.merges == 1
+    assert store._maintenance.report.merges == 1
     assert rows(orders) == ALL
-    assert store.maintenance.report.failures == store._upkeep.counters["merges failed"] == 2
-    assert written_by_merges(place) == [part.key for part in orders._access.state().parts()]
+    assert store._maintenance.report.failures == store._upkeep.counters["merges failed"] == 2
+    assert written_by_merges(place) == [part.key for part in orders._handle.state().parts()]
 
 
 def test_after_a_response_the_next_request_is_another_one(place):
@@ -191,10 +191,10 @@ def test_a_response_for_a_dropped_collection_is_dropped_and_its_output_deleted(p
         return output
 
     answered(store, answer)
-    store.maintenance.round()  # one step, and no sweep that would find what is left
+    store._maintenance.round()  # one step, and no sweep that would find what is left
     assert outputs
     assert not set(outputs) & set(place.blobs())
-    assert store.maintenance.report.merges == 0
+    assert store._maintenance.report.merges == 0
     assert store._upkeep.counters["merges dropped"] == 1
     other.maintain()
     assert other._catalog.read().dropped == ()
@@ -213,7 +213,7 @@ def test_a_merge_whose_inputs_went_with_their_collection_fails_quietly_and_leave
 
     answered(store, answer)
     step(store, place.clock)
-    assert store.maintenance.report.merges == 0
+    assert store._maintenance.report.merges == 0
     assert written_by_merges(place) == []
     assert not step(store, place.clock)  # a collection that is gone asks for nothing
 
@@ -247,10 +247,10 @@ def test_a_response_that_does_not_match_what_is_in_flight_is_refused_and_its_out
         return output
 
     answered(store, answer)
-    store.maintenance.round()  # one step, and no sweep that would find what is left
+    store._maintenance.round()  # one step, and no sweep that would find what is left
     assert outputs
     assert not set(outputs) & set(place.blobs())
-    assert store.maintenance.report.merges == 0
+    assert store._maintenance.report.merges == 0
     assert store._upkeep.counters["merges dropped"] == 1
     assert rows(orders) == rows(place.open()["orders"]) == ALL
 
@@ -273,10 +273,10 @@ def test_storage_that_is_away_while_a_response_comes_leads_to_a_retry_and_loses_
 
     answered(store, answer)
     step(store, place.clock)
-    assert store.maintenance.report.merges == 0
-    assert store.maintenance.report.failures > 0
+    assert store._maintenance.report.merges == 0
+    assert store._maintenance.report.failures > 0
     script.rules.clear()
-    store.engine.merge = type(store.engine).merge.__get__(store.engine)
+    store._engine.merge = type(store._engine).merge.__get__(store._engine)
     store.ghosts()
     place.clock.advance(CLAIM_S)
     for _ in range(3):
@@ -287,7 +287,7 @@ def test_storage_that_is_away_while_a_response_comes_leads_to_a_retry_and_loses_
     place.clock.advance(OFTEN.writer_lease_ms / 1000 + EXPIRE_S)
     for _ in range(2):
         store.maintain(sweep=True)
-    assert written_by_merges(place) == [part.key for part in orders._access.state().parts()]
+    assert written_by_merges(place) == [part.key for part in orders._handle.state().parts()]
 
 
 def test_storage_that_is_away_before_a_merge_begins_leads_to_a_retry(place):
@@ -296,7 +296,7 @@ def test_storage_that_is_away_before_a_merge_begins_leads_to_a_retry(place):
     orders = create(store)
     script.add("get_range", Fault.DETERMINATE, times=500)
     step(store, place.clock)
-    assert (store.maintenance.report.merges, store.maintenance.report.failures) == (0, 1)
+    assert (store._maintenance.report.merges, store._maintenance.report.failures) == (0, 1)
     script.rules.clear()
     place.clock.advance(CLAIM_S)
     step(store, place.clock)
@@ -326,7 +326,7 @@ def test_what_goes_wrong_is_logged_once_and_counted_and_nobody_who_reads_or_writ
     assert "orders: a merge of" in told.getMessage()
     assert told.getMessage().endswith("failed: ValueError")
     assert "secret" not in caplog.text
-    assert "secret" not in str(store.maintenance.report)
+    assert "secret" not in str(store._maintenance.report)
     counted_now = store.metrics()
     assert counted_now["maintenance failures"] == 1
     assert counted_now["maintenance passed over"] > 0
@@ -334,10 +334,10 @@ def test_what_goes_wrong_is_logged_once_and_counted_and_nobody_who_reads_or_writ
     place.clock.advance(CLAIM_S)
     caplog.clear()
     with caplog.at_level(logging.INFO, "timespine.maintenance"):
-        store.maintenance.round()
+        store._maintenance.round()
         assert len(caplog.records) == 1  # once more for the next try
         place.clock.advance(REST_S)
-        store.maintenance.round()
+        store._maintenance.round()
     # And once for the small request that came since, which waited until the collection was at rest.
     assert len({told.getMessage() for told in caplog.records}) == len(caplog.records) == 2
 
@@ -365,7 +365,7 @@ def test_a_step_of_whatever_kind_that_fails_is_logged_and_counted(place, caplog)
     create(store)
     script.add("scan", Fault.DETERMINATE, times=3)
     with caplog.at_level(logging.WARNING, "timespine.maintenance"):
-        assert not store.maintenance.round()
+        assert not store._maintenance.round()
     assert len(caplog.records) == store.metrics()["maintenance failures"] == 1
     assert "orders: Determinate" in caplog.records[0].getMessage()
 
@@ -378,7 +378,7 @@ def test_a_rollup_that_whoever_commits_could_not_write_is_no_failure_of_the_comm
     def fail(collection, make):
         raise error
 
-    store.maintenance._run = fail
+    store._maintenance._run = fail
     with caplog.at_level(logging.WARNING, "timespine.maintenance"):
         for n in range(12):
             orders.append([{"k": n}])
@@ -396,7 +396,7 @@ def test_a_claim_is_for_one_request_and_others_are_still_issued(place):
     def answer(real, effect):
         if effect.collection == first.id and not theirs:
             step(other, place.clock)
-            theirs.append(other.maintenance.report.merges)
+            theirs.append(other._maintenance.report.merges)
         return real(effect)
 
     answered(store, answer)

@@ -3,12 +3,12 @@
 import functools
 
 import pytest
-from places import counted
+from memory_store import counted
 
 from timespine.client.catalog import catalog
 from timespine.client.maintenance.scheduler import REST_S
 from timespine.config import Config
-from timespine.core.spine.layers import Merging
+from timespine.core.spine.layers import MergePolicyKind
 from timespine.core.state import new_state
 from timespine.errors import SinceError
 
@@ -21,7 +21,7 @@ KEY = {"k": "int64"}
 @pytest.fixture(autouse=True)
 def by_level(monkeypatch):
     """Every collection that a test creates is merged by level."""
-    monkeypatch.setattr(catalog, "new_state", functools.partial(new_state, merging=Merging.BY_LEVEL))
+    monkeypatch.setattr(catalog, "new_state", functools.partial(new_state, merging=MergePolicyKind.BY_LEVEL))
 
 
 def create(store, name="orders", **options):
@@ -68,7 +68,7 @@ def test_maintenance_merges_what_expired_and_nothing_else_and_no_snapshot_change
     assert store.maintain().merges == 0
 
     other = place.open(config=OFTEN)["orders"]
-    assert (other._access.state().trace.merging, levels(other)) == (Merging.BY_LEVEL, [4, 0, 1, 1])
+    assert (other._handle.state().trace.merging, levels(other)) == (MergePolicyKind.BY_LEVEL, [4, 0, 1, 1])
     fill(other, 4, first=16)
     other.expire(before=20)
     store.maintain()
@@ -97,7 +97,7 @@ def test_merges_need_not_wait_for_many_batches_or_for_writers_to_stop(place):
         if n:
             orders.expire(before=n)
         place.clock.advance(REST_S / 10)  # nobody ever pauses for long enough to be idle
-        while store.maintenance.round():
+        while store._maintenance.round():
             pass
     assert sum(levels(orders)) <= 6 + 1
     assert len(as_of(orders, 31)) == 32
@@ -125,8 +125,8 @@ def test_the_output_of_an_answer_that_came_too_late_is_deleted(place, monkeypatc
     orders = create(store)
     fill(orders, 3)
     orders.expire(before=2)
-    assert [request.id for request in orders._access.state().trace.requests()] == [(0, 2)]
-    merge, written = store.engine.merge, set()
+    assert [request.id for request in orders._handle.state().trace.requests()] == [(0, 2)]
+    merge, written = store._engine.merge, set()
 
     def overtaken(effect):
         output = merge(effect)
@@ -138,7 +138,7 @@ def test_the_output_of_an_answer_that_came_too_late_is_deleted(place, monkeypatc
             rival.maintain()  # everything is one run before the answer to a part of it is offered
         return output
 
-    monkeypatch.setattr(store.engine, "merge", overtaken)
+    monkeypatch.setattr(store._engine, "merge", overtaken)
     store.maintain()
     assert written
     assert not written & set(place.blobs(f"{orders.id}/"))

@@ -1,7 +1,7 @@
 """Vacuum: what nobody can reach is found, and deleted only when told; what anybody can reach never is."""
 
 import pytest
-from places import BLOBS, Script, counted
+from memory_store import BLOBS, Script, counted
 
 import timespine as ts
 from timespine.config import Config
@@ -95,12 +95,12 @@ def test_a_dry_run_writes_nothing_at_all(place):
     orders = create(store)
     orders.append([{"k": 1, "v": "a"}])
     leaked = leak(place, store)
-    seqno = orders._access.state().seqno
+    seqno = orders._handle.state().seqno
     for looking in (place.open(), place.open(read_only=True)):
         assert looking.vacuum().blobs == [leaked]
     with pytest.raises(UsageError, match="reading only"):
         place.open(read_only=True).vacuum(dry_run=False)
-    assert orders._access.state().seqno == seqno
+    assert orders._handle.state().seqno == seqno
 
 
 def test_storage_that_is_away_is_unavailable_and_nothing_is_lost(place):

@@ -12,14 +12,14 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from expect import check, until
+from assertions import check, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import SMALL, Script, counted
+from memory_store import SMALL, Script, counted
 
 import timespine as ts
 from timespine.client.read import rows as rows_module
-from timespine.client.read.rows import BATCH_ROWS, repeated
+from timespine.client.read.rows import BATCH_ROWS, repeat_by_diff
 from timespine.config import Config
 from timespine.errors import CorruptionError, LeaseExpired, NotSealed, SinceError, UsageError
 from timespine.model.time import INT64_MAX
@@ -78,7 +78,7 @@ def test_a_snapshot_may_be_as_of_a_datetime(place, store):
 
 
 def test_with_two_coordinates_the_time_is_a_tuple(store):
-    pairs = store.create("pairs", key={"id": "int64"}, arity=2)
+    pairs = store.create("pairs", key={"id": "int64"}, time_coordinates=2)
     rows = [{"id": 10 * a + b, "_time_0": a, "_time_1": b, "_diff": 1} for a in range(3) for b in range(3)]
     pairs.append(rows, upper=(3, 0))
     assert [each["id"] for each in pairs.snapshot((1, 1)).to_pylist()] == [0, 1, 10, 11]
@@ -110,7 +110,7 @@ def test_an_empty_collection_has_no_rows_in_any_form(store):
     assert orders.changes().to_pylist() == orders.updates().to_pylist() == []
     assert orders.changes().schema.names == ["id", "name", "total", "_diff"]
     assert orders.updates().schema.names == ["id", "name", "total", "_time", "_diff"]
-    assert orders.lookup({"id": 1}) == []
+    assert orders.lookup({"id": 1}).to_pylist() == []
     with pytest.raises(NotSealed):
         orders.snapshot(as_of=0, timeout=0)
     snapshot.close()
@@ -119,7 +119,7 @@ def test_an_empty_collection_has_no_rows_in_any_form(store):
 def test_a_closed_collection_is_read_at_its_end(store):
     orders = filled(store)
     expected = orders.snapshot().to_pylist()
-    orders.close_for_good()
+    orders.finish()
     assert orders.snapshot().to_pylist() == expected
     assert orders.snapshot().as_of == INT64_MAX
     assert orders.snapshot(as_of=10**9).to_pylist() == expected
@@ -174,15 +174,15 @@ def test_a_read_waits_for_a_commit_of_another_process(place, store):
 
 def test_a_commit_between_the_look_and_the_wait_is_not_missed(store):
     orders = orders_of(store)
-    shared = store._shared
+    context = store._context
     waits = []
 
-    class Deaf(type(shared.committed)):
+    class Deaf(type(context.committed)):
         def wait(self, heard, timeout):
             waits.append(timeout)
             return super().wait(heard, 0)
 
-    shared.committed = Deaf()
+    context.committed = Deaf()
     looks = []
 
     def is_there(state):
@@ -192,7 +192,7 @@ def test_a_commit_between_the_look_and_the_wait_is_not_missed(store):
             return False
         return not state.upper.less_equal((0,))
 
-    assert orders._access.wait(is_there, 60) is not None
+    assert orders._handle.wait(is_there, 60) is not None
     assert waits == [], "it looked again at once"
 
 
@@ -205,7 +205,7 @@ def test_nobody_who_commits_waits_for_a_reader_that_looks(store):
         assert go_on.wait(60)
         return True
 
-    reader = threading.Thread(target=lambda: orders._access.wait(slow, 60))
+    reader = threading.Thread(target=lambda: orders._handle.wait(slow, 60))
     reader.start()
     assert looking.wait(60)
     orders.append([row(1)])
@@ -218,16 +218,16 @@ def test_a_read_that_waited_in_vain_says_how_far_the_collection_is_now(place, st
     orders = orders_of(store)
     orders.append([row(1)])
     other = place.open()["orders"]
-    shared = store._shared
-    shared.monotonic = iter([0.0, *([1.0] * 3), 100.0]).__next__
+    context = store._context
+    context.monotonic = iter([0.0, *([1.0] * 3), 100.0]).__next__
     looks = []
 
-    class Busy(type(shared.committed)):
+    class Busy(type(context.committed)):
         def wait(self, heard, timeout):
             looks.append(other.append([row(len(looks) + 2)]))
             return True
 
-    shared.committed = Busy()
+    context.committed = Busy()
     with pytest.raises(NotSealed) as caught:
         orders.snapshot(as_of=9, timeout=50)
     assert (caught.value.asked, caught.value.upper.elements) == (9, ((4,),))
@@ -399,7 +399,7 @@ def test_rows_are_repeated_in_pieces_of_bounded_size(counts, size):
     table = pa.table({"a": list(range(len(counts))), "_diff": pa.array(counts, pa.int64())})
     before, rows_module.BATCH_ROWS = rows_module.BATCH_ROWS, size
     try:
-        pieces = list(repeated(table, "_diff"))
+        pieces = list(repeat_by_diff(table, "_diff"))
     finally:
         rows_module.BATCH_ROWS = before
     flat = [value for piece in pieces for value in piece.column("a").to_pylist()]
@@ -439,7 +439,7 @@ def test_columns_come_in_the_order_asked_for(store):
     orders.append([row(1, "a", 2.5)])
     assert list(orders.snapshot(columns=("total", "id")).to_pylist()[0].items()) == [("total", 2.5), ("id", 1)]
     assert orders.snapshot(columns=iter(["name"])).to_pylist() == [{"name": "a"}]
-    assert orders.lookup({"id": 1}, columns=["name"]) == [{"name": "a"}]
+    assert orders.lookup({"id": 1}, columns=["name"]).to_pylist() == [{"name": "a"}]
 
 
 @pytest.mark.parametrize(
@@ -476,9 +476,9 @@ def test_a_condition_reads_what_it_needs_and_skips_the_rest(place):
     orders.append([row(id, f"n{id}", float(id)) for id in range(500)])
     snapshot = orders.snapshot(where="id BETWEEN 200 AND 203")
     assert [each["id"] for each in snapshot.to_pylist()] == [200, 201, 202, 203]
-    assert snapshot.tally.groups <= 2
-    assert snapshot.tally.parts <= 2
-    assert snapshot.tally.parts_skipped > 3
+    assert snapshot._tally.groups <= 2
+    assert snapshot._tally.parts <= 2
+    assert snapshot._tally.parts_skipped > 3
 
 
 def test_a_count_of_everything_costs_no_reading(place):
@@ -489,7 +489,7 @@ def test_a_count_of_everything_costs_no_reading(place):
     for as_of, expected in ((0, 100), (1, 200), (2, 300)):
         snapshot = orders.snapshot(as_of)
         assert snapshot.count() == expected
-        assert (snapshot.tally.parts, snapshot.tally.bytes) == (0, 0)
+        assert (snapshot._tally.parts, snapshot._tally.bytes) == (0, 0)
 
 
 # Streams.
@@ -699,7 +699,7 @@ def passing(place, collection, monkeypatch):
         waits.append(seconds)
         place.clock.advance(seconds)
 
-    monkeypatch.setattr(collection._access.shared.committed, "wait", wait)
+    monkeypatch.setattr(collection._handle.context.committed, "wait", wait)
     return waits
 
 
@@ -748,7 +748,7 @@ def test_a_read_that_waits_after_expire_ahead_answers_when_the_time_is_sealed(pl
     found = []
     reader = threading.Thread(target=lambda: found.append(READS[read](orders, None)))
     reader.start()
-    until(lambda: orders._access.state().readers)
+    until(lambda: orders._handle.state().readers)
     place.open()["orders"].seal(5)
     assert reader.is_alive(), "time 4 is complete and expired"
     orders.append([row(1, "new")], at=6)
@@ -811,7 +811,7 @@ def test_a_read_takes_the_newest_time_of_the_state_that_has_its_lease(place, sto
     def late(state, as_of):
         if not times:
             place.clock.advance(60)
-            store.heart.beat()  # leases that linger are given back
+            store._heartbeat_thread.heartbeat_once()  # leases that linger are given back
             with place.open(config=SMALL) as other:
                 other["orders"].append([row(99)])
                 other["orders"].expire(before=other["orders"].upper.elements[0][0])
@@ -866,7 +866,7 @@ def test_rows_of_some_columns_are_given_as_often_as_they_count_though_some_count
     items = store.create("items", key={"id": "int64"}, value={"total": "double"}, timeline="counter")
     items.append([{"id": 1, "total": 1.0, "_diff": 3}, {"id": 1, "total": 2.0, "_diff": -1}])
     assert items.snapshot(columns=["id"]).to_pylist() == [{"id": 1}] * 2
-    with pytest.raises(UsageError, match="less than zero"):
+    with pytest.raises(UsageError, match="negative count"):
         items.snapshot().to_pylist()
 
 

@@ -7,12 +7,12 @@ import threading
 from collections import Counter
 
 import pytest
-from expect import until
+from assertions import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from places import Place
+from memory_store import MemoryStore
 
-from timespine.client.read.follow import RELEASE_S
+from timespine.client.read.log_follower import RELEASE_S
 from timespine.config import Config
 from timespine.errors import HandleExpired, LeaseExpired, NotSealed, SinceError, UsageError
 from timespine.location.unreliable import Fault, UnreliableBlob
@@ -21,7 +21,7 @@ from timespine.model.time import INT64_MAX
 SMALL = Config(
     part_bytes=600,
     row_group_rows=4,
-    inline_part_bytes=300,
+    inline_part_bytes=100,
     inline_total_bytes=900,
     run_parts=2,
     rollup_seqnos=4,
@@ -81,7 +81,7 @@ def test_a_feed_gives_the_snapshot_then_changes_then_progress(orders):
         assert first.rows.to_pylist() == [{**row, "_diff": 1} for row in rows(1, 2)]
         orders.append(rows(3))
         orders.delete({"id": 1})
-        orders.advance(7)
+        orders.seal(7)
         events = list(feed)
     assert [(event.kind, event.through) for event in events] == [("changes", 6), ("progress", 6)]
     assert events[0].rows.to_pylist() == [
@@ -96,7 +96,7 @@ def test_progress_without_changes_is_told_by_itself(orders):
     orders.append(rows(1))
     feed = orders.subscribe()
     assert [event.kind for event in feed.poll()] == ["snapshot"]
-    orders.advance(9)
+    orders.seal(9)
     assert [(event.kind, event.through) for event in feed.poll()] == [("progress", 8)]
     assert feed.poll() == []
 
@@ -136,7 +136,7 @@ def test_a_feed_from_before_since_or_from_the_future_is_refused_and_holds_nothin
     assert caught.value.asked == 1
     with pytest.raises(NotSealed):
         orders.subscribe(as_of=9)
-    assert orders._access.state().readers == {}
+    assert orders._handle.state().readers == {}
 
 
 def test_a_feed_that_cannot_read_its_snapshot_holds_nothing(place):
@@ -152,7 +152,7 @@ def test_a_feed_that_cannot_read_its_snapshot_holds_nothing(place):
     with pytest.raises(Exception, match="injected"):
         orders.subscribe()
     broken.clear()
-    assert orders._access.state().readers == {}
+    assert orders._handle.state().readers == {}
 
 
 def test_a_feed_gives_the_columns_and_rows_that_were_asked_for(orders):
@@ -182,7 +182,7 @@ def test_a_feed_ends_when_the_collection_is_closed(orders):
     orders.append(rows(1))
     feed = orders.subscribe()
     orders.append(rows(2))
-    orders.close_for_good()
+    orders.finish()
     events = list(feed)
     assert told(events) == {(1, "x"): 1, (2, "x"): 1}
     assert events[-1].through == INT64_MAX
@@ -191,7 +191,7 @@ def test_a_feed_ends_when_the_collection_is_closed(orders):
         next(feed)
     again = list(orders.subscribe())
     assert [(event.kind, event.rows.num_rows) for event in again] == [("snapshot", 2)]
-    assert orders._access.state().readers == {}, "a feed that ended holds nothing"
+    assert orders._handle.state().readers == {}, "a feed that ended holds nothing"
 
 
 def test_a_feed_that_is_closed_has_nothing_more_to_tell(orders):
@@ -235,12 +235,12 @@ def test_a_busy_feed_releases_history_once_in_a_while_and_not_with_every_event(p
     feed.poll()
     for id in range(50):
         orders.append(rows(id))
-    seqno = orders._access.state().seqno
+    seqno = orders._handle.state().seqno
     for _ in range(20):
         orders.append(rows(1000))
         feed.poll()
-    rollups = len(orders._access.state().rollups)
-    assert orders._access.state().seqno <= seqno + 21 + rollups
+    rollups = len(orders._handle.state().rollups)
+    assert orders._handle.state().seqno <= seqno + 21 + rollups
 
 
 def test_what_was_told_but_not_taken_is_not_let_go_of(place, orders):
@@ -260,7 +260,7 @@ def test_what_was_told_but_not_taken_is_not_let_go_of(place, orders):
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(["append", "upsert", "delete", "advance", "poll", "forget", "wait"]), max_size=25))
 def test_a_listener_that_adds_up_what_it_is_told_has_the_collection(steps):
-    with Place() as place:
+    with MemoryStore() as place:
         store = place.open(config=SMALL)
         orders = store.create("orders", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
         orders.append(rows(1, 2, 3))
@@ -275,7 +275,7 @@ def test_a_listener_that_adds_up_what_it_is_told_has_the_collection(steps):
             elif step == "delete":
                 orders.delete({"id": number % 7})
             elif step == "advance":
-                orders.advance(orders.upper.elements[0][0] + 2)
+                orders.seal(orders.upper.elements[0][0] + 2)
             elif step == "poll":
                 events += feed.poll()
                 assert told(events) == present(orders)
@@ -329,7 +329,7 @@ def test_a_state_that_the_heartbeat_just_let_go_of_is_not_read(place, store, ord
     feed = orders.subscribe()
     assert next(feed).kind == "snapshot"
     orders.append(rows(*range(100, 130)))
-    old = orders._access.state()
+    old = orders._handle.state()
     for _ in range(6):
         orders.append(rows(*range(200, 230)))
     place.clock.advance(400)
@@ -358,7 +358,7 @@ def test_the_snapshot_of_a_feed_is_safe_from_a_heartbeat_meanwhile(place):
         orders.append(rows(*range(40), name=name))
     store._cache.clear()
     feeds = []
-    store._shared.pool.submit(int).result()
+    store._context.pool.submit(int).result()
     feeder = threading.Thread(target=lambda: feeds.append(orders.subscribe()))
     feeder.start()
     assert reading.wait(60)
@@ -403,19 +403,19 @@ def test_a_feed_goes_on_when_columns_are_added_or_renamed_or_others_are_dropped(
 def test_a_feed_ends_after_its_timeout(store, orders):
     orders.append(rows(1))
     clock = [0.0]
-    shared = store._shared
-    shared.monotonic = lambda: clock[0]
+    context = store._context
+    context.monotonic = lambda: clock[0]
 
-    class Quick(type(shared.committed)):
+    class Quick(type(context.committed)):
         def wait(self, heard, timeout):
             clock[0] += timeout
             return False
 
-    shared.committed = Quick()
+    context.committed = Quick()
     feed = orders.subscribe(timeout=7200)
     assert [event.kind for event in feed] == ["snapshot"]
     assert clock[0] == pytest.approx(7200)
-    assert orders._access.state().readers == {}
+    assert orders._handle.state().readers == {}
 
 
 def test_an_event_is_told_once_though_several_threads_commit(orders):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import SMALL, Place, counted
+from memory_store import SMALL, MemoryStore, counted
 
 from timespine.client.read.change_set import CHANGE_TYPE
 from timespine.client.read.rows import REPEATED_MAX
@@ -76,7 +76,7 @@ def test_without_an_end_changes_are_up_to_the_newest_complete_time(orders):
     orders.append([{"id": 9, "name": "late"}])
     assert (9, "late") not in net(changes)
     assert net(orders.changes(0))[9, "late"] == 1
-    orders.advance(100)
+    orders.seal(100)
     assert net(orders.changes(50)) == {}
 
 
@@ -107,7 +107,7 @@ def test_changes_may_be_asked_for_by_datetimes(place, store):
 
 
 def test_changes_along_two_coordinates_are_those_of_one_time_without_the_other(store):
-    pairs = orders_of(store, arity=2)
+    pairs = orders_of(store, time_coordinates=2)
     times = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2)]
     rows = [{"id": n, "name": "x", "_time_0": time[0], "_time_1": time[1]} for n, time in enumerate(times)]
     pairs.append(rows, upper=(3, 3))
@@ -320,7 +320,7 @@ steps = st.lists(
 @settings(max_examples=25)
 @given(steps)
 def test_changes_are_the_difference_of_two_snapshots(steps):
-    with Place() as place:
+    with MemoryStore() as place:
         store = place.open(config=SMALL)
         orders = orders_of(store)
         for number, (what, rows) in enumerate(steps):

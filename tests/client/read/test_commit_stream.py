@@ -10,15 +10,15 @@ import threading
 from collections import Counter
 
 import pytest
-from expect import until
+from assertions import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from places import BLOBS, QUICK, SMALL, Gate, Place, Script, together
+from memory_store import BLOBS, QUICK, SMALL, Gate, MemoryStore, Script, together
 
 import timespine as ts
 from timespine.client.read.commit_stream import AHEAD
-from timespine.client.read.follow import RELEASE_S
 from timespine.client.read.leases import LINGER_S
+from timespine.client.read.log_follower import RELEASE_S
 from timespine.client.write import prepare, stage
 from timespine.config import Config
 from timespine.core.transitions import Drain, Evict, ExpireReader, RegisterReader, Seal, Trim, Write
@@ -58,9 +58,9 @@ def up(id, time, diff=1, name="x"):
 
 def written(collection, *updates, blob=False):
     """The command that writes updates ahead of the seal."""
-    access = collection._access
-    updates = prepare.prepare_rows(access, list(updates), None)
-    runs, _ = stage.make_runs(access, updates.id, updates.schema, updates.table, inline=not blob)
+    handle = collection._handle
+    updates = prepare.prepare_rows(handle, list(updates), None)
+    runs, _ = stage.make_runs(handle, updates.id, updates.schema, updates.table, inline=not blob)
     parts = tuple(part for run in runs for part in run.parts)
     return Write(updates.lower, updates.latest, parts, updates.id)
 
@@ -74,7 +74,7 @@ def seal(collection, upper):
 
 
 def commit(collection, *commands):
-    collection._access.committer.commit(*((collection.id, each) for each in commands))
+    collection._handle.committer.commit(*((collection.id, each) for each in commands))
 
 
 def counted(table):
@@ -118,7 +118,7 @@ def test_every_update_and_every_seal_is_heard_once_and_in_order(orders):
     write(orders, up(7, 5), up(8, 3))
     seal(orders, 4)
     orders.delete({"id": 1})
-    orders.advance(9)
+    orders.seal(9)
     assert told(listener.poll()) == [
         updates((1, "x", 0, 1), (2, "x", 0, 1)),
         ("sealed", (1,)),
@@ -139,7 +139,7 @@ def test_an_event_says_what_was_told_by_then_and_which_commit_it_is_of(orders):
     orders.append(rows(2))
     found, sealed = listener.poll()
     assert (found.upper, sealed.upper) == (Frontier.at(1), Frontier.at(2))
-    assert snapshot.seqno < found.seqno == sealed.seqno == orders._access.state().seqno
+    assert snapshot.seqno < found.seqno == sealed.seqno == orders._handle.state().seqno
     assert found.rows.column_names == ["id", "name", "_time", "_diff"]
 
 
@@ -228,10 +228,10 @@ def test_several_transactions_in_one_group_are_one_commit_to_a_listener(place, c
         (written(orders, up(3, 4)), Seal(Frontier.at(6)), Drain(), Evict()),
         (written(orders, up(4, 6), up(0, 9)), Seal(Frontier.at(7))),
     )
-    before = orders._access.state().seqno
+    before = orders._handle.state().seqno
     alone = (RegisterReader("r1", None, 1000),)
     together(gate, store, [lambda each=each: commit(orders, *each) for each in (alone, *commands)])
-    assert orders._access.state().seqno == before + 2, "the first one was alone, the others waited for it"
+    assert orders._handle.state().seqno == before + 2, "the first one was alone, the others waited for it"
     heard = listener.poll()
     assert told(heard) == [
         updates((1, "x", 1, 1), (2, "x", 8, 1), (3, "x", 4, 1), (4, "x", 6, 1), (0, "x", 9, 1)),
@@ -266,11 +266,11 @@ def test_columns_and_conditions_are_those_of_a_read(orders):
         orders.listen(callback="print")
     with pytest.raises(UsageError, match="limit"):
         orders.listen().poll(0)
-    assert len(orders._access.state().readers) == 1
+    assert len(orders._handle.state().readers) == 1
 
 
 def test_times_of_several_coordinates_are_heard_too(store):
-    pairs = made(store, "pairs", arity=2)
+    pairs = made(store, "pairs", time_coordinates=2)
     listener = pairs.listen()
     assert [event.kind for event in listener.poll()] == ["snapshot"]
     pairs.append([{"id": 1, "name": "x", "_time_0": 0, "_time_1": 3}], upper=(2, 0))
@@ -284,13 +284,13 @@ def test_a_listener_ends_when_the_collection_is_closed(orders):
     listener = orders.listen()
     polled = orders.listen()
     orders.append(rows(2))
-    orders.close_for_good()
+    orders.finish()
     events = list(listener)
     assert told(events)[1:] == [updates((2, "x", 1, 1)), ("sealed", (2,)), ("sealed",)]
     assert events[-1].upper == CLOSED
     assert told(polled.poll()) == told(events)
     assert listener.poll() == polled.poll() == []
-    assert orders._access.state().readers == {}, "one that ended holds nothing"
+    assert orders._handle.state().readers == {}, "one that ended holds nothing"
     assert [event.kind for event in orders.listen()] == ["snapshot"]
 
 
@@ -440,7 +440,7 @@ def test_a_slow_listener_neither_blocks_commits_nor_keeps_them_in_memory(place, 
 def test_a_listener_that_is_too_far_behind_is_given_up_and_told_so(place):
     config = Config(retry_pause_ms=1, storage_attempts=2, listener_seqnos=20, rollup_seqnos=4)
     store = place.open(config=config)
-    store._shared.monotonic = place.clock
+    store._context.monotonic = place.clock
     orders = made(store)
     forgotten, live = orders.listen(snapshot=False), orders.listen(snapshot=False)
     for id in range(30):
@@ -448,7 +448,7 @@ def test_a_listener_that_is_too_far_behind_is_given_up_and_told_so(place):
         store._leases.heartbeat()
         live.poll()
         place.clock.advance(RELEASE_S)
-    assert len(orders._access.state().readers) == 1
+    assert len(orders._handle.state().readers) == 1
     forget(place, config)
     assert len(place.consensus.scan(orders.id)) < 25, "nothing is kept for whoever does not listen"
     for _ in range(2):
@@ -470,7 +470,7 @@ def test_the_lease_of_a_dead_listener_expires_and_nothing_is_kept_for_it(place):
     for id in range(40):
         alive["orders"].append(rows(id))
     forget(place)
-    assert orders._access.state().readers == {}
+    assert orders._handle.state().readers == {}
     assert len(place.consensus.scan(orders.id)) < 40
     with pytest.raises(LeaseExpired, match="listen again"):
         listener.poll()
@@ -490,12 +490,12 @@ def test_a_listener_whose_lease_is_gone_says_so_at_once_and_not_when_it_is_too_l
 
 def test_a_listener_that_is_dropped_and_never_closed_gives_its_lease_back(place, store, orders):
     listener = orders.listen()
-    assert len(orders._access.state().readers) == 1
+    assert len(orders._handle.state().readers) == 1
     del listener
     gc.collect()
     place.clock.advance(LINGER_S)
     store._leases.heartbeat()
-    assert orders._access.state().readers == {}
+    assert orders._handle.state().readers == {}
 
 
 def test_a_listener_holds_states_and_not_history(orders):
@@ -509,11 +509,11 @@ def test_a_listener_holds_states_and_not_history(orders):
 
 
 def test_a_listener_lets_go_of_states_as_it_hears_them_and_is_quiet_when_nothing_happens(place, store, orders):
-    clock = store._shared.monotonic = place.clock
+    clock = store._context.monotonic = place.clock
     listener = orders.listen(snapshot=False)
 
     def pinned():
-        (reader,) = orders._access.state().readers.values()
+        (reader,) = orders._handle.state().readers.values()
         return reader.seqno
 
     for id in range(3):
@@ -523,15 +523,15 @@ def test_a_listener_lets_go_of_states_as_it_hears_them_and_is_quiet_when_nothing
         clock.advance(RELEASE_S)
         assert listener.poll() == []
         assert pinned() == heard
-    quiet = orders._access.state().seqno
+    quiet = orders._handle.state().seqno
     for _ in range(20):
         clock.advance(RELEASE_S)
         assert listener.poll() == []
-    assert orders._access.state().seqno == quiet
+    assert orders._handle.state().seqno == quiet
     for id in range(20):
         orders.append(rows(id))
         listener.poll()
-    assert orders._access.state().seqno <= quiet + 21, "not with every event"
+    assert orders._handle.state().seqno <= quiet + 21, "not with every event"
 
 
 def test_the_heartbeat_does_not_let_go_of_what_was_not_heard_yet(place, store, orders):
@@ -540,7 +540,7 @@ def test_the_heartbeat_does_not_let_go_of_what_was_not_heard_yet(place, store, o
         orders.append(rows(id))
     place.clock.advance(SMALL.reader_lease_ms / 2000)
     assert store._leases.heartbeat() == 1
-    forget(place, store._shared.config)
+    forget(place, store._context.config)
     store._cache.clear()
     assert len(told(listener.poll())) == 61
 
@@ -596,7 +596,7 @@ def test_a_callback_that_raises_ends_its_listener_and_disturbs_nobody(store, ord
     until(lambda: len(others) == 5)
     assert len(calls) == 2
     assert other.error is None
-    until(lambda: len(orders._access.state().readers) == 1)
+    until(lambda: len(orders._handle.state().readers) == 1)
 
 
 def test_a_listener_with_a_callback_that_lost_its_lease_keeps_the_error(place):
@@ -645,7 +645,7 @@ def test_closing_the_store_ends_all_listeners(place):
     assert (ended, called.error, len(calls)) == ([[]], None, 1)
     assert list(iterated) == []
     with place.open(read_only=True) as other:
-        assert other["orders"]._access.state().readers == {}
+        assert other["orders"]._handle.state().readers == {}
     with pytest.raises(UsageError, match="closed"):
         orders.listen()
 
@@ -670,15 +670,15 @@ def test_a_callback_may_close_its_listener_and_its_store(place):
 
 def test_a_listener_ends_after_its_timeout(store, orders):
     clock = [0.0]
-    shared = store._shared
-    shared.monotonic = lambda: clock[0]
+    context = store._context
+    context.monotonic = lambda: clock[0]
 
-    class Quick(type(shared.committed)):
+    class Quick(type(context.committed)):
         def wait(self, heard, timeout):
             clock[0] += timeout
             return False
 
-    shared.committed = Quick()
+    context.committed = Quick()
     listener = orders.listen(timeout=5)
     assert [event.kind for event in listener] == ["snapshot"]
     assert clock[0] == pytest.approx(5)
@@ -765,7 +765,7 @@ def test_a_listener_ends_with_an_error_when_its_rows_would_not_be_the_same_rows_
     listener = things.listen()
     listener.poll()
     things.evolve(**change)
-    things.advance(5)
+    things.seal(5)
     assert told(listener.poll()) == [("sealed", (5,))]
     things.append([{"id": 1}])
     with pytest.raises(HandleExpired, match="begin again"):
@@ -844,7 +844,7 @@ def take(step, number, place, store, orders, model):
     elif step == "evict":
         commit(orders, Evict())
     elif step == "trim":
-        for batch in orders._access.state().unsealed:
+        for batch in orders._handle.state().unsealed:
             commit(orders, Trim(batch.seqno))
     elif step == "forget":
         forget(place, SMALL, before=max(model.upper - 1, 0))
@@ -856,9 +856,9 @@ def take(step, number, place, store, orders, model):
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(STEPS), max_size=30), st.integers(0, 10))
 def test_what_is_heard_is_what_was_committed_whatever_happens(steps, begin):
-    with Place() as place:
+    with MemoryStore() as place:
         store = place.open(config=SMALL)
-        store._shared.monotonic = place.clock
+        store._context.monotonic = place.clock
         orders = made(store)
         model = Model()
         for number, step in enumerate(steps[:begin]):

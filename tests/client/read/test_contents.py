@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from places import BLOBS, Script
+from memory_store import BLOBS, Script
 
 from timespine.errors import LeaseExpired, NotSealed
 
@@ -75,7 +75,7 @@ def test_a_collection_of_which_nothing_is_sealed_has_unsealed_contents(place):
 
 
 def test_contents_of_several_coordinates_are_as_of_a_time(place):
-    orders = place.open().create("orders", key={"id": "int64"}, arity=2, timeline="counter")
+    orders = place.open().create("orders", key={"id": "int64"}, time_coordinates=2, timeline="counter")
     orders.write([{"id": 1, "_time_0": 0, "_time_1": 0}, {"id": 2, "_time_0": 9, "_time_1": 0}])
     orders.seal((5, 5))
     with orders.contents((4, 4)) as found:

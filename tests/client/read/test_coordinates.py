@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from timespine.errors import NotSealed, SinceError, UpperMismatch, UsageError
@@ -18,7 +20,7 @@ def store(place):
 
 @pytest.fixture
 def prices(store):
-    return store.create("prices", key={"id": "int64"}, arity=2, timeline="counter")
+    return store.create("prices", key={"id": "int64"}, time_coordinates=2, timeline="counter")
 
 
 def ids(collection, as_of):
@@ -36,7 +38,7 @@ def test_an_append_and_a_seal_complete_up_to_several_times(prices, given):
     prices.write([{"id": 2, "_time_0": 4, "_time_1": 0}])
     assert prices.seal([(5, 0), (0, 3)]).upper == Frontier(((5, 0), (0, 3)))
     assert ids(prices, (4, 2)) == [1, 2]
-    assert prices.advance([(5, 1), (0, 4)]).upper == Frontier(((5, 1), (0, 4)))
+    assert prices.seal([(5, 1), (0, 4)]).upper == Frontier(((5, 1), (0, 4)))
 
 
 def test_rows_at_or_after_one_of_the_times_of_an_upper_are_refused(prices):
@@ -62,7 +64,7 @@ def test_a_seal_that_goes_back_in_one_coordinate_is_refused(prices):
 
 
 def test_a_store_and_a_transaction_seal_and_expire_up_to_several_times(store, prices):
-    costs = store.create("costs", key={"id": "int64"}, arity=2, timeline="counter")
+    costs = store.create("costs", key={"id": "int64"}, time_coordinates=2, timeline="counter")
     store.seal(["prices", "costs"], STAIRS)
     with store.transaction() as tx:
         tx.expect("prices", STAIRS)
@@ -96,7 +98,7 @@ def test_history_is_let_go_up_to_several_times(prices):
 def test_what_is_no_antichain_of_the_collection_is_refused(prices, given, said):
     for call in (
         prices.seal,
-        prices.advance,
+        partial(prices.seal, if_behind="ignore"),
         prices.expire,
         lambda upper: prices.append([{"id": 1}], at=(0, 0), upper=upper),
     ):

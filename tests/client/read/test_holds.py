@@ -1,7 +1,7 @@
 """Holds: history stays while somebody holds it, for as long as they said, and no longer."""
 
 import pytest
-from places import BLOBS, QUICK, Script
+from memory_store import BLOBS, QUICK, Script
 
 from timespine.client.read.holds import TERM_MIN_MS
 from timespine.errors import Fenced, Indeterminate, LeaseExpired, SinceError, UsageError
@@ -50,8 +50,8 @@ def test_history_from_a_hold_on_stays_until_it_is_closed(place, store, orders):
     assert ids(place, 3) == [0, 1, 2, 3]
     with pytest.raises(SinceError):
         ids(place, 2)
-    hold.close()
-    hold.close()
+    hold.release()
+    hold.release()
     assert orders.since == Frontier.at(8)
 
 
@@ -62,16 +62,16 @@ def test_a_hold_may_be_a_block(orders):
     assert orders.since == Frontier.at(8)
 
 
-def test_a_hold_lets_go_of_history_as_it_is_advanced_and_never_goes_back(orders):
+def test_a_hold_lets_go_of_history_as_it_releases_it_and_never_goes_back(orders):
     hold = orders.hold(1)
     orders.expire(before=9)
-    hold.advance(4)
+    hold.release_before(4)
     assert orders.since == hold.since == Frontier.at(4)
-    hold.advance(2)
+    hold.release_before(2)
     assert orders.since == hold.since == Frontier.at(4)
-    hold.close()
+    hold.release()
     with pytest.raises(LeaseExpired):
-        hold.advance(5)
+        hold.release_before(5)
 
 
 def test_a_hold_at_no_time_is_on_all_that_there_is(place, orders):
@@ -90,13 +90,19 @@ def test_a_hold_on_history_that_is_gone_is_refused_and_holds_nothing(orders):
     assert orders.expire(before=6).since == Frontier.at(6)
 
 
-@pytest.mark.parametrize("critical", [None, "backup"])
-def test_a_refused_hold_of_several_coordinates_names_the_since_of_the_collection(store, critical):
-    pairs = store.create("pairs", key={"id": "int64"}, arity=2, timeline="counter")
+TAKE = {
+    "hold": lambda collection, as_of: collection.hold(as_of),
+    "critical hold": lambda collection, as_of: collection.critical_hold("backup", as_of),
+}
+
+
+@pytest.mark.parametrize("kind", TAKE)
+def test_a_refused_hold_of_several_coordinates_names_the_since_of_the_collection(store, kind):
+    pairs = store.create("pairs", key={"id": "int64"}, time_coordinates=2, timeline="counter")
     pairs.append([{"id": 1}], at=(0, 10), upper=(20, 20))
     pairs.expire(before=(5, 10))
     with pytest.raises(SinceError, match="history is exact from") as refused:
-        pairs.hold(as_of=(6, 6), critical=critical)
+        TAKE[kind](pairs, (6, 6))
     assert refused.value.since == pairs.since == Frontier.at(5, 10)
     assert (pairs.inspect().readers, pairs.inspect().holds) == ({}, {})
 
@@ -104,7 +110,7 @@ def test_a_refused_hold_of_several_coordinates_names_the_since_of_the_collection
 def test_holds_and_reads_do_not_share_their_leases(orders):
     with orders.hold(2) as hold, orders.snapshot(5) as snapshot:
         assert len(orders.inspect().readers) == 2
-        hold.advance(9)
+        hold.release_before(9)
         orders.expire(before=9)
         assert orders.since == Frontier.at(5)
         assert snapshot.count() == 6
@@ -115,7 +121,7 @@ def test_a_hold_lives_for_as_long_as_its_process_beats(place, store, orders):
     other = place.open(config=BLOBS)
     for _ in range(10):
         place.clock.advance(TERM_S / 2)
-        store.heart.beat()
+        store._heartbeat_thread.heartbeat_once()
         other["orders"].expire(before=9)
         other.maintain()
     assert ids(place, 3) == [0, 1, 2, 3]
@@ -123,8 +129,8 @@ def test_a_hold_lives_for_as_long_as_its_process_beats(place, store, orders):
     other.maintain()
     assert orders.since == Frontier.at(9)
     with pytest.raises(LeaseExpired):
-        hold.advance(4)
-    hold.close()
+        hold.release_before(4)
+    hold.release()
 
 
 @pytest.mark.parametrize(("ttl", "term_s"), [(None, TERM_S), ("2 h", 7200.0), (1, TERM_MIN_MS / 1000)])
@@ -150,12 +156,12 @@ def test_closing_the_store_gives_its_holds_back(place, orders):
 
 
 def test_history_of_two_coordinates_is_held_from_a_tuple_on(store):
-    pairs = store.create("pairs", key={"id": "int64"}, timeline="counter", arity=2)
+    pairs = store.create("pairs", key={"id": "int64"}, timeline="counter", time_coordinates=2)
     pairs.append([{"id": 1}], at=(1, 1), upper=(9, 9))
     with pairs.hold((2, 3)) as hold:
         assert hold.since == Frontier(((2, 3),))
         assert pairs.expire(before=(5, 1)).since == Frontier(((2, 3), (5, 1)))
-        hold.advance((4, 4))
+        hold.release_before((4, 4))
         assert pairs.since == Frontier(((4, 4), (5, 1)))
     assert pairs.since == Frontier(((5, 1),))
 
@@ -165,20 +171,20 @@ def test_history_of_two_coordinates_is_held_from_a_tuple_on(store):
 
 def test_a_critical_hold_outlives_its_process_and_every_clock(place, store, orders):
     gone = place.open(config=BLOBS)
-    token = gone["orders"].hold(3, critical="backup").token
+    token = gone["orders"].critical_hold("backup", 3).token
     leave(gone)
     place.clock.advance(1000 * TERM_S)
     expired = orders.expire(before=9)
     assert (expired.since, len(expired.held_by)) == (Frontier.at(3), 1)
     assert "backup" in expired.held_by[0]
     store.maintain(sweep=True)
-    again = orders.hold(critical="backup", token=token)
+    again = orders.critical_hold("backup", token=token)
     assert (again.since, again.name, again.token) == (Frontier.at(3), "backup", token)
     assert "backup" in repr(again)
     assert ids(place, 3) == [0, 1, 2, 3]
-    again.advance(5)
+    again.release_before(5)
     assert orders.since == again.since == Frontier.at(5)
-    again.advance(4)
+    again.release_before(4)
     assert again.since == Frontier.at(5)
     again.release()
     again.release()
@@ -187,41 +193,41 @@ def test_a_critical_hold_outlives_its_process_and_every_clock(place, store, orde
 
 
 def test_a_critical_hold_is_moved_by_its_token_alone(place, orders):
-    hold = orders.hold(3, critical="backup")
+    hold = orders.critical_hold("backup", 3)
     theirs = place.open()["orders"]
     for token in (None, "guessed"):
         with pytest.raises(Fenced, match="backup"):
-            theirs.hold(3, critical="backup", token=token)
-    mine = theirs.hold(critical="backup", token=hold.token)
+            theirs.critical_hold("backup", 3, token=token)
+    mine = theirs.critical_hold("backup", token=hold.token)
     mine.take_over()
     assert mine.token != hold.token
-    for fenced in (lambda: hold.advance(5), hold.take_over, hold.release):
+    for fenced in (lambda: hold.release_before(5), hold.take_over, hold.release):
         with pytest.raises(Fenced, match="backup"):
             fenced()
     assert orders.inspect().holds == {"backup": 3}
-    mine.advance(6)
+    mine.release_before(6)
     mine.release()
     with pytest.raises(Fenced):
-        mine.advance(7)
+        mine.release_before(7)
 
 
 def test_a_critical_hold_on_history_that_is_gone_is_refused_and_only_a_new_one_is_undone(orders):
     orders.expire(before=5)
     with pytest.raises(SinceError, match="5"):
-        orders.hold(4, critical="backup")
+        orders.critical_hold("backup", 4)
     assert orders.inspect().holds == {}
-    hold = orders.hold(6, critical="backup")
+    hold = orders.critical_hold("backup", 6)
     with pytest.raises(SinceError, match=r"hold backup keeps history from \[6\] on: for 5 take another one"):
-        orders.hold(5, critical="backup", token=hold.token)
+        orders.critical_hold("backup", 5, token=hold.token)
     assert orders.inspect().holds == {"backup": 6}
-    assert orders.hold(8, critical="backup", token=hold.token).since == Frontier.at(6)
+    assert orders.critical_hold("backup", 8, token=hold.token).since == Frontier.at(6)
 
 
 @pytest.mark.parametrize("fault", [Fault.INDETERMINATE_DONE, Fault.INDETERMINATE_NOT])
 def test_a_hold_whose_take_over_is_in_doubt_is_not_lost(place, orders, fault):
     script = Script()
     store = place.open(script=script)
-    hold = store["orders"].hold(3, critical="backup", token=orders.hold(3, critical="backup").token)
+    hold = store["orders"].critical_hold("backup", 3, token=orders.critical_hold("backup", 3).token)
     before = hold.token
     script.add("compare_and_set", fault, times=1)
     script.add("compare_and_set", Fault.DETERMINATE, times=QUICK.storage_attempts)
@@ -234,16 +240,22 @@ def test_a_hold_whose_take_over_is_in_doubt_is_not_lost(place, orders, fault):
     assert orders.inspect().holds == {}
 
 
+@pytest.mark.parametrize("kind", TAKE)
+def test_both_kinds_of_hold_have_the_same_verbs_and_are_released_by_their_block(orders, kind):
+    with TAKE[kind](orders, 3) as hold:
+        hold.release_before(5)
+        orders.expire(before=9)
+        assert orders.inspect().since == 5
+    hold.release()  # twice is fine
+    assert (orders.inspect().readers, orders.inspect().holds) == ({}, {})
+
+
 # What makes no sense.
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"critical": "backup", "ttl": "1 h"}, "no ttl"),
-        ({"token": "t"}, "critical="),
-        ({"critical": "No such name"}, "name of a hold"),
-        ({"critical": ""}, "name of a hold"),
         ({"ttl": "soon"}, "soon"),
         ({"ttl": 0}, "duration"),
         ({"as_of": "yesterday"}, "yesterday"),
@@ -264,33 +276,34 @@ def test_a_hold_that_makes_no_sense_is_refused_and_holds_nothing(orders, options
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"critical": 5}, "critical is the name of a hold, a text"),
-        ({"critical": "n", "token": ""}, "the token of a hold is a text"),
-        ({"critical": "n", "token": 5}, "the token of a hold is a text"),
-        ({"critical": ""}, "name of a hold"),
+        ({"name": 5}, "the name of a hold is a text"),
+        ({"name": "n", "token": ""}, "the token of a hold is a text"),
+        ({"name": "n", "token": 5}, "the token of a hold is a text"),
+        ({"name": ""}, "name of a hold"),
+        ({"name": "No such name"}, "name of a hold"),
     ],
 )
 def test_a_critical_hold_without_a_proper_name_or_token_is_refused(orders, options, says):
     with pytest.raises(UsageError, match=says):
-        orders.hold(1, **options)
-    assert orders._access.state().holds == {}
+        orders.critical_hold(as_of=1, **options)
+    assert orders._handle.state().holds == {}
 
 
 def test_a_hold_that_belongs_to_somebody_else_is_told_by_the_name_of_its_collection(orders):
-    orders.hold(1, critical="audit")
-    with pytest.raises(Fenced, match="hold audit of orders belongs to somebody else"):
-        orders.hold(1, critical="audit", token="other")
+    orders.critical_hold("audit", 1)
+    with pytest.raises(Fenced, match="hold audit of orders belongs to another owner"):
+        orders.critical_hold("audit", 1, token="other")
 
 
 def test_of_several_coordinates_not_everything_can_be_let_go(store):
-    plane = store.create("plane", key={"id": "int64"}, arity=2, timeline="counter")
+    plane = store.create("plane", key={"id": "int64"}, time_coordinates=2, timeline="counter")
     plane.append([{"id": 1, "_time_0": 1, "_time_1": 1}], upper=(5, 5))
     for before in ((100, 100), (5, 5)):
-        with pytest.raises(UsageError, match="nothing could be read any more"):
+        with pytest.raises(UsageError, match="no complete time would stay readable"):
             plane.expire(before)
     plane.expire((4, 0))
     plane.expire((4, 100))
     assert plane.snapshot((4, 100)).to_pylist() == [{"id": 1}]
-    with pytest.raises(UsageError, match="nothing could be read any more"):
+    with pytest.raises(UsageError, match="no complete time would stay readable"):
         plane.expire((100, 0))  # beside what was let go before
     assert plane.snapshot((4, 100)).to_pylist() == [{"id": 1}]

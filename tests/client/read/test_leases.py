@@ -7,7 +7,7 @@ import gc
 import threading
 
 import pytest
-from places import in_threads
+from memory_store import in_threads
 
 from timespine.client.read.leases import BEATS, LINGER_S, ROTATE_S
 from timespine.config import Config
@@ -31,12 +31,12 @@ def orders_of(store, commits=5):
 def readers(place, name="orders"):
     """The leases that the newest state knows of."""
     with place.open(read_only=True) as other:
-        return other[name]._access.state().readers
+        return other[name]._handle.state().readers
 
 
 def seqno(place):
     with place.open(read_only=True) as other:
-        return other["orders"]._access.state().seqno
+        return other["orders"]._handle.state().seqno
 
 
 def test_many_reads_take_one_lease(place):
@@ -167,12 +167,12 @@ def test_an_idle_hour_of_a_process_with_a_feed_costs(place, published):
     orders = orders_of(store)
     feed = orders.subscribe(timeout=3600)
     assert next(feed).kind == "snapshot"
-    shared, maintenance = store._shared, store.maintenance
-    shared.monotonic = place.clock
+    context, maintenance = store._context, store._maintenance
+    context.monotonic = place.clock
     store.maintain()
     schedule = {"beat": place.clock.now + 2, "round": place.clock.now, "pause": 0.5}
 
-    class Idle(type(shared.committed)):
+    class Idle(type(context.committed)):
         """Waiting takes no time but that of the clock; meanwhile the other threads of the process do what they do."""
 
         def wait(self, heard, timeout):
@@ -187,7 +187,7 @@ def test_an_idle_hour_of_a_process_with_a_feed_costs(place, published):
                 schedule["round"] = place.clock.now + (0 if busy else schedule["pause"])
             return False
 
-    shared.committed = Idle()
+    context.committed = Idle()
     consensus.calls.clear()
     before = seqno(place)
     assert list(feed) == [], "nothing came for an hour"
@@ -227,7 +227,7 @@ def test_a_heartbeat_drops_what_is_lost_and_keeps_the_rest(place):
     assert store._leases.heartbeat() in (0, 1)
     assert [lease.since.elements for lease in store._leases._leases[orders.id]] == [((2,),)]
     assert lost.leased.lease.lost
-    assert list(readers(place)) == [kept.leased.lease.reader]
+    assert list(readers(place)) == [kept._leased.lease.reader]
 
 
 def test_a_process_that_slept_past_its_term_and_beats_first_keeps_its_lease(place):
@@ -250,9 +250,9 @@ def test_storage_that_is_away_at_two_beats_costs_nothing(place):
     store = place.open(consensus=consensus)
     orders = orders_of(store)
     snapshot = orders.snapshot(as_of=1)
-    for beat in range(3):
+    for heartbeat_once in range(3):
         place.clock.advance(TERM_S / BEATS)
-        away[:] = [True] if beat < 2 else []
+        away[:] = [True] if heartbeat_once < 2 else []
         if away:
             with pytest.raises(Exception, match="injected"):
                 store._leases.heartbeat()
@@ -365,13 +365,13 @@ def test_what_is_abandoned_is_given_back_by_the_next_beat(place):
 def test_closing_a_store_gives_all_leases_back(place):
     store = place.open()
     orders = orders_of(store)
-    held = [orders.snapshot(as_of=1), orders.hold(as_of=2), orders.subscribe(as_of=3)]
+    held, hold = [orders.snapshot(as_of=1), orders.subscribe(as_of=3)], orders.hold(as_of=2)
     assert len(readers(place)) == 3
     store.close()
     assert readers(place) == {}
-    for each in held:
-        each.close()
-        each.close()
+    for give_back in (hold.release, *(each.close for each in held)):
+        give_back()
+        give_back()
 
 
 def test_a_store_that_is_closed_gives_no_leases(place):
@@ -393,7 +393,7 @@ def test_a_store_that_is_open_for_reading_takes_no_lease(place):
     for take in (other["orders"].hold, other["orders"].subscribe):
         with pytest.raises(UsageError, match="reading only"):
             take()
-    with pytest.raises(LeaseExpired, match="holds nothing back"):
+    with pytest.raises(LeaseExpired, match="takes no lease"):
         snapshot.leased.check()
     snapshot.leased.share().close()
 

@@ -32,11 +32,11 @@ def read(visits, keys=None, between=None):
     """The rows of a lookup, and the row groups that were read for them and in all."""
     with visits.snapshot() as everything:
         everything.to_arrow()
-        whole = everything.tally
+        whole = everything._tally
     with visits.snapshot() as rows:
-        lookup.restrict(rows, keys, between)
+        lookup.restrict_to_lookup(rows, keys, between)
         found = sorted((row["tenant"] or "", row["n"]) for row in rows.to_pylist())
-    return found, rows.tally, whole
+    return found, rows._tally, whole
 
 
 def of(tenant, numbers):
@@ -44,21 +44,21 @@ def of(tenant, numbers):
 
 
 def test_the_first_columns_of_a_key_stand_for_all_keys_that_begin_with_them(visits):
-    found = visits.lookup({"tenant": "a"})
+    found = visits.lookup({"tenant": "a"}).to_pylist()
     assert isinstance(found, list)
     assert sorted(row["n"] for row in found) == list(range(PER_TENANT))
     assert {row["tenant"] for row in found} == {"a"}
-    assert visits.lookup({"tenant": "z"}) == []
-    assert visits.lookup({"tenant": None}) == [{"tenant": None, "n": 1, "v": 1}]
-    assert visits.lookup({"tenant": "b", "v": 7}, columns=["n"])[0] == {"n": 0}, "values are passed over"
+    assert visits.lookup({"tenant": "z"}).to_pylist() == []
+    assert visits.lookup({"tenant": None}).to_pylist() == [{"tenant": None, "n": 1, "v": 1}]
+    assert visits.lookup({"tenant": "b", "v": 7}, columns=["n"]).to_pylist()[0] == {"n": 0}, "values are passed over"
 
 
 def test_a_prefix_reads_the_row_groups_of_its_bounds_only(visits):
-    found, tally, whole = read(visits, {"tenant": "a"})
+    found, scan_stats, whole = read(visits, {"tenant": "a"})
     assert found == of("a", range(PER_TENANT))
     assert whole.groups >= 3 * PER_TENANT // 16
-    assert tally.groups <= PER_TENANT // 16 + 2
-    assert tally.parts <= whole.parts // 3 + 2
+    assert scan_stats.groups <= PER_TENANT // 16 + 2
+    assert scan_stats.parts <= whole.parts // 3 + 2
 
 
 def test_many_prefixes_give_a_table(visits):
@@ -81,16 +81,16 @@ def test_many_prefixes_give_a_table(visits):
     ],
 )
 def test_a_range_has_both_of_its_ends_and_reads_its_own_row_groups_only(visits, keys, between, expected):
-    found, tally, whole = read(visits, keys, between)
+    found, scan_stats, whole = read(visits, keys, between)
     assert found == expected
-    assert tally.groups <= 6 < whole.groups
+    assert scan_stats.groups <= 6 < whole.groups
     assert sorted((row["tenant"], row["n"]) for row in visits.lookup(keys, between=between).to_pylist()) == expected
 
 
 def test_ranges_and_prefixes_are_as_of_a_time(visits):
     assert visits.lookup({"tenant": "b"}, between=(1000, None)).num_rows == 1
     assert visits.lookup({"tenant": "b"}, 0, between=(1000, None)).num_rows == 0
-    assert visits.lookup({"tenant": None}, as_of=0) == []
+    assert visits.lookup({"tenant": None}, as_of=0).to_pylist() == []
 
 
 def test_a_range_of_one_key_column_takes_plain_values(place):
@@ -137,7 +137,7 @@ def test_a_wrong_lookup_says_what_to_change(visits, keys, between, said):
 def test_without_key_columns_there_is_no_prefix_and_no_range(place):
     log = place.open().create("log", value={"a": "int64", "b": "int64"}, timeline="counter")
     log.append([{"a": 1, "b": 2}])
-    assert log.lookup({"a": 1, "b": 2}) == [{"a": 1, "b": 2}]
+    assert log.lookup({"a": 1, "b": 2}).to_pylist() == [{"a": 1, "b": 2}]
     with pytest.raises(UsageError, match="b is not there"):
         log.lookup({"a": 1})
     with pytest.raises(UsageError, match="no key columns"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import calls
 import pytest
-from places import BLOBS, QUICK
+from memory_store import BLOBS, QUICK
 
 import timespine as ts
 from timespine.client.maintenance.scheduler import EXPIRE_S
@@ -27,7 +27,7 @@ def fill(store):
     orders.append([{"id": 100 + n, "name": "bulk" * 20} for n in range(500)])
     orders.compact(wait=True)
     orders.upsert([{"id": 1, "name": "last"}])
-    orders.hold(0, critical="backup")
+    orders.critical_hold("backup", 0)
     store.create("events", key=KEY, retain="7 days").append([{"id": 1}])
     return orders
 
@@ -48,7 +48,7 @@ def read(store):
         orders.changes(2, images=True).to_pylist(),
         orders.updates().to_arrow().num_rows,
         [(event.kind, event.upper, event.rows.num_rows) for event in orders.listen().poll()],
-        orders.lookup({"id": 1}),
+        orders.lookup({"id": 1}).to_pylist(),
         orders.history(),
         (orders.since, orders.upper, orders.schema),
         store["events"].snapshot().to_pylist(),
@@ -133,7 +133,7 @@ def test_everything_is_read_with_credentials_that_cannot_write(place, tmp_path, 
         ]
         reading.metrics()
         place.clock.advance(10 * EXPIRE_S)
-        reading.heart.beat()
+        reading._heartbeat_thread.heartbeat_once()
         for _, call in refused(tmp_path):
             with pytest.raises(UsageError, match="open for reading only"):
                 call(reading)
@@ -151,7 +151,7 @@ def test_every_verb_that_changes_something_is_refused_and_nothing_is_written(pla
         assert everything(place) == before, name
     read(reading)
     place.clock.advance(10 * EXPIRE_S)
-    reading.heart.beat()
+    reading._heartbeat_thread.heartbeat_once()
     reading.close()
     assert everything(place) == before
 
@@ -210,7 +210,7 @@ with ts.open(sys.argv[1], read_only=True) as store:
     assert store["orders"].inspect(parts=True).batches
     assert store["orders"].changes(2).to_arrow().num_rows and store["orders"].snapshot(2).to_pylist()
     for line in sys.stdin:
-        print(store["orders"].lookup({"id": int(line)}), store["orders"].count(), flush=True)
+        print(store["orders"].lookup({"id": int(line)}).to_pylist(), store["orders"].count(), flush=True)
 """
 
 
@@ -258,7 +258,7 @@ def test_a_reader_without_a_lease_sees_what_is_committed_meanwhile(place):
     orders = fill(place.open(config=BLOBS))
     reading = place.open(read_only=True)["orders"]
     orders.upsert([{"id": 1, "name": "newer"}])
-    assert reading.lookup({"id": 1}) == [{"id": 1, "name": "newer"}]
+    assert reading.lookup({"id": 1}).to_pylist() == [{"id": 1, "name": "newer"}]
     assert reading.upper == orders.upper
 
 
@@ -268,8 +268,8 @@ def test_a_reader_without_a_lease_is_in_nobodys_way_and_never_gets_other_rows(pl
     reading = place.open(read_only=True)["orders"]
     now, early = reading.snapshot(), reading.snapshot(2)
     expected = orders.snapshot().to_arrow()
-    (token,) = [hold.token for hold in orders._access.state().holds.values()]
-    orders.hold(critical="backup", token=token).release()
+    (token,) = [hold.token for hold in orders._handle.state().holds.values()]
+    orders.critical_hold("backup", token=token).release()
     orders.expire(before=99)
     for _ in range(2):
         orders.compact(wait=True)

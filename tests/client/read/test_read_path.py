@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 from interrupts import Bytecodes
-from places import Script
+from memory_store import Script
 
-from timespine.client.read import acquire, change_feed, commit_stream, follow, leases, reads, rows
+from timespine.client.read import acquire, change_feed, commit_stream, leases, log_follower, open_reads, rows
 from timespine.client.read.leases import LINGER_S, ROTATE_S
 from timespine.config import Config
 from timespine.errors import Unavailable
@@ -52,7 +52,7 @@ def filled(place):
 
 def state_of(place):
     with place.open(read_only=True) as other:
-        return other["orders"]._access.state()
+        return other["orders"]._handle.state()
 
 
 def cost(script, call):
@@ -191,7 +191,7 @@ INTERRUPTED = {
     "snapshot": lambda orders: orders.snapshot().count(),
     "split": lambda orders: [piece.count() for piece in orders.snapshot().split(2)],
     "contents": lambda orders: orders.contents().sealed.count(),
-    "hold": lambda orders: orders.hold(1).close(),
+    "hold": lambda orders: orders.hold(1).release(),
     "subscribe": lambda orders: orders.subscribe().poll(),
     "listen": lambda orders: orders.listen().poll(),
 }
@@ -200,7 +200,7 @@ INTERRUPTED = {
 @pytest.mark.parametrize("name", INTERRUPTED)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_at_any_bytecode_leaves_no_lease_for_ever(filled, name):
-    modules = (acquire, change_feed, commit_stream, follow, leases, reads, rows)
+    modules = (acquire, change_feed, commit_stream, log_follower, leases, open_reads, rows)
     files = frozenset(module.__file__ for module in modules)
     store = filled.open()
     orders = store["orders"]

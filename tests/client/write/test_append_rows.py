@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import BLOBS, QUICK, Place, Script, counted
+from memory_store import BLOBS, QUICK, MemoryStore, Script, counted
 
 from timespine.client.write.prepare import materialize_once
 from timespine.config import Config
 from timespine.core.protocols.garbage import collect_garbage
-from timespine.core.protocols.maintain import expire_leases, roll_up
+from timespine.core.protocols.maintain import expire_lapsed_leases, roll_up
 from timespine.errors import (
     ClosedError,
     Determinate,
@@ -174,10 +174,10 @@ def test_nonsense_is_refused_and_changes_nothing(place, rows):
     store = place.open()
     orders = create(store)
     orders.append(ROWS)
-    seqno = orders._access.state().seqno
+    seqno = orders._handle.state().seqno
     with pytest.raises(UsageError):
         orders.append(rows)
-    assert orders._access.state().seqno == seqno
+    assert orders._handle.state().seqno == seqno
     assert orders.append(ROWS).time == 1
 
 
@@ -187,7 +187,7 @@ def test_nonsense_is_refused_and_changes_nothing(place, rows):
 def test_without_times_rows_get_the_next_free_one(place):
     orders = create(place.open())
     assert [orders.append(ROWS).time for _ in range(3)] == [0, 1, 2]
-    orders.advance(10)
+    orders.seal(10)
     assert orders.append(ROWS).time == 10
     assert orders.append(ROWS, upper=20).upper == Frontier.at(20)
     assert orders.append(ROWS).time == 20
@@ -229,11 +229,11 @@ def test_a_datetime_is_a_time_of_the_wall_clock_and_none_of_a_counter(place):
         lambda: counter.append(ROWS, at=moment),
         lambda: counter.append(ROWS, upper=moment),
         lambda: counter.append(ROWS, expected_upper=moment),
-        lambda: counter.advance(moment),
+        lambda: counter.seal(moment),
         lambda: counter.updates(until=moment),
         lambda: counter.subscribe(moment),
         lambda: counter.hold(moment),
-        lambda: counter.hold(0).advance(moment),
+        lambda: counter.hold(0).release_before(moment),
         lambda: counter.expire(moment),
     ):
         with pytest.raises(UsageError, match="its time line is a counter"):
@@ -245,7 +245,7 @@ def test_the_last_time_there_is_cannot_be_completed(place):
     orders = create(place.open())
     with pytest.raises(UsageError, match=f"time {INT64_MAX} is the last there is"):
         orders.append(ROWS, at=INT64_MAX)
-    orders.advance(INT64_MAX)
+    orders.seal(INT64_MAX)
     for write in (lambda: orders.append(ROWS), lambda: orders.upsert([{"k": 1}])):
         with pytest.raises(UsageError, match=f"time {INT64_MAX} is the last there is"):
             write()
@@ -324,11 +324,11 @@ def test_upper_says_how_far_an_append_completes_the_collection(place):
     orders = create(place.open())
     assert orders.append(ROWS, at=3, upper=10).upper == Frontier.at(10)
     assert orders.count(9) == 3
-    seqno = orders._access.state().seqno
+    seqno = orders._handle.state().seqno
     for wrong in (12, 11):
         with pytest.raises(UsageError, match="at or after the upper"):
             orders.append(ROWS, at=12, upper=wrong)
-    assert orders._access.state().seqno == seqno
+    assert orders._handle.state().seqno == seqno
 
 
 @BOTH
@@ -470,7 +470,7 @@ def test_a_closed_collection_takes_nothing_and_keeps_no_blobs(place, config):
     store = place.open(config=config)
     orders = create(store)
     orders.append(ROWS)
-    place.open()["orders"].close_for_good()
+    place.open()["orders"].finish()
     before = place.blobs()
     for refused in (
         lambda: orders.append(ROWS),
@@ -489,7 +489,7 @@ def test_a_closed_collection_takes_nothing_and_keeps_no_blobs(place, config):
 
 
 def test_with_several_coordinates_times_and_upper_must_be_said(place):
-    plane = create(place.open(), arity=2)
+    plane = create(place.open(), time_coordinates=2)
     for wrong in (
         lambda: plane.append(ROWS),
         lambda: plane.append(ROWS, at=3),
@@ -509,8 +509,8 @@ def test_with_several_coordinates_times_and_upper_must_be_said(place):
 
 
 def test_rows_at_times_that_cannot_be_compared_are_late_only_if_one_of_them_is(place):
-    plane = create(place.open(), arity=2)
-    plane.writer().advance_upper(Frontier(((0, 3), (3, 0))))
+    plane = create(place.open(), time_coordinates=2)
+    plane.writer().seal(Frontier(((0, 3), (3, 0))))
     rows = [{"k": 1, "_time_0": 0, "_time_1": 5}, {"k": 2, "_time_0": 5, "_time_1": 0}]
     with pytest.raises(UsageError, match="too late"):
         plane.append([*rows, {"k": 3, "_time_0": 2, "_time_1": 2}], upper=(6, 6))
@@ -526,10 +526,10 @@ def test_rows_at_times_that_cannot_be_compared_are_late_only_if_one_of_them_is(p
     upper=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=3),
 )
 def test_lateness_of_partially_ordered_times_is_that_of_the_definition(times, upper):
-    with Place() as place:
-        plane = create(place.open(), arity=2)
+    with MemoryStore() as place:
+        plane = create(place.open(), time_coordinates=2)
         frontier = Frontier(tuple(upper))
-        plane.writer().advance_upper(frontier)
+        plane.writer().seal(frontier)
         rows = [{"k": n, "_time_0": first, "_time_1": second} for n, (first, second) in enumerate(times)]
         if all(frontier.less_equal(time) for time in times):
             assert plane.append(rows, upper=(7, 7)).rows == len(rows)
@@ -540,7 +540,7 @@ def test_lateness_of_partially_ordered_times_is_that_of_the_definition(times, up
 
 
 def test_very_many_times_that_cannot_be_compared_are_fine(place):
-    plane = create(place.open(), arity=2)
+    plane = create(place.open(), time_coordinates=2)
     rows = [{"k": n, "_time_0": n, "_time_1": 300 - n} for n in range(300)]
     assert plane.append(rows, upper=(400, 400)).rows == 300
     assert plane.count((399, 399)) == 300
@@ -553,7 +553,7 @@ def test_tiny_appends_live_in_the_state_and_larger_ones_in_blobs(place):
     orders = create(place.open())
     orders.append(ROWS)
     assert parts_of(place, orders) == []
-    assert orders._access.state().inline_bytes > 0
+    assert orders._handle.state().inline_bytes > 0
     orders.append([{"k": n, "v": f"{n * 7919:x}" * 20} for n in range(1000)])
     assert len(parts_of(place, orders)) == 1
     assert orders.count() == 1003
@@ -562,12 +562,12 @@ def test_tiny_appends_live_in_the_state_and_larger_ones_in_blobs(place):
 def test_when_the_state_is_full_rows_go_to_blobs(place):
     one = create(place.open(), "one")
     one.append([{"k": 0, "v": "x"}])
-    size = one._access.state().inline_bytes
+    size = one._handle.state().inline_bytes
     config = Config(inline_total_bytes=3 * size + size // 2, retry_pause_ms=1)
     orders = create(place.open(config=config))
     for n in range(6):
         orders.append([{"k": n, "v": "x"}])
-    assert 2 * size < orders._access.state().inline_bytes <= config.inline_total_bytes
+    assert 2 * size < orders._handle.state().inline_bytes <= config.inline_total_bytes
     assert len(parts_of(place, orders)) == 3
     assert orders.count() == 6
 
@@ -575,20 +575,20 @@ def test_when_the_state_is_full_rows_go_to_blobs(place):
 def test_when_others_filled_the_state_unnoticed_rows_go_to_blobs(place):
     one = create(place.open(), "one")
     one.append([{"k": 0, "v": "x"}])
-    size = one._access.state().inline_bytes
+    size = one._handle.state().inline_bytes
     config = Config(inline_total_bytes=size + size // 2, retry_pause_ms=1)
     store, other = place.open(config=config), place.open(config=config)
     for way in ({}, {"at": 7}):
         orders = create(store, replace=True)
-        orders._access.state()
+        orders._handle.state()
         other["orders"].append([{"k": 1, "v": "x"}])
-        assert orders._access.known().inline_bytes == 0
+        assert orders._handle.known().inline_bytes == 0
         orders.append([{"k": 2, "v": "y"}], **way)
         assert now(orders) == {(1, "x"): 1, (2, "y"): 1}
-        assert 0 < orders._access.state().inline_bytes <= config.inline_total_bytes
+        assert 0 < orders._handle.state().inline_bytes <= config.inline_total_bytes
         assert len(parts_of(place, orders)) == 1
     orders = create(store, replace=True)
-    orders._access.state()
+    orders._handle.state()
     other["orders"].append([{"k": 1, "v": "x"}])
     orders.upsert([{"k": 1, "v": "z"}])
     assert now(orders) == {(1, "z"): 1}
@@ -598,11 +598,11 @@ def test_a_row_larger_than_a_part_and_more_rows_than_a_run_lists_are_fine(place)
     orders = create(place.open(config=PARTS))
     orders.append([{"k": n, "v": ("long" if n % 7 else "row " * 4000)} for n in range(400)])
     assert len(parts_of(place, orders)) > 10
-    assert any(part.hollow for part in orders._access.state().parts())
+    assert any(part.hollow for part in orders._handle.state().parts())
     assert orders.count() == 400
     assert sum(count for (_, v), count in now(orders).items() if len(v) > 100) == 58
     orders.append([{"k": 1000, "v": "x" * 3_000_000}])
-    assert len(orders.lookup({"k": 1000})[0]["v"]) == 3_000_000
+    assert len(orders.lookup({"k": 1000}).to_pylist()[0]["v"]) == 3_000_000
 
 
 # Failures on the way.
@@ -688,8 +688,8 @@ def test_an_append_that_is_refused_because_its_writer_was_expired_is_put_again_o
 
     def expire():
         place.clock.advance(2 * 3600)
-        other._committer.run(orders.id, lambda session: expire_leases(session, orders.id))
-        assert writer not in other["orders"]._access.state().writers
+        other._committer.run(orders.id, lambda session: expire_lapsed_leases(session, orders.id))
+        assert writer not in other["orders"]._handle.state().writers
 
     script.add("compare_and_set", Fault.NONE, key=orders.id, hook=expire)
     orders.append([{"k": 5, "v": "x"}], at=7)
@@ -712,7 +712,7 @@ def test_an_append_whose_log_was_cut_before_it_knew_is_in_doubt_and_keeps_its_bl
 
     def expire_and_cut():
         place.clock.advance(2 * 3600)
-        for step in (expire_leases, roll_up, collect_garbage):
+        for step in (expire_lapsed_leases, roll_up, collect_garbage):
             other._committer.run(orders.id, lambda session, step=step: step(session, orders.id))
 
     if meanwhile == "scan":
@@ -787,7 +787,7 @@ UPDATES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["a", None]), st
 @settings(max_examples=40, deadline=None)
 @given(appends=st.lists(UPDATES, max_size=5), inline=st.booleans())
 def test_every_history_of_appends_is_read_back_as_of_every_time(appends, inline):
-    with Place() as place:
+    with MemoryStore() as place:
         orders = create(place.open(config=QUICK if inline else BLOBS))
         upper, history = 0, []
         for batch in appends:
@@ -814,7 +814,7 @@ def test_fenced_in_doubt_is_told_and_not_repeated(place, monkeypatch):
         calls.append(commands)
         raise Fenced("who knows", in_doubt=True)
 
-    monkeypatch.setattr(orders._access.committer, "commit", doubtful)
+    monkeypatch.setattr(orders._handle.committer, "commit", doubtful)
     with pytest.raises(Fenced):
         orders.append(ROWS)
     assert len(calls) == 1

@@ -8,9 +8,9 @@ from dataclasses import replace
 import msgspec
 import pyarrow as pa
 import pytest
-from places import BLOBS, QUICK, Script, counted
+from memory_store import BLOBS, QUICK, Script, counted
 
-from timespine.columnar.ingest.update_table import updates
+from timespine.columnar.ingest.update_table import to_update_table
 from timespine.config import Config
 from timespine.core.batch import Order
 from timespine.core.transitions import ExpireCommitter, ExpireWriter
@@ -31,7 +31,7 @@ def create(store, name="numbers", **options):
 
 def built(collection, writer, numbers, lower, upper, **options):
     """A batch of numbers, all at its first time."""
-    table = updates(pa.table({"n": numbers}), collection.schema, (lower,))
+    table = to_update_table(pa.table({"n": numbers}), collection.schema, (lower,))
     with writer.builder(lower, **options) as builder:
         builder.add(table)
         return builder.finish(Frontier.at(upper))
@@ -76,7 +76,7 @@ def test_several_batches_are_appended_all_or_none(place, config):
 def test_a_batch_is_cut_to_the_interval_it_is_appended_for(place):
     numbers = create(place.open())
     writer = numbers.writer()
-    table = updates(pa.table({"n": [1, 2, 3], "_time": [0, 3, 6]}), numbers.schema, None)
+    table = to_update_table(pa.table({"n": [1, 2, 3], "_time": [0, 3, 6]}), numbers.schema, None)
     with writer.builder(0) as builder:
         builder.add(table)
         batch = builder.finish(Frontier.at(9))
@@ -112,7 +112,7 @@ def test_a_batch_from_further_on_is_told_the_upper_and_leaves_nothing(place):
     with pytest.raises(UpperMismatch):
         writer.append(batch)
     assert parts_of(place, numbers) == []  # what was flushed for it is gone again
-    writer.advance_upper(4)
+    writer.seal(4)
     assert writer.append(batch).taken
     assert now(numbers) == [1]
 
@@ -122,8 +122,8 @@ def test_rows_outside_of_a_batch_are_refused(place):
     writer = numbers.writer()
     with writer.builder(5) as builder:
         with pytest.raises(UsageError, match="lower"):
-            builder.add(updates(pa.table({"n": [1]}), numbers.schema, (4,)))
-        builder.add(updates(pa.table({"n": [1]}), numbers.schema, (7,)))
+            builder.add(to_update_table(pa.table({"n": [1]}), numbers.schema, (4,)))
+        builder.add(to_update_table(pa.table({"n": [1]}), numbers.schema, (7,)))
         with pytest.raises(UsageError, match="upper"):
             builder.finish(Frontier.at(7))
         assert builder.finish(Frontier.at(8)).len == 1
@@ -135,7 +135,7 @@ def test_a_builder_that_is_left_leaves_nothing(place):
 
     def fail():
         with writer.builder(0) as builder:
-            builder.add(updates(pa.table({"n": range(1000)}), numbers.schema, (0,)))
+            builder.add(to_update_table(pa.table({"n": range(1000)}), numbers.schema, (0,)))
             raise KeyError("on purpose")
 
     with pytest.raises(KeyError):
@@ -177,7 +177,7 @@ def test_batches_that_do_not_fit_the_state_are_put_into_blobs(place):
     writer.compare_and_append(batches, 0, 1)
     assert now(numbers) == [0, 1, 2]
     assert len(parts_of(place, numbers)) == 3
-    assert numbers._access.state().inline_bytes == 0
+    assert numbers._handle.state().inline_bytes == 0
 
 
 def test_what_was_put_for_batches_that_did_not_fit_and_were_refused_is_deleted(place):
@@ -188,7 +188,7 @@ def test_what_was_put_for_batches_that_did_not_fit_and_were_refused_is_deleted(p
     writer = numbers.writer()
     batches = [built(numbers, writer, [n], 0, 1) for n in range(3)]
     # Another process is first, after the state was found to be full.
-    script.add("put", Fault.NONE, hook=lambda: other["numbers"].advance(1))
+    script.add("put", Fault.NONE, hook=lambda: other["numbers"].seal(1))
     with pytest.raises(UpperMismatch):
         writer.compare_and_append(batches, 0, 1)
     assert parts_of(place, numbers) == []
@@ -285,7 +285,7 @@ def test_a_batch_that_was_not_transmitted_goes_with_the_store_that_built_it(plac
 
 def test_a_transmitted_batch_lasts_an_hour_unless_its_builder_says_otherwise(place):
     left_behind(place)
-    state = place.open(read_only=True)["numbers"]._access.state()
+    state = place.open(read_only=True)["numbers"]._handle.state()
     (lease,) = state.writers.values()
     assert lease.until_ms == place.clock.ms + 3_600_000
     writer = place.open()["numbers"].writer()
@@ -375,35 +375,39 @@ def test_a_batch_can_be_moved_to_a_later_time_without_being_written_again(place)
 
 
 def test_times_of_several_coordinates_go_by_frontiers(place):
-    plane = create(place.open(), arity=2)
+    plane = create(place.open(), time_coordinates=2)
     writer = plane.writer()
-    table = updates(pa.table({"n": [1, 2], "_time_0": [0, 5], "_time_1": [5, 0]}), plane.schema, None)
+    table = to_update_table(pa.table({"n": [1, 2], "_time_0": [0, 5], "_time_1": [5, 0]}), plane.schema, None)
     with writer.builder((0, 0)) as builder:
         builder.add(table)
         batch = builder.finish(Frontier(((0, 6), (6, 0))))
     writer.compare_and_append([batch], (0, 0), Frontier(((0, 6), (6, 0))))
     assert plane.upper == Frontier(((0, 6), (6, 0)))
     assert plane.count((0, 5)) == 1
-    for wrong in (lambda: writer.advance_upper(7), lambda: writer.builder(7), lambda: writer.advance_upper((1, 2, 3))):
+    for wrong in (lambda: writer.seal(7), lambda: writer.builder(7), lambda: writer.seal((1, 2, 3))):
         with pytest.raises(UsageError):
             wrong()
 
 
-def test_advancing_goes_forward_only_and_never_fails(place):
+def test_the_seal_of_a_writer_goes_forward_only_and_ignores_a_time_behind_if_asked_to(place):
     writer = create(place.open()).writer()
-    assert writer.advance_upper(5) == Frontier.at(5)
-    assert writer.advance_upper(3) == Frontier.at(5)
+    assert writer.seal(5).upper == Frontier.at(5)
+    with pytest.raises(UsageError, match="sealed up to"):
+        writer.seal(3)
+    assert writer.seal(3, if_behind="ignore").upper == Frontier.at(5)
+    with pytest.raises(UsageError, match="if_behind is 'error' or 'ignore'"):
+        writer.seal(9, if_behind="no")
     with pytest.raises(UsageError):
-        writer.advance_upper("x")
+        writer.seal("x")
 
 
 def test_what_writers_append_counts_in_the_figures(place):
     numbers = create(place.open(config=BLOBS))
     writer = numbers.writer()
     writer.compare_and_append([built(numbers, writer, [1, 2], 0, 1)], 0, 1)
-    counters = numbers._access.shared.counters_of(numbers.id)
+    counters = numbers._handle.context.counters_of(numbers.id)
     assert counters["append rows"] == 2
-    assert counters["append bytes"] == sum(part.size for part in numbers._access.state().parts())
+    assert counters["append bytes"] == sum(part.size for part in numbers._handle.state().parts())
     assert counted(numbers.snapshot().to_pylist(), "n") == {(1,): 1, (2,): 1}
 
 

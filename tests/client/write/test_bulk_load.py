@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from places import BLOBS, QUICK, Script, counted
+from memory_store import BLOBS, QUICK, Script, counted
 
 from timespine.config import Config
 from timespine.core.transitions import ExpireWriter
@@ -53,7 +53,7 @@ def test_a_file_becomes_a_collection_at_one_time_in_one_commit(place, file, conf
     assert [entry.operation for entry in orders.history()] == ["load"]
     assert orders.schema.key_names == ("k",)
     assert orders.snapshot().to_arrow().equals(pq.read_table(file))
-    assert orders.lookup({"k": 17}) == [{"k": 17, "v": "v17"}]
+    assert orders.lookup({"k": 17}).to_pylist() == [{"k": 17, "v": "v17"}]
     orders.compact(wait=True)
     assert keys_of(place.open()["orders"]) == list(range(1000))
 
@@ -244,7 +244,7 @@ def test_a_loader_whose_writer_was_expired_is_told_and_leaves_nothing(place, fil
     def expire(rows):
         if rows >= 900:
             orders = other["orders"]
-            for writer in orders._access.state().writers:
+            for writer in orders._handle.state().writers:
                 other._committer.commit((orders.id, ExpireWriter(writer)))
 
     with pytest.raises(Fenced):
@@ -298,7 +298,7 @@ def test_a_load_that_takes_over_a_name_and_is_never_told_so_leaves_the_old_rows_
 def test_rows_that_fit_the_state_but_find_no_room_go_to_a_blob(place, tmp_path):
     store = place.open(config=Config(inline_total_bytes=1))
     orders = store.load("orders", written(tmp_path / "x.parquet", [1, 2]), timeline="counter")
-    assert orders._access.state().inline_bytes == 0
+    assert orders._handle.state().inline_bytes == 0
     assert keys_of(orders) == [1, 2]
 
 
@@ -356,10 +356,10 @@ config = Config(part_bytes=1 << 20, merge_bytes=8 << 20, cache_bytes=1 << 20)
 def loaded(name):
     with ts.open(f"{sys.argv[1]}/{name}-store", maintenance=False, config=config) as store:
         collection = store.load(name, f"{sys.argv[1]}/{name}.parquet", key=["k"])
-        state = collection._access.state()
+        state = collection._handle.state()
         return {
             "rows": collection.count(),
-            "parts": sum(1 for part in collection._access.parts(state).leaves(state.parts())),
+            "parts": sum(1 for part in collection._handle.parts(state).leaves(state.parts())),
             "peak": peak(),
             "arrow": pa.default_memory_pool().max_memory(),
         }
@@ -409,8 +409,6 @@ def test_what_cannot_be_loaded_is_said_in_plain_words(place, file):
     for path in (None, 5, "a\0b"):
         with pytest.raises(UsageError, match="is not a path"):
             store.load("orders", path)
-    with pytest.raises(UsageError, match="load has no option bogus; there are: timeline, retain, forget_within"):
-        store.load("orders", file, bogus=1)
     assert nothing_left(place, store)
 
 

@@ -49,7 +49,7 @@ def test_a_name_that_a_dropped_collection_had(store, orders):
 
 def test_a_collection_under_a_critical_hold(store, orders):
     orders.append([{"id": 1}])
-    orders.hold(critical="backup")
+    orders.critical_hold("backup")
     with pytest.raises(CollectionInUse, match="backup"):
         store.drop("orders")
 

@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import QUICK, Place, Script, counted
+from memory_store import QUICK, MemoryStore, Script, counted
 
 from timespine.client.write import prepare, stage
 from timespine.columnar.write import run_writer, upload
-from timespine.columnar.write.checks import is_ascending
+from timespine.columnar.write.update_checks import is_ascending
 from timespine.config import Config
 from timespine.errors import Determinate, Indeterminate, UpperMismatch
 from timespine.location.unreliable import Fault
@@ -57,9 +57,9 @@ def parts_of(place, collection):
 
 def runs_of(collection):
     """The rows of each run of the newest state, read by nothing but pyarrow."""
-    access = collection._access
-    state = access.state()
-    parts, blob = access.parts(state), access.shared.blob
+    handle = collection._handle
+    state = handle.state()
+    parts, blob = handle.parts(state), handle.context.blob
     return [
         pa.concat_tables(pq.read_table(pa.BufferReader(blob.get(part.key))) for part in parts.leaves(run.parts))
         for batch in state.hollow_batches()
@@ -69,9 +69,9 @@ def runs_of(collection):
 
 def check_runs(collection):
     """Each run is sorted and consolidated; and what the state says of it is true."""
-    access = collection._access
-    state = access.state()
-    _, schema = access.schema(state)
+    handle = collection._handle
+    state = handle.state()
+    _, schema = handle.schema(state)
     runs = runs_of(collection)
     for run in runs:
         assert is_ascending(run, (*schema.order_names, *schema.time_names))
@@ -106,7 +106,7 @@ def test_rows_that_cancel_or_repeat_in_other_parts_count_as_they_should(given_ro
     wanted = Counter()
     for k, v, diff in given_rows:
         wanted[k, v] += diff
-    with Place() as place:
+    with MemoryStore() as place:
         orders = create(place.open(config=config))
         orders.append(rows)
         net = Counter()
@@ -135,7 +135,7 @@ def test_a_small_append_is_sorted_once_and_needs_no_writer(place, monkeypatch):
     real = prepare.consolidate
     monkeypatch.setattr(prepare, "consolidate", lambda table, order: (sorts.append(table), real(table, order))[1])
     monkeypatch.setattr(stage, "RunWriter", None)
-    monkeypatch.setattr(stage, "Target", None)
+    monkeypatch.setattr(stage, "UploadTarget", None)
     orders = create(place.open(config=QUICK))
     orders.append(ROWS[:50])
     assert len(sorts) == 1
@@ -158,7 +158,7 @@ def test_rows_that_come_in_order_are_one_run(place):
     rows = [{"k": n, "v": "value"} for n in range(800)]
     assert orders.append(rows).rows == 800
     assert len(check_runs(orders)) == 1
-    assert any(part.hollow for part in orders._access.state().parts())
+    assert any(part.hollow for part in orders._handle.state().parts())
 
 
 def test_rows_that_all_cancel_are_no_rows(place):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from places import BLOBS, Script
+from memory_store import BLOBS, Script
 
 from timespine.client.write.prebuilt_append import append_runs_step, append_time
 from timespine.client.write.prebuilt_steps import PrebuiltAppendAtStep, PrebuiltAppendStep
 from timespine.client.write.step_commit import StepCommit, commit_steps
 from timespine.client.write.transaction_steps import CommandStep
-from timespine.columnar.ingest.update_table import updates
+from timespine.columnar.ingest.update_table import to_update_table
 from timespine.config import Config
 from timespine.core.transitions import Seal
 from timespine.errors import ClosedError, Fenced, UsageError
@@ -25,7 +25,7 @@ def seals_before_the_commit(place, name, upper):
     other, script = place.open(), Script()
     store = place.open(script=script, config=BLOBS)
     collection = store.collection(name)
-    collection._access.committer.writer(collection.id)  # registered: what comes next is the commit
+    collection._handle.committer.writer(collection.id)  # registered: what comes next is the commit
     script.add("compare_and_set", Fault.NONE, key=collection.id, hook=lambda: other.collection(name).seal(upper))
     return store, collection
 
@@ -245,11 +245,11 @@ def test_runs_that_were_built_at_a_time_never_stand_before_it_though_the_clock_w
     built_at = place.clock.ms
     writer = events.writer()
     with writer.builder(built_at) as builder:
-        builder.add(updates([{"id": 1}], events.schema, (built_at,)))
+        builder.add(to_update_table([{"id": 1}], events.schema, (built_at,)))
         batch = builder.finish(Frontier.at(built_at + 1))
     place.clock.advance(-60)
     with store.transaction() as tx:
-        tx.add(PrebuiltAppendStep(events._access, written=built_at, rows=1, runs=batch.runs))
+        tx.add(PrebuiltAppendStep(events._handle, written=built_at, rows=1, runs=batch.runs))
     assert tx.time == built_at
     assert events.snapshot(built_at).to_pylist() == [{"id": 1}]
     assert store.metrics()["append rows"] == 1
@@ -259,7 +259,7 @@ def prebuilt(events, at):
     """A row that is built already, inline, at a time."""
     writer = events.writer()
     with writer.builder(at) as builder:
-        builder.add(updates([{"id": at}], events.schema, (at,)))
+        builder.add(to_update_table([{"id": at}], events.schema, (at,)))
         batch = builder.finish(Frontier.at(at + 1))
     assert all(part.inline is not None for part in batch.parts)
     return batch.runs
@@ -269,25 +269,25 @@ def prebuilt(events, at):
 def test_prebuilt_rows_at_their_times_that_find_no_room_go_to_a_blob(place, expected):
     store = place.open(config=Config(inline_total_bytes=1))
     events = store.create("events", key={"id": "int64"}, timeline="counter")
-    access, runs = events._access, prebuilt(events, 3)
-    commands = CommandStep.of(access, Seal(Frontier.at(9)))
-    step = PrebuiltAppendAtStep(access, runs, 1, Frontier.at(3), Frontier.at(4), expected, "append", 3)
+    handle, runs = events._handle, prebuilt(events, 3)
+    commands = CommandStep.of(handle, Seal(Frontier.at(9)))
+    step = PrebuiltAppendAtStep(handle, runs, 1, Frontier.at(3), Frontier.at(4), expected, "append", 3)
     done, _ = commit_steps(step, commands)
     assert (done.time, done.upper, done.rows) == (3, Frontier.at(4), 1)
     assert events.upper == Frontier.at(9)
     assert events.snapshot(3).to_pylist() == [{"id": 3}]
-    assert access.state().inline_bytes == 0
+    assert handle.state().inline_bytes == 0
     assert len(place.blobs(f"{events.id}/")) == 1
 
 
 def test_prebuilt_rows_without_times_move_on_though_the_caller_says_how_far_they_complete(place):
     store, other = place.open(), place.open()
     events = store.create("events", key={"id": "int64"}, timeline="counter")
-    access = events._access
-    when = append_time(access, ["id"], upper=9)
+    handle = events._handle
+    when = append_time(handle, ["id"], upper=9)
     runs = prebuilt(events, when.at[0])
     other["events"].append([{"id": 7}])  # at the time that the rows were built with
-    (done,) = commit_steps(append_runs_step(access, events.schema, runs, 1, when))
+    (done,) = commit_steps(append_runs_step(handle, events.schema, runs, 1, when))
     assert (done.time, done.upper, done.rows) == (when.at[0] + 1, Frontier.at(9), 1)
     assert events.snapshot(when.at[0]).to_pylist() == [{"id": 7}]
     assert events.snapshot().count() == 2
@@ -297,7 +297,7 @@ def test_the_last_try_offers_prebuilt_rows_as_blobs(place, monkeypatch):
     """A process that is expired again and again finds the state full in between."""
     store = place.open(config=Config(inline_total_bytes=1))
     events = store.create("events", key={"id": "int64"}, timeline="counter")
-    access, runs = events._access, prebuilt(events, 3)
+    handle, runs = events._handle, prebuilt(events, 3)
     real, left = StepCommit._commit_placed, ["fenced", "as it is", "fenced"]
 
     def commit_placed(self, *arguments):
@@ -306,8 +306,8 @@ def test_the_last_try_offers_prebuilt_rows_as_blobs(place, monkeypatch):
         return real(self, *arguments)
 
     monkeypatch.setattr(StepCommit, "_commit_placed", commit_placed)
-    (done,) = commit_steps(PrebuiltAppendStep(access, [], floats=True, written=3, rows=1, runs=runs))
-    assert (left, done.rows, access.state().inline_bytes) == ([], 1, 0)
+    (done,) = commit_steps(PrebuiltAppendStep(handle, [], floats=True, written=3, rows=1, runs=runs))
+    assert (left, done.rows, handle.state().inline_bytes) == ([], 1, 0)
 
 
 @pytest.mark.parametrize("floats", [True, False])
@@ -315,13 +315,13 @@ def test_what_was_put_for_prebuilt_rows_that_are_refused_is_deleted(place, float
     script = Script()
     store, other = place.open(config=Config(inline_total_bytes=1), script=script), place.open()
     events = store.create("events", key={"id": "int64"}, timeline="counter")
-    access, runs = events._access, prebuilt(events, 3)
+    handle, runs = events._handle, prebuilt(events, 3)
     # Another process closes the collection after its state was found to be full.
-    script.add("put", Fault.NONE, hook=lambda: other["events"].close_for_good())
+    script.add("put", Fault.NONE, hook=lambda: other["events"].finish())
     if floats:
-        step = PrebuiltAppendStep(access, [], floats=True, written=3, rows=1, runs=runs)
+        step = PrebuiltAppendStep(handle, [], floats=True, written=3, rows=1, runs=runs)
     else:
-        step = PrebuiltAppendAtStep(access, runs, 1, Frontier.at(3), Frontier.at(4), None, "append", 3)
+        step = PrebuiltAppendAtStep(handle, runs, 1, Frontier.at(3), Frontier.at(4), None, "append", 3)
     with pytest.raises(ClosedError):
         commit_steps(step)
     assert place.blobs(f"{events.id}/") == []

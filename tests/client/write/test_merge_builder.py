@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import BLOBS, QUICK, Place, counted
+from memory_store import BLOBS, QUICK, MemoryStore, counted
 
+from timespine.columnar.predicate.column import col
 from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
 
@@ -56,7 +57,7 @@ def test_columns_that_the_source_does_not_have_stay_as_they_are(stock):
 
 
 def test_named_values_may_use_both_sides(stock):
-    stock.merge([{"k": 2, "n": 5}]).when_matched_update({"n": pl.col("n") + pl.col("source_n"), "v": "more"}).execute()
+    stock.merge([{"k": 2, "n": 5}]).when_matched_update({"n": pl.col("n") + pl.col("source.n"), "v": "more"}).execute()
     assert now(stock)[2, "more", 7] == 1
 
 
@@ -123,8 +124,8 @@ def test_conditions_see_both_sides_as_text_or_as_expressions(stock):
     source = [item(1, "one", 0), item(2, "two", 20), item(7, "seven", 7), item(8, "eight", 8)]
     (
         stock.merge(source)
-        .when_matched_update(where="source_n > n")
-        .when_not_matched_insert(where=pl.col("source_n") > 7)
+        .when_matched_update(where="source.n > n")
+        .when_not_matched_insert(where=pl.col("source.n") > 7)
         .execute()
     )
     assert now(stock) == {(1, "apple", 1): 1, (2, "two", 20): 1, (3, "plum", 3): 1, (8, "eight", 8): 1}
@@ -146,7 +147,7 @@ def test_rows_that_no_clause_is_about_stay(stock):
 
 
 def test_inserted_values_may_be_named_all_of_them_even(stock):
-    stock.merge([{"k": 7}, {"k": 8}]).when_not_matched_insert({"v": "new", "n": pl.col("source_k") * 2}).execute()
+    stock.merge([{"k": 7}, {"k": 8}]).when_not_matched_insert({"v": "new", "n": pl.col("source.k") * 2}).execute()
     assert now(stock) == {**THERE, (7, "new", 14): 1, (8, "new", 16): 1}
     stock.merge([{"k": 20}, {"k": 21}]).when_not_matched_insert({"k": 99, "v": "same", "n": 0}).execute()
     assert now(stock)[99, "same", 0] == 2
@@ -156,15 +157,15 @@ def test_columns_that_an_insert_does_not_name_are_null_or_their_default_and_not_
     stock = create(place.open())
     stock.evolve(add={"c": ("string", "EUR")})
     source = [{"k": 7, "v": "seven", "n": 7, "c": "USD"}]
-    stock.merge(source).when_not_matched_insert({"n": pl.col("source_n") * 2}).execute()
-    assert stock.lookup({"k": 7}) == [{"k": 7, "v": None, "n": 14, "c": "EUR"}]
+    stock.merge(source).when_not_matched_insert({"n": pl.col("source.n") * 2}).execute()
+    assert stock.lookup({"k": 7}).to_pylist() == [{"k": 7, "v": None, "n": 14, "c": "EUR"}]
     stock.merge([{**source[0], "k": 8}]).when_not_matched_insert().execute()
-    assert stock.lookup({"k": 8}) == [{"k": 8, "v": "seven", "n": 7, "c": "USD"}]
+    assert stock.lookup({"k": 8}).to_pylist() == [{"k": 8, "v": "seven", "n": 7, "c": "USD"}]
 
 
 def test_a_source_may_repeat_keys_if_rows_are_only_inserted(stock):
     source = [item(7, "a", 1), item(7, "b", 2), item(7, "b", 2), item(1, "there", 0), item(1, "too", 0)]
-    stock.merge(source).when_not_matched_insert(where="source_n = 1").when_not_matched_insert({"n": 0}).execute()
+    stock.merge(source).when_not_matched_insert(where="source.n = 1").when_not_matched_insert({"n": 0}).execute()
     assert now(stock) == {**THERE, (7, "a", 1): 1, (7, None, 0): 2}
     for merge in (
         stock.merge(source).when_not_matched_insert().when_matched_delete(),
@@ -225,9 +226,9 @@ def test_a_feed_of_changes_is_applied_by_a_column_that_only_the_source_has(stock
     feed = pa.table({"k": [1, 2, 4, 5], "v": ["a", "b", "c", "d"], "n": [10, 20, 40, 50], "op": ["D", "U", "I", "D"]})
     (
         stock.merge(form(feed))
-        .when_matched_delete(where="source_op = 'D'")
+        .when_matched_delete(where="source.op = 'D'")
         .when_matched_update()
-        .when_not_matched_insert(where="source_op <> 'D'")
+        .when_not_matched_insert(where="source.op <> 'D'")
         .execute()
     )
     assert now(stock) == {(2, "b", 20): 1, (3, "plum", 3): 1, (4, "c", 40): 1}
@@ -296,12 +297,12 @@ def test_keys_cannot_be_updated_but_may_be_named(stock):
         with pytest.raises(UsageError, match="key columns"):
             stock.merge([item(9, "x", 1)]).when_not_matched_by_source_update({"k": changed}).execute()
     assert now(stock) == THERE
-    stock.merge([item(1, "x", 1)]).when_matched_update({"k": pl.col("source_k"), "v": "same key"}).execute()
+    stock.merge([item(1, "x", 1)]).when_matched_update({"k": pl.col("source.k"), "v": "same key"}).execute()
     assert now(stock)[1, "same key", 1] == 1
 
 
 @pytest.mark.parametrize(
-    "where", ["", "n >", "nothing = 1", "source_nothing = 1", "v", 7, pl.col("v"), pl.col("w") > 1]
+    "where", ["", "n >", "nothing = 1", "source.nothing = 1", "v", 7, pl.col("v"), pl.col("w") > 1]
 )
 def test_conditions_that_make_no_sense_are_refused(stock, where):
     with pytest.raises(UsageError):
@@ -324,12 +325,53 @@ def test_values_that_make_no_sense_are_refused(stock, values):
 
 def test_a_column_that_is_called_like_one_of_the_source_is_told_apart_or_refused(place):
     store = place.open()
-    clash = store.create("clash", key={"k": "int64"}, value={"v": "string", "source_v": "string"}, timeline="counter")
-    clash.append([{"k": 1, "v": "a", "source_v": "ours"}])
-    with pytest.raises(UsageError, match="source_v"):
-        clash.merge([{"k": 1, "v": "b", "source_v": "theirs"}]).when_matched_update().execute()
-    clash.merge([{"k": 1, "source_v": "theirs"}]).when_matched_update().execute()
-    assert clash.snapshot().to_pylist() == [{"k": 1, "v": "a", "source_v": "theirs"}]
+    clash = store.create("clash", key={"k": "int64"}, value={"v": "string", "source.v": "string"}, timeline="counter")
+    clash.append([{"k": 1, "v": "a", "source.v": "ours"}])
+    both = clash.merge([{"k": 1, "v": "b", "source.v": "theirs"}])
+    with pytest.raises(UsageError, match=r"'source\.v' is a column of the collection, and the name of another"):
+        both.when_matched_delete(where="source.v = 'b'").execute()
+    both.when_matched_update(where="\"target.source.v\" = 'ours' AND \"source.source.v\" = 'theirs'").execute()
+    assert clash.snapshot().to_pylist() == [{"k": 1, "v": "b", "source.v": "theirs"}]
+
+
+@pytest.mark.parametrize("condition", ["target.n > 1", "n > 1", pl.col("n") > 1, col("target.n") > 1])
+def test_a_row_that_only_the_source_has_has_no_column_of_the_collection(stock, condition):
+    with pytest.raises(UsageError, match="only the source has"):
+        stock.merge([item(9, "y", 9)]).when_not_matched_insert(where=condition).execute()
+    with pytest.raises(UsageError, match="only the source has"):
+        stock.merge([item(9, "y", 9)]).when_not_matched_insert({"n": col("n")}).execute()
+    assert now(stock) == THERE
+
+
+def test_a_row_that_the_source_does_not_have_has_no_column_of_the_source(stock):
+    with pytest.raises(UsageError, match="the source does not have"):
+        stock.merge([item(1, "x", 1)]).when_not_matched_by_source_delete(where="source.n > 1").execute()
+    with pytest.raises(UsageError, match="the source does not have"):
+        stock.merge([item(1, "x", 1)]).when_not_matched_by_source_update({"n": col("source.n")}).execute()
+    assert now(stock) == THERE
+
+
+def test_conditions_of_a_merge_are_those_of_every_where(stock):
+    source = [item(1, "Apple", 1), item(2, "pear", 5), item(3, "p", 3)]
+    condition = "source.v LIKE 'p%' AND target.v IN ('pear', 'fig') AND source.n BETWEEN target.n AND 9"
+    stock.merge(source).when_matched_delete(where=condition).execute()
+    assert now(stock) == {(1, "apple", 1): 1, (3, "plum", 3): 1}
+    stock.merge(source).when_matched_delete(where=(col("source.v") == col("target.v")) | (col("n") > 2)).execute()
+    assert now(stock) == {(1, "apple", 1): 1}
+    with pytest.raises(UsageError, match="position"):
+        stock.merge(source).when_matched_delete(where="LENGTH(source.v) > 3")
+    with pytest.raises(UsageError, match="one row at a time"):
+        stock.merge(source).when_matched_delete(where=pl.col("n") == pl.col("n").max())
+
+
+def test_values_may_be_columns_of_either_side(stock):
+    source = [item(1, "one", 10), item(7, "seven", 70)]
+    merge = stock.merge(source).when_matched_update({"v": col("source.v"), "n": col("target.k")})
+    merge.when_not_matched_insert({"n": col("source.k")}).execute()
+    assert now(stock) == {(1, "one", 1): 1, (2, "pear", 2): 1, (3, "plum", 3): 1, (7, None, 7): 1}
+    stock.update(where="k = 2", set={"n": col("k"), "v": col("v")})
+    with pytest.raises(UsageError):
+        stock.merge(source).when_matched_update({"n": col("source.v")}).execute()
 
 
 def test_columns_may_be_called_anything(place):
@@ -350,7 +392,7 @@ def test_rows_keep_how_often_they_count(place, config):
     stock.append([{**item(1, "a", 1), "_diff": 3}, {**item(1, "b", 1), "_diff": 2}, {**item(2, "c", 2), "_diff": 4}])
     (
         stock.merge([item(1, "x", 9)])
-        .when_matched_update({"n": pl.col("source_n")})
+        .when_matched_update({"n": pl.col("source.n")})
         .when_not_matched_by_source_update({"v": "alone"})
         .execute()
     )
@@ -379,7 +421,7 @@ TARGET = st.dictionaries(st.integers(0, 5), st.integers(0, 3), max_size=5)
 @settings(max_examples=50, deadline=None)
 @given(target=TARGET, source=TARGET, bound=st.integers(0, 3), inserting=st.booleans(), by_source=st.booleans())
 def test_every_merge_is_what_its_clauses_say(target, source, bound, inserting, by_source):
-    with Place() as place:
+    with MemoryStore() as place:
         table = place.open().create("t", key={"k": "int64"}, value={"n": "int64"}, timeline="counter")
         table.upsert([{"k": k, "n": n} for k, n in target.items()])
         merge = (
@@ -387,7 +429,7 @@ def test_every_merge_is_what_its_clauses_say(target, source, bound, inserting, b
                 pa.table({"k": pa.array(list(source), pa.int64()), "n": pa.array(list(source.values()), pa.int64())})
             )
             .when_matched_delete(where=f"n = {bound}")
-            .when_matched_update({"n": pl.col("n") + pl.col("source_n")}, where=f"source_n > {bound}")
+            .when_matched_update({"n": pl.col("n") + pl.col("source.n")}, where=f"source.n > {bound}")
         )
         expected = {}
         for k, n in target.items():
@@ -398,7 +440,7 @@ def test_every_merge_is_what_its_clauses_say(target, source, bound, inserting, b
             elif n != bound:
                 expected[k] = n + source[k] if source[k] > bound else n
         if inserting:
-            merge = merge.when_not_matched_insert(where=f"source_n >= {bound}")
+            merge = merge.when_not_matched_insert(where=f"source.n >= {bound}")
             expected.update({k: n for k, n in source.items() if k not in target and n >= bound})
         if by_source:
             merge = merge.when_not_matched_by_source_delete(where=f"n > {bound}")

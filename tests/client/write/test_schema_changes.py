@@ -2,12 +2,12 @@
 
 import pyarrow as pa
 import pytest
-from places import BLOBS, QUICK, Gate, Script, together
+from memory_store import BLOBS, QUICK, Gate, Script, together
 
 from timespine.client.commit import schema_check
-from timespine.client.commit.retry import RetryPolicy
-from timespine.client.write.bulk_load import load
-from timespine.columnar.ingest.update_table import updates
+from timespine.client.commit.retry_policy import RetryPolicy
+from timespine.client.write.bulk_load import bulk_load
+from timespine.columnar.ingest.update_table import to_update_table
 from timespine.errors import SchemaChanged, UsageError
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
@@ -231,7 +231,7 @@ def test_a_delete_goes_through_when_a_column_is_dropped_meanwhile(place):
 
 
 def built(collection, writer, rows):
-    table = updates(pa.Table.from_pylist(rows), collection.schema, (1,))
+    table = to_update_table(pa.Table.from_pylist(rows), collection.schema, (1,))
     with writer.builder(1) as builder:
         builder.add(table)
         return builder.finish(Frontier.at(2))
@@ -276,7 +276,7 @@ def test_a_load_is_refused_if_a_column_is_dropped_before_it_ends(place, config):
     blobs = place.blobs()
     batch = pa.RecordBatch.from_pylist([{"k": 1, "v": 5}])
     with pytest.raises(SchemaChanged, match="column v was dropped in e"):
-        load(collection._access, iter([batch]), lambda _: other.evolve(drop=["v"]))
+        bulk_load(collection._handle, iter([batch]), lambda _: other.evolve(drop=["v"]))
     assert rows_of(other) == [(0,)]
     assert place.blobs() == blobs
 
@@ -285,7 +285,7 @@ def test_a_load_is_refused_if_a_column_is_dropped_before_it_ends(place, config):
 def test_a_load_goes_through_if_a_column_is_added_before_it_ends(place, config):
     _store, collection, other = opened(place, config=config)
     batch = pa.RecordBatch.from_pylist([{"k": 1, "v": 5}])
-    load(collection._access, iter([batch]), lambda _: other.evolve(add={"w": ("int64", 3)}))
+    bulk_load(collection._handle, iter([batch]), lambda _: other.evolve(add={"w": ("int64", 3)}))
     assert rows_of(other) == [(0, 0, 3), (1, 5, 3)]
 
 

@@ -8,10 +8,10 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import BLOBS, QUICK, Gate, Place, Script, counted, in_threads, together
+from memory_store import BLOBS, QUICK, Gate, MemoryStore, Script, counted, in_threads, together
 
 from timespine.client.catalog.drop import LOOK_MS
-from timespine.client.catalog.reservations import EXPECTED_MS, REMEMBERED_MS
+from timespine.client.catalog.reservations import REMEMBERED_MS, RESERVED_MS
 from timespine.client.maintenance.scheduler import EXPIRE_S
 from timespine.client.read import multi_snapshot
 from timespine.client.write.step_commit import StepCommit
@@ -135,7 +135,7 @@ def test_what_is_refused_takes_all_of_it_back(place, config, spoil):
     create(store, "prices")
     orders.append([row(0)], at=4)
     items.append([row(0)], at=4)
-    before = (orders._access.state(), items._access.state(), set(place.blobs()))
+    before = (orders._handle.state(), items._handle.state(), set(place.blobs()))
     with pytest.raises((UsageError, UpperMismatch)), store.transaction() as tx:
         tx.append("orders", [row(1)])
         spoil(tx)
@@ -281,7 +281,7 @@ def test_a_change_comes_first_and_once_in_its_collection(place):
                 first(tx)
                 then(tx)
     for change in changes:
-        with pytest.raises(UsageError, match="is created by this transaction"), store.transaction() as tx:
+        with pytest.raises(UsageError, match="this transaction creates"), store.transaction() as tx:
             tx.create("orders", replace=True, key={"k": "int64"}, value={"v": "string"})
             change(tx)
     with pytest.raises(UsageError, match="all rows at once"), store.transaction() as tx:
@@ -384,7 +384,7 @@ def test_a_transaction_that_is_refused_in_a_group_disturbs_nobody_and_knows_wher
     assert {id for id, _ in refused.seqnos} == {orders.id, items.id}
     assert first.upper == Frontier.at(5)
     assert {name: each.upper for name, each in both.items()} == {"orders": Frontier.at(8), "items": Frontier.at(8)}
-    assert last.time == 8
+    assert last.time == 1, "small appends come first in a group"
     assert len(gate.sets) == 2
 
 
@@ -433,7 +433,7 @@ def test_collections_of_another_store_are_refused(place):
         tx.upsert(other["orders"], [row(1)])
     with store.transaction() as tx:
         tx.upsert("orders", [row(1)])
-        with pytest.raises(UsageError, match="come first"):
+        with pytest.raises(UsageError, match="as its first step"):
             tx.upsert(store["orders"], [row(2)])
 
 
@@ -457,12 +457,12 @@ def test_more_collections_than_one_commit_takes_are_advanced_and_left(place, mon
     for name in names:
         create(store, name, timeline="clock")
     gate.sets.clear()
-    reached = store.advance()
+    reached = store.seal_idle()
     assert {store[name].upper for name in names} == {Frontier.at(reached)}
     store.close()
     assert max(keys_of(gate)) == 3
     other = place.open()
-    assert not any(other[name]._access.state().writers for name in names)
+    assert not any(other[name]._handle.state().writers for name in names)
 
 
 def test_what_was_buried_is_forgotten(place):
@@ -543,8 +543,8 @@ def test_a_snapshot_inside_of_a_transaction_is_relied_on(place):
         other["orders"].append([row(2)])
         tx.append("items", [row(total)])
     assert rows(items) == {(1, "a"): 1}
-    with pytest.raises(UsageError, match="newest"), store.transaction() as tx:
-        tx.snapshot("orders", as_of=0)
+    with pytest.raises(TypeError, match="as_of"), store.transaction() as tx:
+        tx.snapshot("orders", as_of=0)  # a transaction relies on the newest rows
 
 
 def test_a_batch_of_a_sink_is_in_with_the_rest_once(place):
@@ -625,11 +625,11 @@ def test_what_is_not_created_yet_is_written_to_by_its_transaction_alone(place):
     store = place.open()
     with store.transaction() as tx:
         audit = tx.create("audit", **SHAPE)
-        with pytest.raises(UsageError, match="not there before its transaction"):
+        with pytest.raises(UsageError, match="does not exist until its transaction"):
             audit.append([row(1)])
         with pytest.raises(UsageError, match="append its rows"):
             tx.upsert("audit", [row(1)])
-        with pytest.raises(UsageError, match="if_exists"):
+        with pytest.raises(UsageError, match="there is no option if_exists; there are: key, value"):
             tx.create("other", **SHAPE, if_exists="open")
         assert tx.snapshot("audit").to_pylist() == []
         tx.give_up()
@@ -678,7 +678,7 @@ def test_a_collection_is_replaced_by_one_that_is_filled_already(place):
     assert rows(store["orders"]) == {(2, "a"): 1}
     with pytest.raises(ClosedError):
         old.append([row(3)])
-    store["orders"].hold(0, critical="report")
+    store["orders"].critical_hold("report", 0)
     with pytest.raises(UsageError, match="critical holds"), store.transaction() as tx:
         tx.create("orders", **SHAPE, replace=True)
 
@@ -746,14 +746,14 @@ def dies_when_it_commits(place):
 def test_blobs_of_what_was_never_created_are_kept_for_a_day_and_then_go(place):
     ids = dies_when_it_commits(place)
     store = place.open()
-    for seconds in (0, EXPECTED_MS / 1000 - 1):
+    for seconds in (0, RESERVED_MS / 1000 - 1):
         place.clock.advance(seconds)
         store.maintain(sweep=True)
         assert [bool(place.blobs(f"{id}/")) for id in ids] == [True, True]
     place.clock.advance(2)
     assert store.maintain().collected == 2
     assert [place.blobs(f"{id}/") for id in ids] == [[], []]
-    assert (store._catalog.read().expected, store._catalog.read().dropped) == ({}, ())
+    assert (store._catalog.read().reserved, store._catalog.read().dropped) == ({}, ())
     assert store.names() == []
     create(store, "audit")
 
@@ -763,22 +763,22 @@ def test_what_is_to_be_created_is_announced_before_anything_is_put(place, config
     script = Script()
     store = place.open(script=script, config=config)
     known = []
-    script.add("put", Fault.NONE, hook=lambda: known.append(place.open()._catalog.read().expected))
+    script.add("put", Fault.NONE, hook=lambda: known.append(place.open()._catalog.read().reserved))
     with store.transaction() as tx:
         audit = tx.create("audit", **SHAPE)
-        tx.append(audit, [row(1)], at=1)
-        tx.append(audit, [row(2)], at=2)
+        tx.append(audit, [row(1, "a" * 150)], at=1)
+        tx.append(audit, [row(2, "b" * 150)], at=2)
     assert known == [{audit.id: place.clock.ms}]
-    assert store._catalog.read().expected == {}
-    assert rows(audit) == {(1, "a"): 1, (2, "a"): 1}
+    assert store._catalog.read().reserved == {}
+    assert rows(audit) == {(1, "a" * 150): 1, (2, "b" * 150): 1}
 
 
 def test_the_background_looks_for_what_was_never_created(place):
     ids = dies_when_it_commits(place)
-    place.clock.advance(EXPECTED_MS / 1000 + 1)
+    place.clock.advance(RESERVED_MS / 1000 + 1)
     store = place.open()
     place.clock.advance(EXPIRE_S)
-    store.maintenance.round()
+    store._maintenance.round()
     assert [place.blobs(f"{id}/") for id in ids] == [[], []]
 
 
@@ -788,14 +788,14 @@ def test_a_transaction_that_took_longer_than_a_day_is_told_so_and_leaves_nothing
     store, other = place.open(script=script, config=BLOBS), place.open()
 
     def slow():
-        place.clock.advance(EXPECTED_MS / 1000 + 1)
+        place.clock.advance(RESERVED_MS / 1000 + 1)
         other.maintain()
 
     tx, audit = to_be_created(store)
     script.add("put", Fault.NONE, key=f"{audit.id}/", hook=slow)
     if not deletes:
         script.add("delete", Fault.DETERMINATE, times=50)
-    with pytest.raises(Determinate, match="audit is not expected any more"):
+    with pytest.raises(Determinate, match="reservation of audit was cancelled"):
         tx.commit()
     assert bool(place.blobs(f"{audit.id}/")) is not deletes, "put after others had looked"
     other.maintain()
@@ -810,13 +810,13 @@ def test_nothing_is_put_for_a_collection_that_maintenance_gave_up(place):
     tx.append(audit, [row(2)], at=5)
 
     def slow():
-        place.clock.advance(EXPECTED_MS / 1000 + 1)
+        place.clock.advance(RESERVED_MS / 1000 + 1)
         other.maintain()
 
     put = []
     script.add("put", Fault.NONE, key=f"{audit.id}/", hook=slow)
     script.add("put", Fault.NONE, key=f"{audit.id}/", times=50, hook=lambda: put.append(1))
-    with pytest.raises(Determinate, match="not expected any more"):
+    with pytest.raises(Determinate, match="was cancelled: do it again"):
         tx.commit()
     assert put == []
 
@@ -825,24 +825,24 @@ def test_blobs_that_arrive_after_their_collection_was_given_up_are_deleted_for_a
     ids = dies_when_it_commits(place)
     (part, *_) = place.blobs(f"{ids[0]}/")
     store = place.open()
-    place.clock.advance(EXPECTED_MS / 1000 + 1)
+    place.clock.advance(RESERVED_MS / 1000 + 1)
     store.maintain()
-    assert set(store._catalog.read().given_up) == set(ids)
+    assert set(store._catalog.read().cancelled) == set(ids)
     place.blob.put(part, b"late")
-    store._bury()
+    store._purge_dropped()
     assert place.blobs(f"{ids[0]}/") == [part], "the background looks once an hour"
     place.clock.advance(LOOK_MS / 1000)
-    store._bury()
+    store._purge_dropped()
     assert place.blobs(f"{ids[0]}/") == []
     place.blob.put(part, b"later")
     place.clock.advance(REMEMBERED_MS / 1000)
     assert store.maintain().collected == 1
-    assert (store._catalog.read().given_up, place.blobs()) == ({}, [])
+    assert (store._catalog.read().cancelled, place.blobs()) == ({}, [])
 
 
 def test_a_listing_that_fails_keeps_no_other_from_being_swept(place):
     ids = dies_when_it_commits(place)
-    place.clock.advance(EXPECTED_MS / 1000 + 1)
+    place.clock.advance(RESERVED_MS / 1000 + 1)
     script = Script()
     store = place.open(script=script)
     script.add("list_keys", Fault.DETERMINATE, key=f"{sorted(ids)[0]}/")
@@ -862,7 +862,7 @@ def test_what_was_announced_is_there_or_goes_at_once(place, fault):
     with contextlib.suppress(Unavailable):
         tx.commit()
     script.rules.clear()
-    assert store._catalog.read().expected == {}
+    assert store._catalog.read().reserved == {}
     store.maintain()
     if "audit" in store:
         assert rows(store["audit"]) == {(1, "a"): 1}
@@ -882,12 +882,12 @@ def test_what_is_born_is_never_announced_whoever_writes_to_it_first(place):
             told.append(ids)
             store["audit"].append([row(1)])
 
-    store._committer.told.append(writes)
+    store._committer.on_commit.append(writes)
     with store.transaction() as tx:
         audit = tx.create("audit", **SHAPE)
     assert told == [{audit.id}]
-    assert place.open()._catalog.read().expected == {}
-    place.clock.advance(EXPECTED_MS / 1000 + 1)
+    assert place.open()._catalog.read().reserved == {}
+    place.clock.advance(RESERVED_MS / 1000 + 1)
     store.maintain(sweep=True)
     assert rows(place.open()["audit"]) == {(1, "a"): 1}
 
@@ -927,9 +927,9 @@ def test_what_was_born_in_doubt_is_not_announced_either(place, ends):
         tx.commit()
     for _ in range(2):
         other = place.open()
-        assert (other.names(), other._catalog.read().expected, other._catalog.read().dropped) == (["audit"], {}, ())
+        assert (other.names(), other._catalog.read().reserved, other._catalog.read().dropped) == (["audit"], {}, ())
         assert rows(other["audit"]) == {(1, "a"): 1}
-        place.clock.advance(EXPECTED_MS / 1000 + 1)
+        place.clock.advance(RESERVED_MS / 1000 + 1)
         other.maintain(sweep=True)
 
 
@@ -940,16 +940,16 @@ def test_what_was_given_up_is_never_announced_again(place, cleared):
     store, other = place.open(script=script, config=BLOBS), place.open()
 
     def a_day_later():
-        place.clock.advance(EXPECTED_MS / 1000 + 1)
+        place.clock.advance(RESERVED_MS / 1000 + 1)
         if cleared:
             other.maintain()
         else:
-            other._dropping._with_late_given_up(place.clock.ms)
+            other._drop_service._with_expired_reservations(place.clock.ms)
 
     tx, audit = to_be_created(store)
     script.add("compare_and_set", Fault.INDETERMINATE_DONE, key="catalog")
     script.add("compare_and_set", Fault.NONE, key="catalog", hook=a_day_later)
-    with pytest.raises(Determinate, match="not expected any more"):
+    with pytest.raises(Determinate, match="was cancelled: do it again"):
         tx.commit()
     assert script.is_done
     other.maintain()
@@ -972,12 +972,12 @@ def test_a_process_never_creates_the_log_of_what_is_not_born_while_it_maintains_
     store = place.open(script=script, config=BLOBS)
 
     def slow():
-        place.clock.advance(EXPECTED_MS / 1000 + 1)
+        place.clock.advance(RESERVED_MS / 1000 + 1)
         store.maintain()
 
     tx, audit = to_be_created(store)
     script.add("put", Fault.NONE, key=f"{audit.id}/", hook=slow)
-    with pytest.raises(Determinate, match="not expected any more"):
+    with pytest.raises(Determinate, match="was cancelled: do it again"):
         tx.commit()
     assert (place.consensus.list_keys(), place.blobs()) == (["catalog"], [])
 
@@ -1023,7 +1023,7 @@ def test_nonsense_is_refused(place):
             tx.delete("orders")
         with pytest.raises(UsageError):
             tx.seal("orders", "noon")
-    orders.close_for_good()
+    orders.finish()
     with pytest.raises(ClosedError), store.transaction() as tx:
         tx.append("orders", [row(1)])
     with pytest.raises(UsageError, match="reading only"):
@@ -1094,18 +1094,18 @@ def test_a_cut_is_found_although_its_first_time_is_let_go_meanwhile(place):
     for collection in (orders, items):
         collection.append([row(1)], at=3)
     taking = threading.Event()
-    real = multi_snapshot.read_snapshot
+    real = multi_snapshot.open_snapshot
 
-    def read_snapshot(access, *args):
+    def read_snapshot(handle, *args):
         if not taking.is_set():
             taking.set()
             for name in ("orders", "items"):
                 other[name].append([row(2)], at=6)
                 other[name].expire(before=6)
-        return real(access, *args)
+        return real(handle, *args)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(multi_snapshot, "read_snapshot", read_snapshot)
+        patched.setattr(multi_snapshot, "open_snapshot", read_snapshot)
         with store.snapshot(["orders", "items"]) as cut:
             assert cut.as_of == 6
 
@@ -1123,11 +1123,11 @@ STEP = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(STEP, min_size=1, max_size=5), max_size=6), st.sampled_from([QUICK, BLOBS]))
 def test_any_transaction_is_in_as_a_whole_or_changes_nothing(transactions, config):
-    with Place() as place:
+    with MemoryStore() as place:
         store = place.open(config=config)
         pair(store)
         for steps in transactions:
-            before = {name: store[name]._access.state() for name in ("orders", "items")}
+            before = {name: store[name]._handle.state() for name in ("orders", "items")}
             tx = store.transaction()
             try:
                 for kind, name, n in steps:
@@ -1141,12 +1141,12 @@ def test_any_transaction_is_in_as_a_whole_or_changes_nothing(transactions, confi
                 tx.commit()
             except UsageError:
                 for name, state in before.items():
-                    now = store[name]._access.state()
+                    now = store[name]._handle.state()
                     assert (now.upper, now.unsealed_next) == (state.upper, state.unsealed_next)
                 continue
             writes = {name: sum(1 for kind, each, _ in steps if (kind, each) == ("write", name)) for name in before}
             for name, state in before.items():
-                assert store[name]._access.state().unsealed_next == state.unsealed_next + writes[name]
+                assert store[name]._handle.state().unsealed_next == state.unsealed_next + writes[name]
             for kind, name, n in steps:
                 if kind in ("append", "upsert"):
                     found = rows(store[name], store.snapshot([name]).as_of)

@@ -6,8 +6,8 @@ from collections import Counter
 import polars as pl
 import pyarrow as pa
 import pytest
-from expect import until
-from places import BLOBS, QUICK, Script, counted
+from assertions import until
+from memory_store import BLOBS, QUICK, Script, counted
 
 from timespine.errors import UsageError
 from timespine.location.unreliable import Fault
@@ -53,7 +53,7 @@ def test_update_replace_and_merge_are_part_of_it_and_stand_at_its_time(place, co
     assert rows(prices, 7) == {(1, "a"): 1, (2, "b"): 1}
     assert prices.upper == Frontier.at(20)
     assert [(each.time, each.rows) for each in tx.replies[:3]] == [(8, 2), (8, 2), (8, 4)]
-    assert {each.seqno for each in tx.replies[:1]} == {orders._access.state().seqno}
+    assert {each.seqno for each in tx.replies[:1]} == {orders._handle.state().seqno}
     assert [each.history()[-1].operation for each in (orders, items)] == ["update", "replace"]
 
 

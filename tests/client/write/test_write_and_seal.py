@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import BLOBS, QUICK, Clock, Gate, Place, Script, counted, in_threads, together
+from memory_store import BLOBS, QUICK, Clock, Gate, MemoryStore, Script, counted, in_threads, together
 
 from timespine.client.maintenance import rewrite_unsealed
-from timespine.client.write.unsealed_write import LATE
+from timespine.client.write.prepare_unsealed import LATE
 from timespine.config import Config
 from timespine.core.protocols.maintain import tidy_unsealed
 from timespine.errors import ClosedError, NotSealed, SinceError, UsageError
@@ -71,7 +71,7 @@ def test_a_write_says_what_it_came_to(place):
 def test_minimum_and_maximum_time_of_a_write_are_known_whatever_the_order_of_its_rows(place):
     orders = create(place.open())
     orders.write([row(1, 3), row(2, 2)])
-    (batch,) = orders._access.state().unsealed
+    (batch,) = orders._handle.state().unsealed
     assert (batch.lower, batch.max) == (Frontier.at(2), (3,))
 
 
@@ -79,7 +79,7 @@ def test_writes_are_numbered_without_gaps_whoever_writes(place):
     stores = [place.open() for _ in range(3)]
     create(stores[0])
     in_threads(*(lambda store=store: [store["orders"].write([row(1, 9)]) for _ in range(5)] for store in stores))
-    assert [batch.seqno for batch in stores[0]["orders"]._access.state().unsealed] == list(range(15))
+    assert [batch.seqno for batch in stores[0]["orders"]._handle.state().unsealed] == list(range(15))
 
 
 def test_empty_writes_touch_no_storage(place):
@@ -141,20 +141,20 @@ def test_what_all_came_too_late_is_no_write(place):
     orders = create(place.open())
     orders.seal(5)
     assert orders.write([row(1, 2)], late="drop") == orders.write([row(1, 3)], late="drop")
-    assert orders._access.state().unsealed_next == 0
+    assert orders._handle.state().unsealed_next == 0
 
 
 def test_a_closed_collection_takes_no_writes(place):
     orders = create(place.open())
     orders.write([row(1, 3)])
-    orders.close_for_good()
+    orders.finish()
     with pytest.raises(ClosedError):
         orders.write([row(1, 9)])
     assert rows_at(orders, 3) == {(1, "a"): 1}
 
 
 def test_several_coordinates(place):
-    orders = create(place.open(), arity=2)
+    orders = create(place.open(), time_coordinates=2)
     orders.write([{"k": 1, "v": "a", "_time_0": 1, "_time_1": 0}, {"k": 2, "v": "a", "_time_0": 0, "_time_1": 1}])
     orders.seal((2, 2))
     assert rows_at(orders, (1, 1)) == {(1, "a"): 1, (2, "a"): 1}
@@ -269,7 +269,7 @@ def test_a_range_that_ends_before_it_begins_is_refused(place):
     orders = create(place.open())
     with pytest.raises(UsageError, match="must not be before"):
         orders.unsealed(4, 3)
-    assert orders._access.shared.leases.idle(orders.id), "and holds nothing"
+    assert orders._handle.context.leases.idle(orders.id), "and holds nothing"
 
 
 def test_unsealed_updates_can_be_restricted_to_some_columns_and_rows(place):
@@ -314,7 +314,7 @@ def test_a_change_counts_what_was_written_meanwhile_that_it_would_seal(place):
     orders.upsert([row(1, v="new")])
     assert script.is_done
     assert rows_at(orders, place.clock.ms) == {(1, "new"): 1}
-    counters = orders._access.committer.counters
+    counters = orders._handle.committer.counters
     assert (counters["changes read"], counters["changes placed again"], counters["changes patched"]) == (2, 1, 1)
 
 
@@ -331,12 +331,12 @@ def test_a_snapshot_is_the_same_before_during_and_after_every_step(place, config
         store.maintain()
         assert {as_of: rows_at(orders, as_of) for as_of in range(3)} == expected
         assert unsealed(orders) == [(3, 4, 1), (5, 6, 1)]
-    assert orders._access.state().trace.upper == Frontier.at(3)
+    assert orders._handle.state().trace.upper == Frontier.at(3)
     orders.compact(wait=True)
     assert {as_of: rows_at(orders, as_of) for as_of in range(3)} == expected
     orders.seal(7)
     store.maintain()
-    assert not len(orders._access.state().unsealed)
+    assert not len(orders._handle.state().unsealed)
     assert rows_at(orders, 6) == {(2, "a"): 1, (3, "a"): 1, (4, "a"): 1, (5, "a"): 1}
 
 
@@ -387,18 +387,18 @@ def test_bytes_of_a_partly_drained_batch_are_given_back_once_that_pays(place):
     store = place.open(config=Config(retry_pause_ms=1, rollup_seqnos=4))
     orders = create(store)
     written = many(orders, range(20))
-    (batch,) = orders._access.state().unsealed
-    assert rewrite_unsealed.worth_rewriting(orders._access.state()) is None, "nothing of it is drained"
+    (batch,) = orders._handle.state().unsealed
+    assert rewrite_unsealed.worth_rewriting(orders._handle.state()) is None, "nothing of it is drained"
     orders.seal(5)
     store.maintain()
     orders.compact(wait=True)
-    assert rewrite_unsealed.worth_rewriting(orders._access.state()) is None, "a quarter"
+    assert rewrite_unsealed.worth_rewriting(orders._handle.state()) is None, "a quarter"
     orders.seal(15)
     store.maintain()
     orders.compact(wait=True)
     place.clock.advance(100)
     store.maintain()
-    (trimmed,) = orders._access.state().unsealed
+    (trimmed,) = orders._handle.state().unsealed
     assert trimmed.seqno == batch.seqno
     assert sum(part.rows for part in trimmed.parts) == written // 4
     assert store._upkeep.counters["unsealed batches rewritten"] == 1
@@ -417,9 +417,9 @@ def test_a_batch_that_the_trace_refers_to_is_not_rewritten(place):
     many(orders, range(8))
     orders.seal(6)
     store._upkeep.run(orders.id, lambda session: tidy_unsealed(session, orders.id))
-    assert rewrite_unsealed.worth_rewriting(orders._access.state()) is None
+    assert rewrite_unsealed.worth_rewriting(orders._handle.state()) is None
     orders.compact(wait=True)
-    assert rewrite_unsealed.worth_rewriting(orders._access.state()) == 0
+    assert rewrite_unsealed.worth_rewriting(orders._handle.state()) == 0
 
 
 # Groups.
@@ -467,7 +467,7 @@ STEPS = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, max_size=14), st.sampled_from([QUICK, BLOBS]))
 def test_any_history_of_writes_seals_and_appends_agrees_with_the_oracle(steps, config):
-    with Place() as place:
+    with MemoryStore() as place:
         store = place.open(config=config, clock=Clock())
         orders, upper = create(store), 0
         written = []

@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from timespine.columnar.ingest.update_table import conform, to_arrow, updates
+from timespine.columnar.ingest.update_table import conform_columns, to_arrow, to_update_table
 from timespine.columnar.schema.schema import define, infer
 from timespine.errors import UsageError
 
@@ -40,7 +40,7 @@ TABLE = pa.table(
 def one(type_, value, **more):
     """A single value through the door and out again."""
     schema = define(None, {"x": type_})
-    table = updates([{"x": value}], schema, (0,), **more)
+    table = to_update_table([{"x": value}], schema, (0,), **more)
     assert table.schema.equals(schema.update_arrow, check_metadata=True)
     return table.column("x").to_pylist()[0]
 
@@ -104,7 +104,7 @@ class ExportsBatch:
     ids=lambda rows: type(rows).__name__,
 )
 def test_rows_may_come_in_many_forms(rows):
-    table = updates(rows, ORDERS, (7,))
+    table = to_update_table(rows, ORDERS, (7,))
     assert table.schema.equals(ORDERS.update_arrow, check_metadata=True)
     table.validate(full=True)
     expected = [{**row, "_time": 7, "_diff": 1} for row in TABLE.to_pylist()]
@@ -145,7 +145,7 @@ def test_rows_may_come_in_many_forms(rows):
 )
 def test_what_cannot_be_rows_is_refused(rows, why):
     with pytest.raises(UsageError, match=why):
-        updates(rows, ORDERS, (7,))
+        to_update_table(rows, ORDERS, (7,))
 
 
 def test_rows_of_no_columns_are_still_rows():
@@ -153,37 +153,37 @@ def test_rows_of_no_columns_are_still_rows():
     empty = pa.table({"z": [1, 2, 3]}).select([])
     expected = [{"a": None, "b": "x", "_time": 1, "_diff": 1}] * 3
     for rows in (empty, [{}, {}, {}], pd.DataFrame(index=range(3)), empty.to_batches()[0]):
-        assert updates(rows, schema, (1,)).to_pylist() == expected
+        assert to_update_table(rows, schema, (1,)).to_pylist() == expected
     assert to_arrow([{}, {}]).shape == (2, 0)
 
 
 @pytest.mark.parametrize("rows", [[], (), {}, pa.table({}), pl.DataFrame(), pd.DataFrame(), ORDERS.arrow.empty_table()])
 def test_no_rows_are_an_empty_update_table(rows):
-    table = updates(rows, ORDERS, (7,))
+    table = to_update_table(rows, ORDERS, (7,))
     assert table.num_rows == 0
     assert table.schema.equals(ORDERS.update_arrow, check_metadata=True)
 
 
 def test_empty_columns_must_still_be_of_the_right_type():
     with pytest.raises(UsageError, match="holds 'string'"):
-        updates(pa.table({"id": pa.array([], pa.string())}), ORDERS, (7,))
-    assert updates({"id": []}, ORDERS, (7,)).num_rows == 0
-    assert updates(pd.DataFrame(columns=["id"]), ORDERS, (7,)).num_rows == 0
+        to_update_table(pa.table({"id": pa.array([], pa.string())}), ORDERS, (7,))
+    assert to_update_table({"id": []}, ORDERS, (7,)).num_rows == 0
+    assert to_update_table(pd.DataFrame(columns=["id"]), ORDERS, (7,)).num_rows == 0
 
 
 def test_keys_of_all_dicts_count_not_only_those_of_the_first():
-    table = updates([{"id": 1}, {"n": 2}], ORDERS, (0,))
+    table = to_update_table([{"id": 1}, {"n": 2}], ORDERS, (0,))
     assert table.select(["id", "n"]).to_pylist() == [{"id": 1, "n": None}, {"id": None, "n": 2}]
     assert to_arrow([{"a": 1}, {"b": 2}]).column_names == ["a", "b"]
     with pytest.raises(UsageError, match="a column 'x' that the collection does not have"):
-        updates([{"id": 1}, {"x": object()}], ORDERS, (0,))
+        to_update_table([{"id": 1}, {"x": object()}], ORDERS, (0,))
 
 
 def test_a_dict_that_lacks_a_key_holds_the_default_whatever_its_neighbours_do():
     schema = ORDERS.add("when", "timestamp[UTC]", datetime.datetime(2020, 1, 1, tzinfo=UTC)).add("b", "binary", b"\x00")
     rows = [{"id": 1}, {"id": 2, "when": None, "b": b"x"}]
-    together = updates(rows, schema, (0,)).to_pylist()
-    alone = [updates([row], schema, (0,)).to_pylist()[0] for row in rows]
+    together = to_update_table(rows, schema, (0,)).to_pylist()
+    alone = [to_update_table([row], schema, (0,)).to_pylist()[0] for row in rows]
     assert together == alone
     assert together[0]["when"] == datetime.datetime(2020, 1, 1, tzinfo=UTC)
     assert together[0]["b"] == b"\x00"
@@ -217,19 +217,19 @@ def test_polars_types_are_read_exactly():
             "z": "date",
         },
     )
-    table = updates(frame, schema, (0,)).select(schema.names)
+    table = to_update_table(frame, schema, (0,)).select(schema.names)
     expected = frame.to_dicts()
     assert [{**row, "l": row["l"] and list(row["l"])} for row in expected] == table.to_pylist()
     assert math.copysign(1, table["s"][0].as_py()["x"]) == 1
-    assert updates(frame.lazy().head(1), schema, (0,)).num_rows == 1
+    assert to_update_table(frame.lazy().head(1), schema, (0,)).num_rows == 1
 
 
 def test_polars_objects_are_read_as_what_they_are():
     schema = define(None, {"x": "binary"})
     frame = pl.DataFrame({"x": pl.Series([b"a", None], dtype=pl.Object)})
-    assert updates(frame, schema, (0,))["x"].to_pylist() == [b"a", None]
+    assert to_update_table(frame, schema, (0,))["x"].to_pylist() == [b"a", None]
     with pytest.raises(UsageError, match="it holds a object"):
-        updates(pl.DataFrame({"x": pl.Series([object()], dtype=pl.Object)}), schema, (0,))
+        to_update_table(pl.DataFrame({"x": pl.Series([object()], dtype=pl.Object)}), schema, (0,))
 
 
 def test_pandas_says_missing_in_many_ways_and_all_are_null():
@@ -246,13 +246,13 @@ def test_pandas_says_missing_in_many_ways_and_all_are_null():
             "l": [[1, 2], None, []],
         }
     )
-    assert conform(to_arrow(frame, schema), schema).to_pylist() == [
+    assert conform_columns(to_arrow(frame, schema), schema).to_pylist() == [
         {"s": "a", "n": 1, "f": 1.5, "t": datetime.datetime(2020, 1, 1), "c": "x", "l": [1, 2]},
         {"s": None, "n": None, "f": None, "t": None, "c": None, "l": None},
         {"s": None, "n": None, "f": 0.0, "t": None, "c": "x", "l": []},
     ]
     objects = pd.DataFrame({"n": [1, pd.NA, None], "f": [1, 2.5, np.nan]}, dtype=object)
-    assert updates(objects, schema, (0,)).select(["n", "f"]).to_pylist() == [
+    assert to_update_table(objects, schema, (0,)).select(["n", "f"]).to_pylist() == [
         {"n": 1, "f": 1.0},
         {"n": None, "f": 2.5},
         {"n": None, "f": None},
@@ -268,7 +268,7 @@ def test_an_index_without_a_name_is_no_column_and_one_with_a_name_is():
 
 def test_frames_are_not_changed():
     frame = pd.DataFrame({"customer": ["a", np.nan]}, index=pd.Index([1, 2], name="id"))
-    updates(frame, ORDERS, (0,))
+    to_update_table(frame, ORDERS, (0,))
     assert frame.columns.tolist() == ["customer"]
     assert isinstance(frame["customer"].iloc[1], float)
 
@@ -429,15 +429,15 @@ def test_python_values_that_would_change_are_refused(type_, value, why):
 def test_the_first_python_value_that_does_not_fit_is_named():
     rows = [{"n": 1}] * 500 + [{"n": 40_000}] + [{"n": 1}] * 200
     with pytest.raises(UsageError, match="column 'n': row 500 does not fit int16") as caught:
-        updates(rows, ORDERS, (0,))
+        to_update_table(rows, ORDERS, (0,))
     assert "40000" not in str(caught.value)
 
 
 def test_mixed_zones_are_one_instant_each_but_mixed_with_none_they_are_refused():
     schema = define(None, {"x": "timestamp[UTC]"})
     moments = [datetime.datetime(2020, 1, 1, 1, tzinfo=BERLIN), datetime.datetime(2020, 1, 1, tzinfo=UTC)]
-    assert updates([{"x": m} for m in moments], schema, (0,)).column("x").to_pylist() == [moments[1]] * 2
+    assert to_update_table([{"x": m} for m in moments], schema, (0,)).column("x").to_pylist() == [moments[1]] * 2
     for wrong in ([*moments, datetime.datetime(2020, 1, 1)], [datetime.datetime(2020, 1, 1), *moments]):
         for wanted in (schema, define(None, {"x": "timestamp"})):
             with pytest.raises(UsageError, match="zone"):
-                updates([{"x": m} for m in wrong], wanted, (0,))
+                to_update_table([{"x": m} for m in wrong], wanted, (0,))

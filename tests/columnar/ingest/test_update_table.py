@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timespine.columnar.ingest.update_table import conform, project, sources, updates
+from timespine.columnar.ingest.update_table import conform_columns, project_rows, source_columns, to_update_table
 from timespine.columnar.schema.schema import define
 from timespine.errors import UsageError
 
@@ -37,35 +37,35 @@ TABLE = pa.table(
 
 
 def test_conform_gives_exactly_the_users_columns():
-    table = conform(TABLE.select(["total", "id"]), ORDERS)
+    table = conform_columns(TABLE.select(["total", "id"]), ORDERS)
     assert table.schema.equals(ORDERS.arrow, check_metadata=True)
     assert table.column("n").null_count == 2
     with pytest.raises(UsageError, match="column '_diff' that the collection does not have"):
-        conform(TABLE.append_column("_diff", [[1, 1]]), ORDERS)
+        conform_columns(TABLE.append_column("_diff", [[1, 1]]), ORDERS)
     with pytest.raises(UsageError, match="use `to_arrow`"):
-        conform(ROWS, ORDERS)
+        conform_columns(ROWS, ORDERS)
 
 
 def test_what_already_fits_is_not_copied():
-    table = conform(TABLE, ORDERS)
+    table = conform_columns(TABLE, ORDERS)
     for name in TABLE.column_names:
         assert table[name].chunk(0).buffers()[-1].address == TABLE[name].chunk(0).buffers()[-1].address
 
 
 def test_unknown_columns_are_refused_with_a_guess():
     with pytest.raises(UsageError, match=r"a column 'Total' that .* did you mean 'total'"):
-        conform(pa.table({"Total": [1.0]}), ORDERS)
+        conform_columns(pa.table({"Total": [1.0]}), ORDERS)
     with pytest.raises(UsageError, match="there are 'id', 'customer', 'total', 'n'"):
-        conform(pa.table({"x": [1.0]}), ORDERS)
+        conform_columns(pa.table({"x": [1.0]}), ORDERS)
     with pytest.raises(UsageError, match="'_time', '_diff'"):
-        updates(pa.table({"_time_0": [1]}), ORDERS, (0,))
+        to_update_table(pa.table({"_time_0": [1]}), ORDERS, (0,))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 70_000, 200_000])
 def test_missing_columns_are_filled_with_their_defaults(rows):
     schema = ORDERS.add("s", "string", "x" * 100).add("d", "decimal(4,2)", D("1.5")).add("f", "float", math.nan)
     schema = schema.add("nothing", "struct<a:list<int8>>")
-    table = conform(pa.table({"id": np.arange(rows)}), schema)
+    table = conform_columns(pa.table({"id": np.arange(rows)}), schema)
     table.validate(full=True)
     assert table.num_rows == rows
     assert table["s"].unique().to_pylist() == ["x" * 100][:rows]
@@ -82,33 +82,33 @@ def test_rows_may_bring_their_own_times_and_diffs():
     rows = pa.table(
         {"id": [1, 2], "_diff": pa.array([-1, 0], pa.int8()), "_time": pa.array([3, 2**63 - 1], pa.uint64())}
     )
-    table = updates(rows, ORDERS, None)
+    table = to_update_table(rows, ORDERS, None)
     assert table.select(["id", "_time", "_diff"]).to_pylist() == [
         {"id": 1, "_time": 3, "_diff": -1},
         {"id": 2, "_time": 2**63 - 1, "_diff": 0},
     ]
     assert table.schema.equals(ORDERS.update_arrow, check_metadata=True)
-    assert updates([{"id": 1, "_time": 5, "_diff": -(2**63)}], ORDERS, None, diff=None)["_diff"].to_pylist() == [
-        -(2**63)
-    ]
-    assert updates([{"id": 1, "_diff": 2}], ORDERS, (5,))["_time"].to_pylist() == [5]
-    assert updates([{"id": 1, "_time": 2}], ORDERS, None, diff=-1)["_diff"].to_pylist() == [-1]
+    assert to_update_table([{"id": 1, "_time": 5, "_diff": -(2**63)}], ORDERS, None, diff=None)[
+        "_diff"
+    ].to_pylist() == [-(2**63)]
+    assert to_update_table([{"id": 1, "_diff": 2}], ORDERS, (5,))["_time"].to_pylist() == [5]
+    assert to_update_table([{"id": 1, "_time": 2}], ORDERS, None, diff=-1)["_diff"].to_pylist() == [-1]
 
 
 def test_times_of_several_coordinates_have_several_columns():
     schema = define(None, {"a": "int8"}, arity=2)
-    assert updates([{"a": 1}], schema, (3, 4)).to_pylist() == [{"a": 1, "_time_0": 3, "_time_1": 4, "_diff": 1}]
-    own = updates([{"a": 1, "_time_1": 4, "_time_0": 3}], schema, None)
+    assert to_update_table([{"a": 1}], schema, (3, 4)).to_pylist() == [{"a": 1, "_time_0": 3, "_time_1": 4, "_diff": 1}]
+    own = to_update_table([{"a": 1, "_time_1": 4, "_time_0": 3}], schema, None)
     assert own.column_names == ["a", "_time_0", "_time_1", "_diff"]
     assert own.to_pylist() == [{"a": 1, "_time_0": 3, "_time_1": 4, "_diff": 1}]
     with pytest.raises(UsageError, match="give the columns '_time_1'"):
-        updates([{"a": 1, "_time_0": 3}], schema, None)
+        to_update_table([{"a": 1, "_time_0": 3}], schema, None)
     with pytest.raises(UsageError, match="leave out `at`"):
-        updates([{"a": 1, "_time_0": 3}], schema, (1, 2))
+        to_update_table([{"a": 1, "_time_0": 3}], schema, (1, 2))
     with pytest.raises(UsageError, match="column '_time' that"):
-        updates([{"a": 1, "_time": 3}], schema, (1, 2))
+        to_update_table([{"a": 1, "_time": 3}], schema, (1, 2))
     with pytest.raises(UsageError, match="2 are needed"):
-        updates([{"a": 1}], schema, (1,))
+        to_update_table([{"a": 1}], schema, (1,))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_times_of_several_coordinates_have_several_columns():
 )
 def test_times_and_diffs_are_checked(rows, at, diff, why):
     with pytest.raises(UsageError, match=why):
-        updates(rows, ORDERS, at, diff)
+        to_update_table(rows, ORDERS, at, diff)
 
 
 # --- project ---
@@ -156,7 +156,7 @@ EVOLVED = (
 
 
 def test_old_rows_are_seen_under_a_new_schema():
-    table = project(updates(ROWS, ORDERS, (7,), diff=-2), ORDERS, EVOLVED)
+    table = project_rows(to_update_table(ROWS, ORDERS, (7,), diff=-2), ORDERS, EVOLVED)
     assert table.schema.equals(EVOLVED.update_arrow, check_metadata=True)
     table.validate(full=True)
     assert table.to_pylist() == [
@@ -167,51 +167,51 @@ def test_old_rows_are_seen_under_a_new_schema():
 
 def test_a_column_that_was_added_again_is_not_the_old_one():
     again = ORDERS.drop("customer").add("customer", "string")
-    old = updates(ROWS, ORDERS, (7,))
-    assert project(old, ORDERS, again)["customer"].to_pylist() == [None, None]
+    old = to_update_table(ROWS, ORDERS, (7,))
+    assert project_rows(old, ORDERS, again)["customer"].to_pylist() == [None, None]
     swapped = ORDERS.rename("customer", "x").rename("n", "customer").rename("x", "n")
-    assert project(old, ORDERS, swapped).select(["customer", "n"]).to_pylist() == [
+    assert project_rows(old, ORDERS, swapped).select(["customer", "n"]).to_pylist() == [
         {"customer": 7, "n": "ann"},
         {"customer": None, "n": None},
     ]
 
 
 def test_the_same_schema_gives_the_same_table():
-    table = updates(ROWS, ORDERS, (7,))
-    assert project(table, ORDERS, ORDERS) is table
+    table = to_update_table(ROWS, ORDERS, (7,))
+    assert project_rows(table, ORDERS, ORDERS) is table
     plain = table.replace_schema_metadata(None).cast(pa.schema([f.remove_metadata() for f in table.schema]))
-    assert project(plain, ORDERS, ORDERS).schema.equals(ORDERS.update_arrow, check_metadata=True)
+    assert project_rows(plain, ORDERS, ORDERS).schema.equals(ORDERS.update_arrow, check_metadata=True)
 
 
 def test_some_columns_need_only_their_sources():
-    table = updates(ROWS, ORDERS, (7,))
-    assert sources(ORDERS, EVOLVED) == ("id", "total", "n")
-    assert sources(ORDERS, EVOLVED, ["customer", "sum"]) == ("total",)
-    some = project(table.select(["total", "_diff"]), ORDERS, EVOLVED, columns=["customer", "sum"])
+    table = to_update_table(ROWS, ORDERS, (7,))
+    assert source_columns(ORDERS, EVOLVED) == ("id", "total", "n")
+    assert source_columns(ORDERS, EVOLVED, ["customer", "sum"]) == ("total",)
+    some = project_rows(table.select(["total", "_diff"]), ORDERS, EVOLVED, columns=["customer", "sum"])
     assert some.to_pylist() == [
         {"customer": "new", "sum": 1.5, "_diff": 1},
         {"customer": "new", "sum": 0.0, "_diff": 1},
     ]
     assert some.schema.field("sum").metadata == {b"PARQUET:field_id": b"3"}
-    without = project(table.select(["n"]), ORDERS, EVOLVED, columns=["n"])
+    without = project_rows(table.select(["n"]), ORDERS, EVOLVED, columns=["n"])
     assert without.schema.equals(pa.schema([EVOLVED.update_arrow.field("n")]), check_metadata=True)
-    only_filled = project(table.select([]), ORDERS, EVOLVED, columns=["customer"])
+    only_filled = project_rows(table.select([]), ORDERS, EVOLVED, columns=["customer"])
     assert only_filled["customer"].to_pylist() == ["new", "new"]
-    assert project(table.select([]), ORDERS, EVOLVED, columns=[]).num_rows == 2
+    assert project_rows(table.select([]), ORDERS, EVOLVED, columns=[]).num_rows == 2
 
 
 def test_projection_refuses_what_it_cannot_see():
-    table = updates(ROWS, ORDERS, (7,))
+    table = to_update_table(ROWS, ORDERS, (7,))
     with pytest.raises(UsageError, match="cannot be seen as int16: use the newest schema"):
-        project(updates([{"id": 1}], EVOLVED, (7,)), EVOLVED, ORDERS, columns=["id", "n"])
+        project_rows(to_update_table([{"id": 1}], EVOLVED, (7,)), EVOLVED, ORDERS, columns=["id", "n"])
     with pytest.raises(UsageError, match="no column 'total'"):
-        project(table.drop_columns(["total"]), ORDERS, EVOLVED)
+        project_rows(table.drop_columns(["total"]), ORDERS, EVOLVED)
     with pytest.raises(UsageError, match="there is no column 'total'"):
-        project(table, ORDERS, EVOLVED, columns=["total"])
+        project_rows(table, ORDERS, EVOLVED, columns=["total"])
     with pytest.raises(UsageError, match="coordinates"):
-        project(table, ORDERS, define({"id": "int64"}, None, arity=2))
+        project_rows(table, ORDERS, define({"id": "int64"}, None, arity=2))
     with pytest.raises(UsageError, match="column 'n' was written as int16, the table has int64"):
-        project(table.set_column(3, "n", table["n"].cast("int64")), ORDERS, EVOLVED)
+        project_rows(table.set_column(3, "n", table["n"].cast("int64")), ORDERS, EVOLVED)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_projection_refuses_what_it_cannot_see():
 )
 def test_widened_values_are_exact(old, new, value):
     written = define(None, {"x": old})
-    table = project(updates([{"x": value}, {"x": None}], written, (0,)), written, written.widen("x", new))
+    table = project_rows(to_update_table([{"x": value}, {"x": None}], written, (0,)), written, written.widen("x", new))
     assert table["x"].to_pylist() == [value, None]
 
 
@@ -257,6 +257,6 @@ def test_a_projection_by_any_path_gives_what_the_ids_say(steps, cut):
             continue
     written, wanted = schemas[min(cut, len(schemas) - 1)], schemas[-1]
     by_id = {field.id: 50 + field.id for field in written.fields}
-    table = updates([{written.by_id(each).name: value for each, value in by_id.items()}], written, (3,))
+    table = to_update_table([{written.by_id(each).name: value for each, value in by_id.items()}], written, (3,))
     model = {field.name: by_id.get(field.id, field.default) for field in wanted.fields}
-    assert project(table, written, wanted).to_pylist() == [{**model, "_time": 3, "_diff": 1}]
+    assert project_rows(table, written, wanted).to_pylist() == [{**model, "_time": 3, "_diff": 1}]

@@ -14,7 +14,7 @@ from kernel_cases import MAX, SMALL, TYPES, counted, keys, order_of, small, tabl
 from timespine.columnar.kernels import row_words as ordering
 from timespine.columnar.kernels import take
 from timespine.columnar.kernels.consolidate import consolidate, consolidate_runs
-from timespine.columnar.scan.visibility import advanced
+from timespine.columnar.scan.visibility import advance_times
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 from timespine.model import oracle
 from timespine.model.frontier import Frontier, advance_by
@@ -261,7 +261,7 @@ def test_a_run_that_falls_is_corrupt_but_a_new_run_may_begin_lower():
 def advance(table, since):
     """The table with its times advanced, as a merge does it."""
     names = [name for name in table.column_names if name.startswith("_time")]
-    for name, times in zip(names, advanced([table.column(name).to_numpy() for name in names], since), strict=True):
+    for name, times in zip(names, advance_times([table.column(name).to_numpy() for name in names], since), strict=True):
         table = table.set_column(table.schema.get_field_index(name), table.schema.field(name), pa.array(times))
     return table
 
@@ -285,16 +285,18 @@ def test_advanced_times_are_those_of_the_model(table, elements):
 def test_advanced_and_consolidated_is_what_the_model_compacts(table, since):
     result = consolidate(advance(table, Frontier.at(since)), order_of(table))
     rows = keys(table, ["c0"])
-    updates = [(row, (time,), diff) for row, time, diff in zip(rows, *columns_of(table), strict=True)]
-    found = [(row, (time,), diff) for row, time, diff in zip(keys(result, ["c0"]), *columns_of(result), strict=True)]
+    updates = [(row, (time,), diff) for row, time, diff in zip(rows, *collection_schema(table), strict=True)]
+    found = [
+        (row, (time,), diff) for row, time, diff in zip(keys(result, ["c0"]), *collection_schema(result), strict=True)
+    ]
     assert found == sorted(oracle.compact(updates, Frontier.at(since)))
 
 
-def columns_of(table):
+def collection_schema(table):
     return table.column("_time").to_pylist(), table.column("_diff").to_pylist()
 
 
 def test_times_that_need_no_advancing_cost_nothing():
     times = np.array([5, 7])
-    assert advanced([times], Frontier.at(5))[0] is times
-    assert advanced([times], Frontier.at(6))[0].tolist() == [6, 7]
+    assert advance_times([times], Frontier.at(5))[0] is times
+    assert advance_times([times], Frontier.at(6))[0].tolist() == [6, 7]

@@ -12,7 +12,7 @@ from kernel_cases import LONG, MAX, SMALL, ascending_runs, counted, keys, order_
 from timespine.columnar.kernels import kway_merge as module
 from timespine.columnar.kernels import passthrough
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.kernels.kway_merge import merge
+from timespine.columnar.kernels.kway_merge import kway_merge
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 
 
@@ -48,7 +48,7 @@ def test_merged_runs_are_what_consolidating_everything_gives(data, table, count,
     runs = ascending_runs(table, order if cut is None else cut, count, data.draw(st.integers(0, 1 << 20)))
     with small(how):
         cut_up = [chunks(run, data.draw(SIZES)) for run in runs]
-        outputs = list(merge(cut_up, order, cut, chunk_bytes=chunk_bytes))
+        outputs = list(kway_merge(cut_up, order, cut, chunk_bytes=chunk_bytes))
     check(outputs, table, order, cut)
 
 
@@ -60,7 +60,7 @@ def test_without_an_order_the_rows_are_the_same_and_each_table_is_ascending(data
     with small(how):
         cut_up = [chunks(run, data.draw(SIZES)) for run in runs]
         apart = data.draw(st.integers(1, len(cut)))
-        outputs = list(merge(cut_up, order, cut, chunk_bytes=chunk_bytes, apart=apart))
+        outputs = list(kway_merge(cut_up, order, cut, chunk_bytes=chunk_bytes, apart=apart))
     assert all(counted(output, order) == counted(consolidate(output, order), order) for output in outputs)
     check([consolidate(pa.concat_tables(outputs), order)] if outputs else [], table, order)
     assert sum(output.num_rows for output in outputs) == consolidate(table, order).num_rows
@@ -79,7 +79,7 @@ def test_rows_that_nothing_touches_are_neither_sorted_nor_compared(monkeypatch):
     base = numbers(range(1000), v=["old"] * 1000)
     update = numbers([7, 7, 500, 500, 2000], v=["new", "old", "new", "old", "new"])
     update = update.set_column(2, "_diff", pa.array([1, -1, 1, -1, 1]))
-    alone, few = merge([iter([base]), iter([update])], ["k", "v"], chunk_bytes=1 << 20, apart=1)
+    alone, few = kway_merge([iter([base]), iter([update])], ["k", "v"], chunk_bytes=1 << 20, apart=1)
     assert sorted(seen) == [7] * 3 + [500] * 3 + [2000]
     assert alone.num_rows == 998
     assert few.to_pydict() == {"k": [7, 500, 2000], "v": ["new"] * 3, "_diff": [1, 1, 1]}
@@ -87,16 +87,16 @@ def test_rows_that_nothing_touches_are_neither_sorted_nor_compared(monkeypatch):
 
 def test_a_few_rows_come_in_order_all_the_same():
     base, update = numbers(range(1000)), numbers([7, 500, 2000])
-    (only,) = merge([iter([base]), iter([update])], ["k"], chunk_bytes=1 << 20, apart=1)
+    (only,) = kway_merge([iter([base]), iter([update])], ["k"], chunk_bytes=1 << 20, apart=1)
     assert only.column("k").to_pylist() == [*range(1000), 2000]
 
 
 def test_a_run_by_itself_passes_as_it_is_if_no_key_is_there_twice(monkeypatch):
     monkeypatch.setattr(passthrough, "LARGE_ROWS", 1000)
     base = numbers(range(1000))
-    (only,) = merge([iter([base])], ["k"], chunk_bytes=1 << 20, apart=1)
+    (only,) = kway_merge([iter([base])], ["k"], chunk_bytes=1 << 20, apart=1)
     assert only.column("k").chunk(0).buffers()[1].address == base.column("k").chunk(0).buffers()[1].address
-    assert list(merge([iter([numbers(range(1000), diff=0)])], ["k"], chunk_bytes=1 << 20, apart=1)) == []
+    assert list(kway_merge([iter([numbers(range(1000), diff=0)])], ["k"], chunk_bytes=1 << 20, apart=1)) == []
 
 
 EXTREME = st.sampled_from([-MAX - 1, -MAX, -(1 << 62), -1, 1, 1 << 62, MAX])
@@ -105,7 +105,7 @@ EXTREME = st.sampled_from([-MAX - 1, -MAX, -(1 << 62), -1, 1, 1 << 62, MAX])
 @given(tables(kinds=[pa.bool_()], max_columns=1, arity=0, max_rows=12, diffs=EXTREME), st.integers(1, 3), SIZES)
 def test_only_the_sum_of_all_diffs_of_a_row_must_fit(table, count, sizes):
     runs = ascending_runs(table, ["c0"], count)
-    merged = merge([chunks(run, sizes) for run in runs], ["c0"], chunk_bytes=1)
+    merged = kway_merge([chunks(run, sizes) for run in runs], ["c0"], chunk_bytes=1)
     try:
         wanted = consolidate(table, ["c0"])
     except DiffOverflow:
@@ -121,16 +121,16 @@ def numbers(values, diff=1, **more):
 
 
 def test_no_runs_and_empty_runs():
-    assert list(merge([], ["k"], chunk_bytes=1000)) == []
+    assert list(kway_merge([], ["k"], chunk_bytes=1000)) == []
     empty = numbers([])
-    assert list(merge([iter([]), iter([empty]), iter([empty, empty])], ["k"], chunk_bytes=1000)) == []
-    (only,) = merge([iter([empty, numbers([1]), empty]), iter([])], ["k"], chunk_bytes=1000)
+    assert list(kway_merge([iter([]), iter([empty]), iter([empty, empty])], ["k"], chunk_bytes=1000)) == []
+    (only,) = kway_merge([iter([empty, numbers([1]), empty]), iter([])], ["k"], chunk_bytes=1000)
     assert only.to_pydict() == {"k": [1], "_diff": [1]}
 
 
 def test_a_single_run_is_consolidated_across_its_chunks():
     run = numbers([1, 2, 2, 2, 3, 3, 4])
-    outputs = list(merge([even(run, 2)], ["k"], chunk_bytes=1))
+    outputs = list(kway_merge([even(run, 2)], ["k"], chunk_bytes=1))
     check(outputs, run, ["k"])
 
 
@@ -138,7 +138,7 @@ def test_runs_that_do_not_meet_pass_through_without_a_copy(monkeypatch):
     monkeypatch.setattr(module, "_ALONE_ROWS", 2)
     first, second = numbers(range(100)), numbers(range(100, 200))
     pieces = [list(even(first, 10)), list(even(second, 10))]
-    outputs = list(merge([iter(pieces[0]), iter(pieces[1])], ["k"], chunk_bytes=1 << 20))
+    outputs = list(kway_merge([iter(pieces[0]), iter(pieces[1])], ["k"], chunk_bytes=1 << 20))
     given_in = {table.column("k").chunk(0).buffers()[1].address for run in pieces for table in run}
     assert [output.num_rows for output in outputs] == [10] * 20
     assert all(output.column("k").chunk(0).buffers()[1].address in given_in for output in outputs)
@@ -148,13 +148,13 @@ def test_a_table_that_reaches_beyond_what_is_loaded_of_another_run_does_not_pass
     monkeypatch.setattr(module, "_ALONE_ROWS", 2)
     for other in ([[50, 60], [70]], [[100], [100, 101]], [[1], [2], [3]]):
         runs = [[numbers([0, 50, 100])], [numbers(each) for each in other]]
-        outputs = list(merge([iter(run) for run in runs], ["k"], chunk_bytes=1))
+        outputs = list(kway_merge([iter(run) for run in runs], ["k"], chunk_bytes=1))
         check(outputs, pa.concat_tables([*runs[0], *runs[1]]), ["k"])
 
 
 def test_a_row_that_cancels_at_a_cut_and_comes_back_is_summed_right():
     run = pa.table({"k": [1, 1, 1, 1, 1], "_diff": [1, -1, 1, 1, -1]})
-    (only,) = merge([even(run, 1)], ["k"], chunk_bytes=1)
+    (only,) = kway_merge([even(run, 1)], ["k"], chunk_bytes=1)
     assert only.to_pydict() == {"k": [1], "_diff": [1]}
 
 
@@ -206,7 +206,7 @@ def test_no_more_is_loaded_than_the_bound_allows_whatever_the_skew(skew, column)
     outputs = []
     distinct = counted(consolidate(pa.concat_tables(runs), order), order)
     sums = np.cumsum([diff for _, diff in distinct])
-    for output in merge(watched, order, chunk_bytes=chunk_bytes):
+    for output in kway_merge(watched, order, chunk_bytes=chunk_bytes):
         outputs.append(output)
         given_out += output.num_rows
         # Rows that were loaded, but are not in what was given out so far.
@@ -223,7 +223,7 @@ def test_a_group_is_never_given_out_in_two_tables(cut):
     order = ["k", "v", "_time"]
     # Ascending in the columns of the cut only: what follows is in any order.
     runs = ascending_runs(table, cut, 3)
-    outputs = list(merge([even(run, 50) for run in runs], order, cut, chunk_bytes=2000))
+    outputs = list(kway_merge([even(run, 50) for run in runs], order, cut, chunk_bytes=2000))
     check(outputs, table, order, cut)
     assert len(outputs) in (range(10, 21) if cut else [1])
 
@@ -239,7 +239,7 @@ def test_a_large_group_is_not_consolidated_again_and_again(monkeypatch):
     monkeypatch.setattr(module, "consolidate_inputs", counting)
     rows = 40_000
     table = numbers(np.zeros(rows), v=np.arange(rows))
-    (only,) = merge([even(table, 100)], ["k", "v"], ["k"], chunk_bytes=40_000)
+    (only,) = kway_merge([even(table, 100)], ["k", "v"], ["k"], chunk_bytes=40_000)
     assert only.num_rows == rows
     assert sum(worked) < 4 * rows
 
@@ -249,7 +249,7 @@ def test_times_that_were_advanced_are_netted_across_runs_and_chunks():
         pa.table({"k": [1, 1, 2], "_time": [5, 5, 5], "_diff": [1, -1, 1]}),
         pa.table({"k": [2], "_time": [5], "_diff": [2]}),
     ]
-    outputs = list(merge([even(run, 1) for run in runs], ["k", "_time"], chunk_bytes=1))
+    outputs = list(kway_merge([even(run, 1) for run in runs], ["k", "_time"], chunk_bytes=1))
     assert pa.concat_tables(outputs).to_pydict() == {"k": [2], "_time": [5], "_diff": [3]}
 
 
@@ -265,13 +265,13 @@ def test_times_that_were_advanced_are_netted_across_runs_and_chunks():
 def test_a_run_that_is_not_in_order_is_corrupt(pieces, others):
     runs = [iter([numbers(piece) for piece in pieces]), *(iter([numbers(each)]) for each in others)]
     with pytest.raises(CorruptionError):
-        list(merge(runs, ["k"], chunk_bytes=1))
+        list(kway_merge(runs, ["k"], chunk_bytes=1))
 
 
 def test_a_run_that_falls_where_nothing_is_given_out_is_corrupt_all_the_same():
     cancelling = pa.table({"k": [5, 5], "_diff": [1, -1]})
     with pytest.raises(CorruptionError):
-        list(merge([iter([cancelling, numbers([3])])], ["k"], chunk_bytes=1))
+        list(kway_merge([iter([cancelling, numbers([3])])], ["k"], chunk_bytes=1))
 
 
 def test_disorder_that_words_cannot_see_gives_no_wrong_order():
@@ -279,19 +279,19 @@ def test_disorder_that_words_cannot_see_gives_no_wrong_order():
     falling = pa.table({"k": ["0", f"{stem}b", f"{stem}a"], "_diff": [1, 1, 1]})
     rising = pa.table({"k": [f"{stem}aa", "2"], "_diff": [1, 1]})
     with pytest.raises(CorruptionError):
-        list(merge([even(falling, 3), even(rising, 1)], ["k"], chunk_bytes=1))
+        list(kway_merge([even(falling, 3), even(rising, 1)], ["k"], chunk_bytes=1))
 
 
 def test_what_sets_rows_apart_is_part_of_the_cut():
     with pytest.raises(UsageError, match="sets rows apart"):
-        merge([], ["k", "v"], ["k"], chunk_bytes=1000, apart=2)
+        kway_merge([], ["k", "v"], ["k"], chunk_bytes=1000, apart=2)
 
 
 def test_a_cut_must_lead_the_order():
     with pytest.raises(UsageError, match="leading"):
-        merge([], ["a", "b"], ["b"], chunk_bytes=1)
+        kway_merge([], ["a", "b"], ["b"], chunk_bytes=1)
     with pytest.raises(UsageError, match="too few"):
-        merge([], ["a"], chunk_bytes=0)
+        kway_merge([], ["a"], chunk_bytes=0)
 
 
 def test_the_result_does_not_depend_on_how_runs_are_chunked_or_listed():
@@ -306,7 +306,7 @@ def test_the_result_does_not_depend_on_how_runs_are_chunked_or_listed():
     wanted = consolidate(table, ["k", "v"])
     for count, rows, chunk_bytes in ((1, 7, 1), (5, 100, 50_000), (40, 1000, 1 << 20)):
         runs = [even(run, rows) for run in ascending_runs(table, ["k", "v"], count)]
-        merged = pa.concat_tables(merge(runs[::-1], ["k", "v"], chunk_bytes=chunk_bytes))
+        merged = pa.concat_tables(kway_merge(runs[::-1], ["k", "v"], chunk_bytes=chunk_bytes))
         assert merged.combine_chunks().equals(wanted.combine_chunks())
 
 
@@ -315,4 +315,4 @@ def test_nothing_is_read_before_the_first_table_is_asked_for():
         raise AssertionError
         yield
 
-    merge([never()], ["k"], chunk_bytes=1)
+    kway_merge([never()], ["k"], chunk_bytes=1)

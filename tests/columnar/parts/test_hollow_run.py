@@ -13,12 +13,12 @@ from building import SCHEMA, hollow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timespine.columnar.parts.cache import PartCache
-from timespine.columnar.parts.hollow_run import Levels, delete_batch, read_run, written_by
-from timespine.columnar.parts.stats import PartMeta, Range
-from timespine.columnar.scan.part_set import DEPTH_MAX, Parts
+from timespine.columnar.parts.hollow_run import Levels, delete_batch, is_written_by, read_run
+from timespine.columnar.parts.part_cache import PartCache
+from timespine.columnar.parts.part_stats import PartMeta, Range
+from timespine.columnar.scan.part_access import DEPTH_MAX, Parts
 from timespine.columnar.write.run_writer import RunWriter
-from timespine.columnar.write.upload import Target
+from timespine.columnar.write.upload import UploadTarget
 from timespine.config import DEFAULT
 from timespine.core.batch import HollowBatch, Part, Run
 from timespine.core.encoding.codec import decode_run, encode_run
@@ -56,7 +56,7 @@ class Lists:
 
     def spill(self, parts, limit, hides=lambda part: False):
         """The parts of a run as its writer lists them."""
-        target = Target("orders", self.writer, SCHEMA, 0, self.blob, replace(DEFAULT, run_parts=limit))
+        target = UploadTarget("orders", self.writer, SCHEMA, 0, self.blob, replace(DEFAULT, run_parts=limit))
         run_writer = RunWriter(target, lambda prefix: self.fresh().rpartition("/")[2], {})
         for each in parts:
             run_writer.refer((each,), is_hidden=hides(each))
@@ -140,7 +140,7 @@ def test_a_tree_by_example() -> None:
 def test_spilling_keeps_every_part_in_its_place_and_hides_what_must_not_be_listed(limit, hidden) -> None:
     lists = Lists()
     parts = [part(number, "w0" if hides else "w1") for number, hides in enumerate(hidden)]
-    hides = written_by("orders", "w0")
+    hides = is_written_by("orders", "w0")
     spilled = lists.spill(parts, limit, hides)
     leaves = list(lists.leaves(spilled))
     assert [leaf for leaf, _ in leaves] == parts
@@ -158,13 +158,13 @@ def test_spilling_keeps_every_part_in_its_place_and_hides_what_must_not_be_liste
 
 
 def test_inline_data_is_not_a_blob_of_the_writer() -> None:
-    own = written_by("orders", "w1")
+    own = is_written_by("orders", "w1")
     assert own(part(1))
     assert not own(part(1, "w10"))
     assert not own(Part("orders2/w1/p1", 1))
     assert not own(Part("", 1, inline=b"x"))
     with pytest.raises(UsageError):
-        written_by("orders", "w/1")
+        is_written_by("orders", "w/1")
 
 
 # What a reference says.
@@ -328,7 +328,7 @@ def test_deleting_a_batch_leaves_nothing_and_takes_children_before_their_run(poo
     blob, counters = Watched(lists.blob), {}
     pool = ThreadPoolExecutor(3) if pooled else None
     try:
-        left = delete_batch(batch_of(*parts), blob, owned=written_by("orders", "w1"), counters=counters, pool=pool)
+        left = delete_batch(batch_of(*parts), blob, owned=is_written_by("orders", "w1"), counters=counters, pool=pool)
     finally:
         if pool is not None:
             pool.shutdown()
@@ -343,7 +343,7 @@ def test_deleting_a_batch_leaves_nothing_and_takes_children_before_their_run(poo
 def test_deleting_again_is_fine() -> None:
     lists, parts = stored(9)
     for _ in range(2):
-        assert delete_batch(batch_of(*parts), lists.blob, owned=written_by("orders", "w1"), counters={}) == 0
+        assert delete_batch(batch_of(*parts), lists.blob, owned=is_written_by("orders", "w1"), counters={}) == 0
 
 
 def test_deleting_leaves_alone_what_was_passed_on_from_others() -> None:
@@ -352,7 +352,7 @@ def test_deleting_leaves_alone_what_was_passed_on_from_others() -> None:
     lists.blob.put(foreign.key, b"rows")
     inline = Part("", 1, 1, 1, inline=b"x")
     batch = batch_of(foreign, *parts, inline)
-    assert delete_batch(batch, lists.blob, owned=written_by("orders", "w1"), counters={}) == 0
+    assert delete_batch(batch, lists.blob, owned=is_written_by("orders", "w1"), counters={}) == 0
     assert [info.key for info in lists.blob.list_keys()] == [foreign.key]
 
 
@@ -365,7 +365,7 @@ def test_a_run_stays_while_something_inside_of_it_is_left(stuck, limit) -> None:
         lists.blob, lambda operation, key: Fault.DETERMINATE if operation == "delete" and key in refused else Fault.NONE
     )
     counters = Counter()
-    owned = written_by("orders", "w1")
+    owned = is_written_by("orders", "w1")
     left = delete_batch(batch_of(*parts), blob, owned=owned, counters=counters)
     remaining = {info.key for info in lists.blob.list_keys()}
     assert len(remaining) == left == counters["left to the sweep"]
@@ -391,8 +391,8 @@ def test_a_run_that_cannot_be_read_is_left_where_it_is() -> None:
     lists.blob.delete(run.key)
     lists.blob.put(run.key, b"something else")
     counters = {}
-    assert delete_batch(batch_of(*parts), lists.blob, owned=written_by("orders", "w1"), counters=counters) == 1
+    assert delete_batch(batch_of(*parts), lists.blob, owned=is_written_by("orders", "w1"), counters=counters) == 1
     assert counters == {"left to the sweep": 1}
     unavailable = UnreliableBlob(MemoryBlob(), lambda operation, key: Fault.INDETERMINATE_NOT)
-    assert delete_batch(batch_of(run), unavailable, owned=written_by("orders", "w1"), counters=counters) == 1
+    assert delete_batch(batch_of(run), unavailable, owned=is_written_by("orders", "w1"), counters=counters) == 1
     assert counters == {"left to the sweep": 2}

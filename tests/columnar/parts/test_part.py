@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_part import KEY, SCHEMA, Bytes, check_same, encoded, opened, part_of, rows
 from test_key_encoding import sorted_places
-from test_stats import update_table, updates
+from test_part_stats import update_table, updates
 
 from timespine.columnar.kernels.key_encoding import NULL, encode_row
 from timespine.columnar.parts import part_reader
@@ -113,7 +113,7 @@ def test_types_may_be_as_deep_as_a_schema_allows():
 def test_a_part_may_hold_a_copy_of_its_own_footer():
     """The place that is filled in last is looked for by its text, and rows and statistics can have the same text."""
     seen = []
-    seal = parts._seal
+    seal = parts._fill_hashes
 
     def look(written, metadata, footer):
         seen.append(parts.msgspec.json.encode(footer).decode())
@@ -122,7 +122,7 @@ def test_a_part_may_hold_a_copy_of_its_own_footer():
     schema = define({"s": "string"}, None)
     text = "x"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "_seal", look)
+        patch.setattr(parts, "_fill_hashes", look)
         for _ in range(4):  # lengths of texts are in the footer: until it does not change any more
             table = update_table(schema, {"s": [text] * 3})
             made = encoded(table, schema, is_sorted=False)

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timespine.columnar.kernels.key_encoding import encode_scalar
-from timespine.columnar.parts.stats import Range, column_range
+from timespine.columnar.parts.part_stats import Range, column_range
 from timespine.columnar.predicate.column import as_predicate, col
+from timespine.columnar.predicate.conditions import PATTERN_MAX, VALUES_MAX, Compare, CompareColumns, In, IsNull, Like
 from timespine.columnar.predicate.parser import TEXT_MAX
 from timespine.columnar.predicate.predicate import DEPTH_MAX, TERMS_MAX, Constant, Junction, Native, Not, all_of, any_of
-from timespine.columnar.predicate.terms import PATTERN_MAX, VALUES_MAX, Compare, CompareColumns, In, IsNull, Like
 from timespine.columnar.schema.schema import define
 from timespine.errors import UsageError
 
@@ -423,7 +423,9 @@ def test_text_has_one_canonical_form(text, same):
         ("a = " + "9" * 10_000, 5),
         ("a = 0." + "0" * 100 + "1", 5),
         ("a = - b", 5),
-        ("a.b = 1", 2),
+        ("a.b.c = 1", 4),
+        ("a. = 1", 4),
+        ("a.5 = 1", 2),
         ("a = $1", 5),
         ("AND", 1),
         ("a = 1 OR NOT", 13),
@@ -782,4 +784,4 @@ def test_a_character_that_begins_nothing_is_named_once_and_where_it_is():
     for text, position in (("1=1; drop", 4), ("a ; b", 3), ("'x';", 4), ("a = -;", 6)):
         with pytest.raises(UsageError) as error:
             as_predicate(text)
-        assert str(error.value) == f"predicate, position {position}: ';' begins nothing that is known here"
+        assert str(error.value) == f"predicate, position {position}: ';' is no part of the language"

@@ -14,9 +14,9 @@ from run_cases import CONFIG, Place, naive, questions, updates_of, worlds
 
 from timespine.columnar.kernels.key_encoding import encode_scalar
 from timespine.columnar.predicate.column import as_predicate, col
-from timespine.columnar.predicate.keyset import FEW, KeySet
+from timespine.columnar.predicate.key_set import FEW, KeySet
 from timespine.columnar.scan.prune import Pruner
-from timespine.columnar.scan.scan import Wanted, scan
+from timespine.columnar.scan.scan import ScanRequest, scan
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import define
 from timespine.core.batch import Order, Run
@@ -39,7 +39,7 @@ def read(place, runs, wanted, **options):
     """The rows of a scan, and what it did."""
     parts = place.parts(audit=1.0, **options)
     rows = [row for table in scan(parts, runs, wanted, 1 << 20) for row in table.to_pylist()]
-    return rows, parts.tally
+    return rows, parts.scan_stats
 
 
 @some
@@ -74,31 +74,31 @@ def _each(updates, part, schema, wanted, naively):
 def test_a_point_lookup_reads_one_row_group_of_one_part():
     place = Place([KV], config=replace(ROOMY, row_group_rows=10))
     run = place.run(pairs(range(0, 2000, 2)), cuts=range(0, 1000, 100))
-    rows, tally = read(place, [run], Wanted(KV, KV.names, keys=keys(1234)))
+    rows, scan_stats = read(place, [run], ScanRequest(KV, KV.names, keys=keys(1234)))
     assert [row["k"] for row in rows] == [1234]
-    assert (tally.parts, tally.parts_skipped) == (1, 9)
-    assert (tally.groups, tally.groups_skipped) == (1, 9)
+    assert (scan_stats.parts, scan_stats.parts_skipped) == (1, 9)
+    assert (scan_stats.groups, scan_stats.groups_skipped) == (1, 9)
 
 
 def test_a_key_that_lies_between_two_parts_reads_nothing():
     place = Place([KV], config=ROOMY)
     run = place.run([*pairs(range(10)), *pairs(range(100, 110))], cuts=(10,))
-    rows, tally = read(place, [run], Wanted(KV, KV.names, keys=keys(50)))
+    rows, scan_stats = read(place, [run], ScanRequest(KV, KV.names, keys=keys(50)))
     assert rows == []
-    assert (tally.parts, tally.parts_skipped) == (0, 2)
+    assert (scan_stats.parts, scan_stats.parts_skipped) == (0, 2)
 
 
 def test_a_bloom_filter_rules_out_a_key_that_bounds_do_not():
     place = Place([KV], config=replace(ROOMY, row_group_rows=256))
     run = place.run(pairs(range(0, 4096, 2)))
-    outcomes = [read(place, [run], Wanted(KV, KV.names, keys=keys(n))) for n in range(1, 4000, 100)]
+    outcomes = [read(place, [run], ScanRequest(KV, KV.names, keys=keys(n))) for n in range(1, 4000, 100)]
     assert all(rows == [] for rows, _ in outcomes)
-    skipped = sum(tally.groups == 0 for _, tally in outcomes)
+    skipped = sum(scan_stats.groups == 0 for _, scan_stats in outcomes)
     assert skipped >= 30, "of 40 keys that are not there, a filter is wrong about one in twenty"
     for n in range(0, 4096, 512):
-        rows, tally = read(place, [run], Wanted(KV, KV.names, keys=keys(n)))
+        rows, scan_stats = read(place, [run], ScanRequest(KV, KV.names, keys=keys(n)))
         assert [row["k"] for row in rows] == [n]
-        assert tally.groups == 1
+        assert scan_stats.groups == 1
 
 
 @pytest.mark.parametrize("kind", ["int32", "string", "timestamp[UTC]", "date", "decimal(30,2)", "binary"])
@@ -118,30 +118,30 @@ def test_bloom_filters_find_keys_of_every_type_that_has_one(kind):
     place = Place([schema], config=replace(ROOMY, row_group_rows=512))
     run = Run((place.stored(table, 0),), Order.SORTED, 0)
     for index in range(0, len(numbers), 137):
-        wanted = Wanted(schema, ("k",), keys=KeySet(pa.table({"k": column.slice(index, 1)})))
-        rows, tally = read(place, [run], wanted)
+        wanted = ScanRequest(schema, ("k",), keys=KeySet(pa.table({"k": column.slice(index, 1)})))
+        rows, scan_stats = read(place, [run], wanted)
         assert len(rows) == 1
-        assert tally.groups == 1
+        assert scan_stats.groups == 1
 
 
 def test_a_range_skips_parts_and_row_groups():
     place = Place([KV], config=replace(ROOMY, row_group_rows=10))
     run = place.run(pairs(range(1000)), cuts=range(0, 1000, 100))
     for where in ("k BETWEEN 311 AND 314", col("v").between(3110, 3140)):
-        rows, tally = read(place, [run], Wanted(KV, KV.names, where=as_predicate(where)))
+        rows, scan_stats = read(place, [run], ScanRequest(KV, KV.names, where=as_predicate(where)))
         assert [row["k"] for row in rows] == [311, 312, 313, 314]
-        assert (tally.parts, tally.parts_skipped) == (1, 9)
-        assert (tally.groups, tally.groups_skipped) == (1, 9)
+        assert (scan_stats.parts, scan_stats.parts_skipped) == (1, 9)
+        assert (scan_stats.groups, scan_stats.groups_skipped) == (1, 9)
 
 
 def test_a_range_on_a_clustering_column_skips_and_a_lookup_by_key_still_finds():
     schema = define({"k": "int64"}, {"day": "int32"}, cluster=["day"])
     place = Place([schema], config=replace(ROOMY, row_group_rows=10))
     run = place.run([((n, n * 7 % 50), (0,), 1) for n in range(500)], cuts=range(0, 500, 50))
-    rows, tally = read(place, [run], Wanted(schema, schema.names, where=as_predicate("day = 20")))
+    rows, scan_stats = read(place, [run], ScanRequest(schema, schema.names, where=as_predicate("day = 20")))
     assert len(rows) == 10
-    assert tally.parts == 1
-    rows, tally = read(place, [run], Wanted(schema, schema.names, keys=keys(123)))
+    assert scan_stats.parts == 1
+    rows, scan_stats = read(place, [run], ScanRequest(schema, schema.names, keys=keys(123)))
     assert rows == [{"day": 123 * 7 % 50, "k": 123, "_diff": 1}]
 
 
@@ -149,18 +149,18 @@ def test_a_piece_of_a_split_reads_its_own_row_groups_only():
     place = Place([KV], config=replace(ROOMY, row_group_rows=10))
     run = place.run(pairs(range(100)))
     low, high = (encode_scalar(n, pa.int64()) for n in (30, 50))
-    rows, tally = read(place, [run], Wanted(KV, KV.names, lower=low, upper=high))
+    rows, scan_stats = read(place, [run], ScanRequest(KV, KV.names, lower=low, upper=high))
     assert [row["k"] for row in rows] == list(range(30, 50))
-    assert tally.groups <= 4
-    assert tally.groups_skipped >= 6
+    assert scan_stats.groups <= 4
+    assert scan_stats.groups_skipped >= 6
 
 
 def test_times_skip_parts():
     place = Place([KV], config=ROOMY)
     runs = [place.run(pairs(range(10), time)) for time in (1, 5, 9)]
     for window, read_parts in ((Window(until=(5,)), 2), (Window(after=(1,)), 2), (Window((1,), (5,)), 1)):
-        _, tally = read(place, runs, Wanted(KV, KV.names, window))
-        assert (tally.parts, tally.parts_skipped) == (read_parts, 3 - read_parts)
+        _, scan_stats = read(place, runs, ScanRequest(KV, KV.names, window))
+        assert (scan_stats.parts, scan_stats.parts_skipped) == (read_parts, 3 - read_parts)
 
 
 def test_truncation_and_rewriting_are_seen_by_whoever_skips():
@@ -168,7 +168,7 @@ def test_truncation_and_rewriting_are_seen_by_whoever_skips():
     part = place.run(pairs(range(10), 5)).parts[0]
 
     def may_match(window, **changes):
-        return Pruner(Wanted(KV, KV.names, window), KV).part_may_match(msgspec.structs.replace(part, **changes))
+        return Pruner(ScanRequest(KV, KV.names, window), KV).part_may_match(msgspec.structs.replace(part, **changes))
 
     assert may_match(Window(until=(5,)))
     assert not may_match(Window(until=(5,)), rewrite=Frontier.at(6))
@@ -183,12 +183,12 @@ def test_statistics_are_of_use_after_a_column_was_widened_or_renamed():
     newest = schema.widen("v", "double").rename("v", "w").widen("k", "int64")
     place = Place([schema, newest], config=ROOMY)
     run = place.run(pairs(range(100)), cuts=range(0, 100, 10))
-    rows, tally = read(place, [run], Wanted(newest, newest.names, where=as_predicate("w >= 970.5")))
+    rows, scan_stats = read(place, [run], ScanRequest(newest, newest.names, where=as_predicate("w >= 970.5")))
     assert [row["k"] for row in rows] == [98, 99]
-    assert tally.parts == 1
-    rows, tally = read(place, [run], Wanted(newest, newest.names, keys=keys(55)))
+    assert scan_stats.parts == 1
+    rows, scan_stats = read(place, [run], ScanRequest(newest, newest.names, keys=keys(55)))
     assert rows == [{"k": 55, "w": 550.0, "_diff": 1}]
-    assert tally.parts == 1, "an integer has the same bytes however wide it is"
+    assert scan_stats.parts == 1, "an integer has the same bytes however wide it is"
 
 
 def test_a_key_widened_to_a_double_is_found_by_its_statistics():
@@ -197,9 +197,9 @@ def test_a_key_widened_to_a_double_is_found_by_its_statistics():
     place = Place([schema, newest], config=ROOMY)
     run = place.run([((n,), (0,), 1) for n in range(-50, 50)], cuts=range(0, 100, 10))
     for number in (-50.0, -1.0, 0.0, 49.0):
-        rows, tally = read(place, [run], Wanted(newest, ("k",), keys=keys(number, kind=pa.float64())))
+        rows, scan_stats = read(place, [run], ScanRequest(newest, ("k",), keys=keys(number, kind=pa.float64())))
         assert rows == [{"k": number, "_diff": 1}]
-        assert tally.parts == 1
+        assert scan_stats.parts == 1
 
 
 def test_a_condition_on_a_column_that_was_added_later_skips_nothing_old():
@@ -207,9 +207,9 @@ def test_a_condition_on_a_column_that_was_added_later_skips_nothing_old():
     newest = schema.add("a", "string", "x")
     place = Place([schema, newest], config=ROOMY)
     run = place.run([((n,), (0,), 1) for n in range(10)])
-    rows, _ = read(place, [run], Wanted(newest, newest.names, where=as_predicate("a = 'x'")))
+    rows, _ = read(place, [run], ScanRequest(newest, newest.names, where=as_predicate("a = 'x'")))
     assert len(rows) == 10
-    rows, _ = read(place, [run], Wanted(newest, newest.names, where=as_predicate("a = 'y'")))
+    rows, _ = read(place, [run], ScanRequest(newest, newest.names, where=as_predicate("a = 'y'")))
     assert rows == []
 
 
@@ -218,9 +218,9 @@ def test_a_column_dropped_and_added_again_is_not_judged_by_the_old_one():
     newest = schema.drop("v").add("v", "int64")
     place = Place([schema, newest], config=ROOMY)
     old = place.run(pairs(range(10)), 0)
-    rows, _ = read(place, [old], Wanted(newest, newest.names, where=as_predicate("v IS NULL")))
+    rows, _ = read(place, [old], ScanRequest(newest, newest.names, where=as_predicate("v IS NULL")))
     assert len(rows) == 10
-    rows, _ = read(place, [old], Wanted(newest, newest.names, where=as_predicate("v >= 0")))
+    rows, _ = read(place, [old], ScanRequest(newest, newest.names, where=as_predicate("v >= 0")))
     assert rows == []
 
 
@@ -228,15 +228,15 @@ def test_more_keys_than_a_few_still_skip_what_lies_outside():
     place = Place([KV], config=replace(ROOMY, row_group_rows=50))
     run = place.run(pairs(range(5000)), cuts=range(0, 5000, 1000))
     looked_for = range(2000, 2000 + FEW + 50)
-    rows, tally = read(place, [run], Wanted(KV, KV.names, keys=keys(*looked_for)))
+    rows, scan_stats = read(place, [run], ScanRequest(KV, KV.names, keys=keys(*looked_for)))
     assert [row["k"] for row in rows] == list(looked_for)
-    assert tally.parts == 1
-    assert tally.groups <= 13
+    assert scan_stats.parts == 1
+    assert scan_stats.groups <= 13
 
 
 def test_an_empty_set_of_keys_reads_nothing():
     place = Place([KV], config=ROOMY)
     run = place.run(pairs(range(100)), cuts=(50,))
-    rows, tally = read(place, [run], Wanted(KV, KV.names, keys=keys()))
+    rows, scan_stats = read(place, [run], ScanRequest(KV, KV.names, keys=keys()))
     assert rows == []
-    assert tally.parts == 0
+    assert scan_stats.parts == 0

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from run_cases import CONFIG, Place, given, naive, questions, worlds
 
 from timespine.columnar.predicate.column import as_predicate
-from timespine.columnar.scan.request import Wanted
-from timespine.columnar.scan.row_count import counted, is_whole
-from timespine.columnar.scan.scan import merged, sources
+from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.row_count import count_rows, is_whole
+from timespine.columnar.scan.scan import merge_sources, scan_sources
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import define
 from timespine.core.batch import Order, Run
@@ -35,8 +35,11 @@ def test_a_count_is_the_number_of_rows_that_a_scan_gives(data):
     wanted, naively = data.draw(questions(place.newest, pools))
     parts = place.parts(audit=1.0)
     expected = sum(naive(history, wanted, **naively).values())
-    assert counted(parts, runs, wanted) == expected
-    assert sum(given(merged(parts, sources(parts, runs, wanted), wanted, 1 << 20), wanted).values()) == expected
+    assert count_rows(parts, runs, wanted) == expected
+    assert (
+        sum(given(merge_sources(parts, scan_sources(parts, runs, wanted), wanted, 1 << 20), wanted).values())
+        == expected
+    )
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -50,56 +53,58 @@ def test_a_count_of_everything_reads_nothing(nested):
         (Window((1,)), 100),
     ):
         parts = place.parts()
-        assert counted(parts, runs, Wanted(KV, KV.names, window)) == expected
-        assert parts.tally.bytes == 0
-        assert parts.tally.parts == 0
+        assert count_rows(parts, runs, ScanRequest(KV, KV.names, window)) == expected
+        assert parts.scan_stats.bytes == 0
+        assert parts.scan_stats.parts == 0
 
 
 def test_a_count_reads_times_and_diffs_of_what_is_partly_seen():
     place = Place([KV])
     run = place.run([kv(n, n) for n in range(90)], cuts=(30, 60))
     parts = place.parts()
-    assert counted(parts, [run], Wanted(KV, KV.names, Window(until=(44,)))) == 45
-    assert parts.tally.parts == 1, "the first counts by its sum, the last not at all"
+    assert count_rows(parts, [run], ScanRequest(KV, KV.names, Window(until=(44,)))) == 45
+    assert parts.scan_stats.parts == 1, "the first counts by its sum, the last not at all"
     whole = place.parts()
-    list(merged(whole, sources(whole, [run], Wanted(KV, KV.names)), Wanted(KV, KV.names), 1 << 20))
-    assert 0 < parts.tally.bytes < whole.tally.bytes / 3
+    list(
+        merge_sources(whole, scan_sources(whole, [run], ScanRequest(KV, KV.names)), ScanRequest(KV, KV.names), 1 << 20)
+    )
+    assert 0 < parts.scan_stats.bytes < whole.scan_stats.bytes / 3
 
 
 def test_of_a_hollow_run_that_is_partly_seen_what_is_inside_counts_by_its_sum():
     place = Place([KV])
     run = place.run([kv(n, n) for n in range(90)], cuts=(30, 60), nested=True)
     parts = place.parts()
-    assert counted(parts, [run], Wanted(KV, KV.names, Window(until=(44,)))) == 45
-    assert parts.tally.parts == 1
+    assert count_rows(parts, [run], ScanRequest(KV, KV.names, Window(until=(44,)))) == 45
+    assert parts.scan_stats.parts == 1
 
 
 def test_a_condition_is_counted_by_its_columns_alone():
     place = Place([KV])
     run = place.run([kv(n, diff=1 + n % 2) for n in range(60)], cuts=(30,))
     parts = place.parts()
-    assert counted(parts, [run], Wanted(KV, KV.names, where=as_predicate("k >= 50"))) == 15
-    assert (parts.tally.parts, parts.tally.parts_skipped) == (1, 1)
-    assert counted(parts, [run], Wanted(KV, KV.names, where=as_predicate("v LIKE 'v5_'"))) == 15
+    assert count_rows(parts, [run], ScanRequest(KV, KV.names, where=as_predicate("k >= 50"))) == 15
+    assert (parts.scan_stats.parts, parts.scan_stats.parts_skipped) == (1, 1)
+    assert count_rows(parts, [run], ScanRequest(KV, KV.names, where=as_predicate("v LIKE 'v5_'"))) == 15
 
 
 def test_what_is_whole_is_decided_by_what_is_surely_known():
     place = Place([KV])
     (part,) = place.run([kv(1, 3), kv(2, 5)]).parts
-    everything = Wanted(KV, KV.names)
+    everything = ScanRequest(KV, KV.names)
     assert is_whole(part, everything)
-    assert is_whole(part, Wanted(KV, KV.names, Window(until=(5,))))
-    assert not is_whole(part, Wanted(KV, KV.names, Window(until=(4,))))
-    assert not is_whole(part, Wanted(KV, KV.names, Window(after=(3,))))
-    assert is_whole(part, Wanted(KV, KV.names, Window(after=(2,))))
+    assert is_whole(part, ScanRequest(KV, KV.names, Window(until=(5,))))
+    assert not is_whole(part, ScanRequest(KV, KV.names, Window(until=(4,))))
+    assert not is_whole(part, ScanRequest(KV, KV.names, Window(after=(3,))))
+    assert is_whole(part, ScanRequest(KV, KV.names, Window(after=(2,))))
     changed = msgspec.structs.replace
     assert not is_whole(changed(part, diff_sum=None), everything)
     assert not is_whole(changed(part, lower=Frontier.at(0)), everything)
-    assert not is_whole(changed(part, rewrite=Frontier.at(9)), Wanted(KV, KV.names, Window(until=(8,))))
-    assert is_whole(changed(part, rewrite=Frontier.at(9)), Wanted(KV, KV.names, Window(until=(9,))))
-    assert is_whole(changed(part, rewrite=Frontier.at(9)), Wanted(KV, KV.names, Window(after=(8,))))
-    assert not is_whole(changed(part, rewrite=CLOSED), Wanted(KV, KV.names, Window(until=(8,))))
-    assert not is_whole(changed(part, meta=b""), Wanted(KV, KV.names, Window(until=(8,))))
+    assert not is_whole(changed(part, rewrite=Frontier.at(9)), ScanRequest(KV, KV.names, Window(until=(8,))))
+    assert is_whole(changed(part, rewrite=Frontier.at(9)), ScanRequest(KV, KV.names, Window(until=(9,))))
+    assert is_whole(changed(part, rewrite=Frontier.at(9)), ScanRequest(KV, KV.names, Window(after=(8,))))
+    assert not is_whole(changed(part, rewrite=CLOSED), ScanRequest(KV, KV.names, Window(until=(8,))))
+    assert not is_whole(changed(part, meta=b""), ScanRequest(KV, KV.names, Window(until=(8,))))
     assert not is_whole(part, replace(everything, where=as_predicate("k = 1")))
 
 
@@ -107,15 +112,15 @@ def test_times_of_two_coordinates_are_looked_at():
     schema = define({"k": "int64"}, None, arity=2)
     place = Place([schema])
     run = place.run([((n,), (n, 9 - n), 1) for n in range(10)])
-    assert counted(place.parts(), [run], Wanted(schema, ("k",), Window(until=(5, 6)))) == 3
-    assert counted(place.parts(), [run], Wanted(schema, ("k",))) == 10
+    assert count_rows(place.parts(), [run], ScanRequest(schema, ("k",), Window(until=(5, 6)))) == 3
+    assert count_rows(place.parts(), [run], ScanRequest(schema, ("k",))) == 10
 
 
 def test_counts_below_zero_count_below_zero():
     place = Place([KV])
     run = Run(place.run([kv(1, diff=-5), kv(2, diff=2)]).parts, Order.SORTED, 0)
-    assert counted(place.parts(), [run], Wanted(KV, KV.names)) == -3
-    assert counted(place.parts(), [run], Wanted(KV, KV.names, where=as_predicate("k = 1"))) == -5
+    assert count_rows(place.parts(), [run], ScanRequest(KV, KV.names)) == -3
+    assert count_rows(place.parts(), [run], ScanRequest(KV, KV.names, where=as_predicate("k = 1"))) == -5
     assert CONFIG.row_group_rows == 3
 
 
@@ -123,5 +128,9 @@ def test_a_sum_that_may_have_wrapped_is_not_believed():
     place = Place([KV])
     most = (1 << 63) - 1
     run = place.run([kv(n, diff=most) for n in range(4)])
-    for wanted in (Wanted(KV, KV.names), Wanted(KV, KV.names, lower=b"\x00"), Wanted(KV, KV.names, Window(until=(9,)))):
-        assert counted(place.parts(), [run], wanted) == 4 * most
+    for wanted in (
+        ScanRequest(KV, KV.names),
+        ScanRequest(KV, KV.names, lower=b"\x00"),
+        ScanRequest(KV, KV.names, Window(until=(9,))),
+    ):
+        assert count_rows(place.parts(), [run], wanted) == 4 * most

@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 from run_cases import CONFIG, Place, given, naive, order_keys, questions, update_table, updates_of, worlds
 
 from timespine.columnar.kernels.key_encoding import encode_scalar
-from timespine.columnar.parts.cache import Hint, PartCache
+from timespine.columnar.parts.part_cache import CacheHint, PartCache
 from timespine.columnar.parts.part_reader import MissingBlob
-from timespine.columnar.parts.stats import PartMeta
+from timespine.columnar.parts.part_stats import PartMeta
 from timespine.columnar.predicate.column import col
-from timespine.columnar.predicate.keyset import KeySet
-from timespine.columnar.scan.part_set import Parts
-from timespine.columnar.scan.request import Wanted, empty_table
+from timespine.columnar.predicate.key_set import KeySet
+from timespine.columnar.scan.part_access import Parts
+from timespine.columnar.scan.request import ScanRequest, empty_table
 from timespine.columnar.scan.scan import (
-    ahead,
     cut_columns,
-    fit,
-    merged,
+    fits_in_memory,
+    merge_sources,
+    partition_by_size,
+    prefetch,
     scan,
-    source_of,
-    sources,
-    together,
+    scan_sources,
+    source_of_parts,
 )
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import define
@@ -60,12 +60,12 @@ def test_a_scan_gives_exactly_what_is_seen_in_order_and_each_row_once(data):
     with ThreadPoolExecutor(2) as pool:
         parts = place.parts(pool=pool if data.draw(st.booleans()) else None, audit=1.0)
         tables = list(scan(parts, runs, wanted, memory))
-        again = list(merged(parts, sources(parts, runs, wanted), wanted, memory))
+        again = list(merge_sources(parts, scan_sources(parts, runs, wanted), wanted, memory))
     assert given(again, wanted) == naive(history, wanted, **naively)
     ordered = order_keys(again, wanted.order)
     assert all(a < b for a, b in pairwise(row for rows in ordered for row in rows))
     # What is equal in the columns that runs are cut by comes in one table.
-    streaming = [parts.schema(source.run)[1] for source in sources(parts, runs, wanted) if source.streams]
+    streaming = [parts.schema(source.run)[1] for source in scan_sources(parts, runs, wanted) if source.streams]
     cut = order_keys([table for table in again if table.num_rows], cut_columns(wanted, streaming))
     assert all(a[-1] < b[0] for a, b in pairwise(cut))
     whole = replace(wanted, columns=place.newest.names)
@@ -79,7 +79,7 @@ def test_what_streams_ascends_in_the_columns_that_it_is_cut_by(data):
     place, runs, _, pools = data.draw(worlds(max_runs=2))
     wanted, _ = data.draw(questions(place.newest, pools))
     parts = place.parts()
-    for source in sources(parts, runs, wanted):
+    for source in scan_sources(parts, runs, wanted):
         if source.streams:
             id, schema = parts.schema(source.run)
             tables = [table for part in source.parts for table in parts.tables(part, id, schema, wanted, 1)]
@@ -88,7 +88,7 @@ def test_what_streams_ascends_in_the_columns_that_it_is_cut_by(data):
 
 
 @pytest.mark.parametrize(
-    ("columns", "timed", "changes", "expected"),
+    ("columns", "keep_times", "changes", "expected"),
     [
         (("k", "v", "w"), False, (), ("k", "v", "w")),
         (("k", "v", "w"), True, (), ("k", "v", "w", "_time")),
@@ -102,7 +102,7 @@ def test_what_streams_ascends_in_the_columns_that_it_is_cut_by(data):
         (("k", "v", "w"), True, ("rename v", "widen w"), ("k", "r", "w", "_time")),
     ],
 )
-def test_runs_are_cut_by_the_columns_that_all_of_them_ascend_in(columns, timed, changes, expected):
+def test_runs_are_cut_by_the_columns_that_all_of_them_ascend_in(columns, keep_times, changes, expected):
     newest = KVW
     for change in changes:
         what, _, name = change.partition(" ")
@@ -113,17 +113,17 @@ def test_runs_are_cut_by_the_columns_that_all_of_them_ascend_in(columns, timed, 
             "widen": lambda schema, name: schema.widen(name, "double"),
         }[what](newest, name)
     given_columns = newest.names if columns == KVW.names else columns
-    assert cut_columns(Wanted(newest, given_columns, timed=timed), [KVW, newest]) == expected
+    assert cut_columns(ScanRequest(newest, given_columns, keep_times=keep_times), [KVW, newest]) == expected
 
 
 def test_times_of_two_coordinates_are_never_cut_by():
     schema = define({"k": "int64"}, {"v": "string"}, arity=2)
-    assert cut_columns(Wanted(schema, schema.names, timed=True), [schema]) == ("k", "v")
+    assert cut_columns(ScanRequest(schema, schema.names, keep_times=True), [schema]) == ("k", "v")
 
 
 def test_nothing_can_be_cut_by_once_the_first_column_was_dropped():
     schema = define(None, {"a": "int64", "b": "int64"})
-    assert cut_columns(Wanted(schema.drop("a"), ("b",)), [schema]) == ()
+    assert cut_columns(ScanRequest(schema.drop("a"), ("b",)), [schema]) == ()
 
 
 def test_a_range_is_right_though_the_first_column_was_dropped_and_runs_are_streamed():
@@ -133,7 +133,7 @@ def test_a_range_is_right_though_the_first_column_was_dropped_and_runs_are_strea
     new = place.run([((n * 31 % 100,), (1,), 1) for n in range(100)], 1, cuts=range(0, 100, 30))
     for low, high in [(None, 30), (30, 60), (60, None)]:
         bounds = [None if each is None else encode_scalar(each, pa.int64()) for each in (low, high)]
-        wanted = Wanted(place.newest, ("b",), lower=bounds[0], upper=bounds[1])
+        wanted = ScanRequest(place.newest, ("b",), lower=bounds[0], upper=bounds[1])
         (table,) = [table for table in scan(place.parts(), [old, new], wanted, 200) if table.num_rows]
         assert table.column("b").to_pylist() == list(range(low or 0, high or 100))
         assert set(table.column("_diff").to_pylist()) == {2}
@@ -147,15 +147,15 @@ def test_the_same_inline_bytes_are_other_rows_in_another_collection():
         place = Place([schema], collection=name)
         run = place.run([((1, 2), (0,), 1)], kinds=("inline",))
         parts = Parts(place.blob, name, place.schemas.__getitem__, CONFIG, cache)
-        seen += [table.to_pylist() for table in scan(parts, [run], Wanted(schema, schema.names), 1 << 20)]
+        seen += [table.to_pylist() for table in scan(parts, [run], ScanRequest(schema, schema.names), 1 << 20)]
     assert seen == [[{"a": 1, "b": 2, "_diff": 1}], [{"b": 1, "a": 2, "_diff": 1}]]
 
 
 def test_rows_of_one_run_at_one_time_are_given_as_they_are():
     place = Place([KVW])
     run = place.run([((n // 2, "x", n), (3,), 1) for n in range(40)], cuts=(7, 20))
-    for columns, repeats in ((KVW.names, False), (("v",), True)):
-        wanted = Wanted(KVW, columns, Window(until=(3,)), repeats=repeats)
+    for columns, allow_duplicates in ((KVW.names, False), (("v",), True)):
+        wanted = ScanRequest(KVW, columns, Window(until=(3,)), allow_duplicates=allow_duplicates)
         rows = [row for table in scan(place.parts(), [run], wanted, 1 << 20) for row in table.to_pylist()]
         assert [row["k"] for row in rows] == [n // 2 for n in range(40)]
         assert all(row["_diff"] == 1 for row in rows)
@@ -165,14 +165,15 @@ def test_rows_of_one_run_at_one_time_are_given_as_they_are():
 def test_rows_that_look_the_same_without_a_column_are_one_row_unless_they_may_repeat():
     place = Place([KVW])
     run = place.run([((n // 2, "x", n), (3,), 1) for n in range(40)], cuts=(7, 20))
-    wanted = Wanted(KVW, ("k", "v"))
+    wanted = ScanRequest(KVW, ("k", "v"))
     (summed,) = scan(place.parts(), [run], wanted, 1 << 20)
     assert summed.column("k").to_pylist() == list(range(20))
     assert set(summed.column("_diff").to_pylist()) == {2}
     net = place.run([((n, "x", w), (3,), 1 - 2 * w) for n in range(9) for w in (0, 1)])
-    for repeats in (False, True):
+    for allow_duplicates in (False, True):
         assert not sum(
-            table.num_rows for table in scan(place.parts(), [net], replace(wanted, repeats=repeats), 1 << 20)
+            table.num_rows
+            for table in scan(place.parts(), [net], replace(wanted, allow_duplicates=allow_duplicates), 1 << 20)
         )
 
 
@@ -180,7 +181,7 @@ def test_rows_of_one_run_at_several_times_are_summed():
     place = Place([KV])
     run = place.run([kv(1, time=0), kv(1, time=2), kv(2, time=1), kv(2, time=2, diff=-1)], cuts=(1, 3))
     for until, expected in ((0, [(1, 1)]), (1, [(1, 1), (2, 1)]), (2, [(1, 2)])):
-        wanted = Wanted(KV, KV.names, Window(until=(until,)))
+        wanted = ScanRequest(KV, KV.names, Window(until=(until,)))
         tables = scan(place.parts(), [run], wanted, 1 << 20)
         assert rows_of(tables, ("k", "_diff")) == expected
 
@@ -189,7 +190,7 @@ def test_a_run_rewritten_to_one_time_is_not_mistaken_for_one_written_there():
     place = Place([KV])
     run = place.run([kv(1, time=0), kv(1, time=1)])
     moved = Run(tuple(msgspec.structs.replace(p, rewrite=Frontier.at(5)) for p in run.parts), run.order, 0)
-    wanted = Wanted(KV, KV.names, Window(until=(5,)), timed=True)
+    wanted = ScanRequest(KV, KV.names, Window(until=(5,)), keep_times=True)
     tables = list(scan(place.parts(), [moved], wanted, 1 << 20))
     assert rows_of(tables, ("k", "_time", "_diff")) == [(1, 5, 2)]
 
@@ -198,24 +199,24 @@ def test_bytes_are_counted_for_whoever_fetches_them_and_not_for_who_opened_the_p
     place = Place([KVW])
     run = place.run([((n, "x" * 50, n), (n % 2,), 1) for n in range(100)])
     first = place.parts()
-    list(scan(first, [run], Wanted(KVW, ("k",)), 1 << 20))
-    seen = first.tally.bytes
-    second = replace(first, tally=type(first.tally)())
-    list(scan(second, [run], Wanted(KVW, ("v",)), 1 << 20))
-    third = replace(first, tally=type(first.tally)())
-    list(scan(third, [run], Wanted(KVW, ("v",)), 1 << 20))
-    assert first.tally.bytes == seen > 0
-    assert second.tally.bytes > 0
-    assert third.tally.bytes == 0, "what is decoded already costs no I/O"
+    list(scan(first, [run], ScanRequest(KVW, ("k",)), 1 << 20))
+    seen = first.scan_stats.bytes
+    second = replace(first, scan_stats=type(first.scan_stats)())
+    list(scan(second, [run], ScanRequest(KVW, ("v",)), 1 << 20))
+    third = replace(first, scan_stats=type(first.scan_stats)())
+    list(scan(third, [run], ScanRequest(KVW, ("v",)), 1 << 20))
+    assert first.scan_stats.bytes == seen > 0
+    assert second.scan_stats.bytes > 0
+    assert third.scan_stats.bytes == 0, "what is decoded already costs no I/O"
 
 
 def test_a_scan_that_adds_nothing_leaves_rows_out_of_the_cache():
     place = Place([KV])
     run = place.run([kv(n, time=n % 2) for n in range(100)])
     parts = place.parts()
-    list(scan(parts, [run], Wanted(KV, KV.names, hint=Hint.NEVER_ADD), 1 << 20))
+    list(scan(parts, [run], ScanRequest(KV, KV.names, hint=CacheHint.NEVER_ADD), 1 << 20))
     kept = len(parts.cache)
-    list(scan(parts, [run], Wanted(KV, KV.names), 1 << 20))
+    list(scan(parts, [run], ScanRequest(KV, KV.names), 1 << 20))
     assert len(parts.cache) > kept == 1, "the footer alone"
 
 
@@ -226,11 +227,11 @@ def test_a_missing_part_and_a_missing_list_of_parts_are_told_by_their_key():
     leaf = next(place.parts().leaves(run.parts))
     place.blob.delete(leaf.key)
     with pytest.raises(MissingBlob) as missing:
-        list(scan(place.parts(), [run], Wanted(KV, KV.names), 1 << 20))
+        list(scan(place.parts(), [run], ScanRequest(KV, KV.names), 1 << 20))
     assert missing.value.key == leaf.key
     place.blob.delete(outer.key)
     with pytest.raises(MissingBlob) as missing:
-        list(scan(place.parts(), [run], Wanted(KV, KV.names), 1 << 20))
+        list(scan(place.parts(), [run], ScanRequest(KV, KV.names), 1 << 20))
     assert missing.value.key == outer.key
 
 
@@ -238,7 +239,7 @@ def test_a_run_without_a_schema_is_corrupt():
     place = Place([KV])
     run = Run(place.run([kv(1)]).parts, Order.SORTED, None)
     with pytest.raises(CorruptionError, match="no schema"):
-        list(scan(place.parts(), [run], Wanted(KV, KV.names), 1 << 20))
+        list(scan(place.parts(), [run], ScanRequest(KV, KV.names), 1 << 20))
 
 
 def test_a_run_that_is_not_in_order_is_corrupt_and_not_merged_wrongly():
@@ -247,7 +248,7 @@ def test_a_run_that_is_not_in_order_is_corrupt_and_not_merged_wrongly():
     turned = Run(run.parts[::-1], Order.SORTED, 0)
     other = place.run([kv(n, time=7) for n in range(0, 40, 3)])
     with pytest.raises(CorruptionError, match="not in order"):
-        list(scan(place.parts(), [turned, other], Wanted(KV, KV.names), 300))
+        list(scan(place.parts(), [turned, other], ScanRequest(KV, KV.names), 300))
 
 
 def lying(part, **changes):
@@ -284,23 +285,23 @@ def test_an_audit_finds_a_part_that_was_skipped_by_a_lie(changes_of, question, n
     run = planted(place, changes_of)
     if nested:
         run = Run((run.parts[0], place.listed(run.parts[1:])), Order.SORTED, 0)
-    wanted = Wanted(KV, KV.names, **question)
+    wanted = ScanRequest(KV, KV.names, **question)
     with pytest.raises(CorruptionError, match="skipped by its statistics"):
         list(scan(place.parts(audit=1.0), [run], wanted, 1 << 20))
     # Without the audit the rows are missing: that is what it is for.
     blind = place.parts()
     list(scan(blind, [run], wanted, 1 << 20))
-    assert blind.tally.parts_skipped >= 1
-    assert blind.tally.audited == 0
+    assert blind.scan_stats.parts_skipped >= 1
+    assert blind.scan_stats.audited == 0
 
 
 def test_an_audit_lets_pass_what_was_skipped_rightly():
     place = Place([KV])
     run = place.run([kv(n, time=n) for n in range(20)], cuts=(5, 10, 15), kinds=("stored", "inline"))
     parts = place.parts(audit=1.0)
-    tables = list(scan(parts, [run], Wanted(KV, KV.names, Window(until=(3,))), 1 << 20))
+    tables = list(scan(parts, [run], ScanRequest(KV, KV.names, Window(until=(3,))), 1 << 20))
     assert rows_of(tables, ("k",)) == [(0,), (1,), (2,), (3,)]
-    assert parts.tally.audited == parts.tally.parts_skipped == 3
+    assert parts.scan_stats.audited == parts.scan_stats.parts_skipped == 3
 
 
 def test_a_hollow_run_that_cannot_match_is_not_even_listed():
@@ -308,7 +309,7 @@ def test_a_hollow_run_that_cannot_match_is_not_even_listed():
     early = place.run([kv(n, time=1) for n in range(10)], cuts=(5,), nested=True)
     late = place.run([kv(n, time=9) for n in range(10)], cuts=(5,), nested=True)
     place.blob.delete(late.parts[0].key)
-    tables = list(scan(place.parts(), [early, late], Wanted(KV, KV.names, Window(until=(3,))), 1 << 20))
+    tables = list(scan(place.parts(), [early, late], ScanRequest(KV, KV.names, Window(until=(3,))), 1 << 20))
     assert rows_of(tables, ("k",)) == [(n,) for n in range(10)]
 
 
@@ -316,15 +317,15 @@ def test_a_part_of_an_unordered_run_streams_if_it_is_in_order_by_itself():
     place = Place([KV, KV.add("a", "int64").drop("v")])
     table = update_table([kv(n) for n in range(10)], KV)
     jumbled = table.take(pa.array(range(9, -1, -1)))
-    tidy, loose = place.stored(table, 0), place.stored(jumbled, 0, is_sorted=False)
+    tidy, any_order = place.stored(table, 0), place.stored(jumbled, 0, is_sorted=False)
     inline = place.inline(table, 0)
-    run = Run((tidy, loose, inline), Order.UNORDERED, 0)
-    found = sources(place.parts(), [run], Wanted(KV, KV.names))
+    run = Run((tidy, any_order, inline), Order.UNORDERED, 0)
+    found = scan_sources(place.parts(), [run], ScanRequest(KV, KV.names))
     assert [source.streams for source in found] == [True, False, False]
     # Seen without the column that it was ordered by next, it has to be put in order.
-    found = sources(place.parts(), [run], Wanted(place.newest, place.newest.names))
+    found = scan_sources(place.parts(), [run], ScanRequest(place.newest, place.newest.names))
     assert [source.streams for source in found] == [False, False, False]
-    tables = scan(place.parts(), [run], Wanted(KV, KV.names), 1)
+    tables = scan(place.parts(), [run], ScanRequest(KV, KV.names), 1)
     assert rows_of(tables, ("k", "_diff")) == [(n, 3) for n in range(10)]
 
 
@@ -332,18 +333,18 @@ def test_what_fits_a_quarter_of_the_memory_is_gathered_and_the_rest_streams():
     place = Place([KV], config=replace(CONFIG, row_group_rows=10))
     parts = place.parts()
     runs = [place.run([kv(n, "x" * 100) for n in range(size)]) for size in (10, 1000, 20)]
-    found = sources(parts, runs, Wanted(KV, KV.names))
+    found = scan_sources(parts, runs, ScanRequest(KV, KV.names))
     assert [source.rows for source in found] == [10, 1000, 20]
     assert 1000 < found[0].size < 2000
     assert found[1].step == pytest.approx(found[1].size / 100, rel=0.2), "a row group is what is read at once"
-    small, large = together(found, 40_000)
+    small, large = partition_by_size(found, 40_000)
     assert [source.rows for source in small] == [10, 20]
     assert [source.rows for source in large] == [1000]
-    assert fit(found, 40_000)
-    assert not fit(found, found[1].step)
-    in_one_piece = source_of(parts, runs[1], runs[1].parts, streams=False)
+    assert fits_in_memory(found, 40_000)
+    assert not fits_in_memory(found, found[1].step)
+    in_one_piece = source_of_parts(parts, runs[1], runs[1].parts, streams=False)
     assert in_one_piece.step == in_one_piece.size
-    assert not fit([in_one_piece], 40_000)
+    assert not fits_in_memory([in_one_piece], 40_000)
 
 
 def test_chunks_are_as_small_as_the_memory_asks_for():
@@ -351,7 +352,7 @@ def test_chunks_are_as_small_as_the_memory_asks_for():
     run = place.run([kv(n, "x" * 100) for n in range(1000)])
     parts = place.parts(cache_bytes=0)
     for memory, most in ((1, 10), (20_000, 40), (1 << 30, 1000)):
-        tables = list(parts.tables(run.parts[0], 0, KV, Wanted(KV, KV.names), memory // 4))
+        tables = list(parts.tables(run.parts[0], 0, KV, ScanRequest(KV, KV.names), memory // 4))
         assert max(table.num_rows for table in tables) <= most
         assert sum(table.num_rows for table in tables) == 1000
 
@@ -362,19 +363,19 @@ def test_reading_ahead_gives_the_same_and_passes_errors_on():
         raise MissingBlob("orders/w1/p1")
 
     with ThreadPoolExecutor(1) as pool:
-        tables = ahead(failing(), pool)
+        tables = prefetch(failing(), pool)
         assert next(tables).to_pylist() == [{"a": 1}]
         with pytest.raises(MissingBlob):
             next(tables)
-        assert list(ahead(iter([]), pool)) == []
+        assert list(prefetch(iter([]), pool)) == []
 
 
 def test_an_empty_table_has_the_columns_that_a_scan_gives():
     place = Place([KVW])
     run = place.run([((1, "x", 2), (3,), 1)])
     for columns in (KVW.names, ("w",)):
-        for timed in (False, True):
-            wanted = Wanted(KVW, columns, timed=timed)
+        for keep_times in (False, True):
+            wanted = ScanRequest(KVW, columns, keep_times=keep_times)
             (table,) = scan(place.parts(), [run], wanted, 1 << 20)
             assert empty_table(wanted).schema.equals(table.select(empty_table(wanted).column_names).schema)
             assert set(empty_table(wanted).column_names) == set(table.column_names)
@@ -385,7 +386,7 @@ def test_what_was_put_into_a_run_comes_out_of_it():
     made = [kv(n % 7, f"v{n}", n % 5, 1 + n % 3) for n in range(50)]
     table = place.ordered(made, 0)
     run = place.run(made, cuts=(9, 30), kinds=("stored", "inline", "stored"), nested=True)
-    wanted = Wanted(KV, KV.names, timed=True)
+    wanted = ScanRequest(KV, KV.names, keep_times=True)
     tables = [each.select(table.column_names) for each in scan(place.parts(), [run], wanted, 500)]
     assert updates_of(pa.concat_tables(tables), KV) == updates_of(table, KV)
     assert isinstance(run.parts[0], Part)

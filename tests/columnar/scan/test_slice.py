@@ -12,12 +12,12 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 from run_cases import CONFIG, Place, order_keys, questions, worlds
 
-from timespine.columnar.parts.cache import PartCache
+from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.predicate.column import as_predicate
-from timespine.columnar.predicate.keyset import KeySet
-from timespine.columnar.scan.request import Wanted
-from timespine.columnar.scan.scan import scan, untouched_parts
-from timespine.columnar.scan.slice import Slice, cut, read
+from timespine.columnar.predicate.key_set import KeySet
+from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan import parts_readable_as_is, scan
+from timespine.columnar.scan.slice import Slice, cut_slices, read_slice_rows
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import define
 from timespine.errors import CorruptionError, UsageError
@@ -45,12 +45,12 @@ def test_slices_together_are_the_whole(data):
     place, runs, _, pools = data.draw(worlds())
     wanted, _ = data.draw(questions(place.newest, pools, keys=False))
     schemas = [schema.encode() for schema in place.schemas]
-    slices = cut(place.parts(), schemas, runs, wanted, data.draw(st.integers(1, 5)))
+    slices = cut_slices(place.parts(), schemas, runs, wanted, data.draw(st.integers(1, 5)))
     found = []
     for slice in slices:
         travelled = Slice.decode(slice.encode())
         assert travelled == slice
-        found.extend(read(travelled, place.blob, place.config, PartCache(1 << 20), MEMORY))
+        found.extend(read_slice_rows(travelled, place.blob, place.config, PartCache(1 << 20), MEMORY))
     assert counted(found, wanted) == counted(scan(place.parts(), runs, wanted, MEMORY), wanted)
 
 
@@ -62,7 +62,7 @@ def world(**more):
 def test_a_slice_names_only_the_parts_that_it_needs():
     place = Place([KV], CONFIG)
     runs = [place.run([((k, "x"), (3,), 1) for k in range(start, start + 50)]) for start in (0, 50)]
-    slices = cut(place.parts(), [KV.encode()], runs, Wanted(KV, KV.names), 4)
+    slices = cut_slices(place.parts(), [KV.encode()], runs, ScanRequest(KV, KV.names), 4)
     assert len(slices) == 4
     assert sorted(len(slice.runs) for slice in slices)[:3] == [1, 1, 1]
     assert sum(slice.rows for slice in slices) < 4 * 100
@@ -71,18 +71,18 @@ def test_a_slice_names_only_the_parts_that_it_needs():
 
 def test_what_cannot_travel_is_refused():
     place, run = world()
-    wanted = Wanted(KV, KV.names, where=as_predicate(pl.col("k") > 5))
+    wanted = ScanRequest(KV, KV.names, where=as_predicate(pl.col("k") > 5))
     with pytest.raises(UsageError, match="polars"):
-        cut(place.parts(), [KV.encode()], [run], wanted, 2)
+        cut_slices(place.parts(), [KV.encode()], [run], wanted, 2)
     keys = KeySet(KV.arrow.empty_table().select(["k"]))
     with pytest.raises(UsageError, match="lookup"):
-        cut(place.parts(), [KV.encode()], [run], Wanted(KV, KV.names, keys=keys), 2)
+        cut_slices(place.parts(), [KV.encode()], [run], ScanRequest(KV, KV.names, keys=keys), 2)
     for wrong in (b"", b"\x00" * 20, b"\xc1"):
         with pytest.raises(CorruptionError):
             Slice.decode(wrong)
 
 
-WHOLE = Wanted(KV, KV.names, Window(until=(5,)))
+WHOLE = ScanRequest(KV, KV.names, Window(until=(5,)))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ WHOLE = Wanted(KV, KV.names, Window(until=(5,)))
         replace(WHOLE, window=Window(until=(2,))),
         replace(WHOLE, window=Window((1,), (5,))),
         replace(WHOLE, window=Window()),
-        replace(WHOLE, timed=True),
+        replace(WHOLE, keep_times=True),
         replace(WHOLE, where=as_predicate("k > 1")),
         replace(WHOLE, lower=b"\x01"),
         replace(WHOLE, schema=KV.rename("v", "w"), columns=("k", "w")),
@@ -102,19 +102,19 @@ def test_files_are_read_as_they_stand_only_if_nothing_is_left_to_do(wanted):
     place, run = world()
     parts = place.parts()
     whole = replace(WHOLE, columns=("v",))
-    assert [part.key for part in untouched_parts(parts, [run], whole) or []] == [part.key for part in run.parts]
+    assert [part.key for part in parts_readable_as_is(parts, [run], whole) or []] == [part.key for part in run.parts]
     place.schemas.append(KV.rename("v", "w"))
-    assert untouched_parts(parts, [run], wanted) is None
-    assert untouched_parts(parts, [run, run], whole) is None
+    assert parts_readable_as_is(parts, [run], wanted) is None
+    assert parts_readable_as_is(parts, [run, run], whole) is None
 
 
 def test_files_with_more_than_plain_rows_are_not_read_as_they_stand():
     place = Place([KV], CONFIG)
     parts = place.parts()
     for updates in ([((1, "x"), (0,), 2)], [((1, "x"), (0,), 1), ((2, "x"), (1,), 1)], [((1, "x"), (0,), -1)]):
-        assert untouched_parts(parts, [place.run(updates)], WHOLE) is None
+        assert parts_readable_as_is(parts, [place.run(updates)], WHOLE) is None
     _, run = world()
     moved = msgspec.structs.replace(run.parts[0], rewrite=Frontier.at(4))
     hidden = msgspec.structs.replace(run.parts[0], upper=Frontier.at(2))
     for part in (moved, hidden):
-        assert untouched_parts(parts, [msgspec.structs.replace(run, parts=(part,))], WHOLE) is None
+        assert parts_readable_as_is(parts, [msgspec.structs.replace(run, parts=(part,))], WHOLE) is None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_cases import update_table, updates_of, windows
 
-from timespine.columnar.scan.visibility import ALL_TIMES, Window, advanced, seen
+from timespine.columnar.scan.visibility import ALL_TIMES, Window, advance_times, apply_visibility
 from timespine.columnar.schema.schema import define
 from timespine.core.batch import Part
 from timespine.core.read_plan import Plan
@@ -52,28 +52,28 @@ def test_an_update_is_seen_when_the_plan_counts_it_and_at_its_advanced_time(data
     table = update_table(updates, schema)
     cut = data.draw(st.integers(0, len(updates)))
     chunked = pa.concat_tables([table.slice(0, cut), table.slice(cut)])
-    shown = seen(chunked, part, window, arity)
-    assert updates_of(shown, schema) == expected
-    assert shown.schema.equals(table.schema, check_metadata=True)
-    shown.validate(full=True)
+    project_chunk = apply_visibility(chunked, part, window, arity)
+    assert updates_of(project_chunk, schema) == expected
+    assert project_chunk.schema.equals(table.schema, check_metadata=True)
+    project_chunk.validate(full=True)
 
 
 def test_what_is_seen_whole_is_not_copied():
     table = update_table([((n,), (n,), 1) for n in range(5)], schema_of(1))
-    assert seen(table, Part("c/w/p", 5), ALL_TIMES, 1) is table
+    assert apply_visibility(table, Part("c/w/p", 5), ALL_TIMES, 1) is table
     inside = Part("c/w/p", 5, lower=Frontier.at(0), upper=Frontier.at(9))
-    assert seen(table, inside, Window(until=(4,), since=Frontier.at(0)), 1) is table
+    assert apply_visibility(table, inside, Window(until=(4,), since=Frontier.at(0)), 1) is table
 
 
 def test_nothing_is_seen_after_a_closed_lower_and_everything_before_a_closed_upper():
     table = update_table([((n,), (n,), 1) for n in range(5)], schema_of(1))
-    assert seen(table, Part("c/w/p", 5, lower=CLOSED), ALL_TIMES, 1).num_rows == 0
-    assert seen(table, Part("c/w/p", 5, upper=CLOSED), ALL_TIMES, 1).num_rows == 5
+    assert apply_visibility(table, Part("c/w/p", 5, lower=CLOSED), ALL_TIMES, 1).num_rows == 0
+    assert apply_visibility(table, Part("c/w/p", 5, upper=CLOSED), ALL_TIMES, 1).num_rows == 5
 
 
 def test_nothing_can_be_advanced_to_a_closed_frontier():
     table = update_table([((1,), (0,), 1)], schema_of(1))
     with pytest.raises(UsageError, match="closed"):
-        seen(table, Part("c/w/p", 1), Window(since=CLOSED), 1)
+        apply_visibility(table, Part("c/w/p", 1), Window(since=CLOSED), 1)
     with pytest.raises(UsageError, match="closed"):
-        advanced([], CLOSED)
+        advance_times([], CLOSED)

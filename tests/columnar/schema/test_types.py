@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timespine.columnar.schema.column_names import NAME_BYTES_MAX, check_name
-from timespine.columnar.schema.type_names import NAMES, TYPE_DEPTH_MAX, TYPE_TEXT_MAX
+from timespine.columnar.schema.column_names import NAME_BYTES_MAX, check_column_name
+from timespine.columnar.schema.type_parser import NAMES, TYPE_DEPTH_MAX, TYPE_TEXT_MAX
 from timespine.columnar.schema.types import (
     can_widen,
     holds_floats,
@@ -291,13 +291,13 @@ def test_a_stored_zone_is_not_looked_up():
 
 @pytest.mark.parametrize("name", ["a", " ", "größe", "a.b", "名前", "_x", "x" * NAME_BYTES_MAX, "'\"`"])
 def test_names_may_be_any_text(name):
-    assert check_name(name, "column") == name
+    assert check_column_name(name, "column") == name
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x7f", "\ud800", "ü" * 128, 3, None, b"a"])
 def test_some_names_are_refused(name):
     with pytest.raises(UsageError, match="cannot be the name of a column"):
-        check_name(name, "column")
+        check_column_name(name, "column")
 
 
 def test_what_holds_floats_and_what_is_nested():
@@ -351,4 +351,4 @@ def test_a_timestamp_may_be_named_as_arrow_prints_it(unit: str) -> None:
 @pytest.mark.parametrize("name", ["*", "^$", "^a.*$"])
 def test_a_name_that_polars_takes_for_a_pattern_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="pattern"):
-        check_name(name, "column")
+        check_column_name(name, "column")

@@ -34,14 +34,14 @@ from hypothesis import strategies as st
 
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.key_encoding import encode_row
-from timespine.columnar.parts.hollow_run import delete_batch, written_by
-from timespine.columnar.parts.inline import encode_inline
-from timespine.columnar.parts.stats import PartMeta
+from timespine.columnar.parts.hollow_run import delete_batch, is_written_by
+from timespine.columnar.parts.inline_part import encode_inline
+from timespine.columnar.parts.part_stats import PartMeta
 from timespine.columnar.schema.schema import define
 from timespine.columnar.write.batch_builder import AddResult, BatchBuilder
 from timespine.columnar.write.batch_envelope import decode_batch, encode_batch, rewrite
-from timespine.columnar.write.chain import chain_non_overlapping
-from timespine.columnar.write.flush_inline import flush_to_blob
+from timespine.columnar.write.chain_runs import chain_non_overlapping
+from timespine.columnar.write.inline_to_blob import flush_to_blob
 from timespine.columnar.write.upload import StoredPart
 from timespine.config import DEFAULT
 from timespine.core.batch import HollowBatch, Order, Part, Run, empty_batch, wrap_int64
@@ -529,7 +529,7 @@ def test_a_long_run_is_spilled_as_the_parts_come(pool) -> None:
     assert len(run.parts) <= 3
     assert read_run_of(run, blob) == [up(k, 0) for k in range(40)]
     check_references(batch, blob, SCHEMA, 3)
-    delete_batch(batch, blob, owned=written_by("orders", "w1"), counters={})
+    delete_batch(batch, blob, owned=is_written_by("orders", "w1"), counters={})
     assert keys_in(blob) == []
 
 

@@ -13,8 +13,8 @@ from timespine.columnar.write import batch_envelope
 from timespine.columnar.write.batch_envelope import decode_batch, encode_batch, rewrite
 from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.encoding import envelope
-from timespine.core.encoding.envelope import Kind, seal
-from timespine.core.read_plan import seen_through
+from timespine.core.encoding.envelope import EnvelopeKind, wrap_payload
+from timespine.core.read_plan import apply_parent_bounds
 from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.model import CLOSED, Description, Frontier, advance_by
 
@@ -124,7 +124,7 @@ def test_any_other_bytes_are_corrupt(data) -> None:
     with pytest.raises(CorruptionError):
         decode_batch(data, "orders")
     with pytest.raises(CorruptionError):
-        decode_batch(seal(Kind.BATCH, data), "orders")
+        decode_batch(wrap_payload(EnvelopeKind.BATCH, data), "orders")
 
 
 @pytest.mark.parametrize("wrong", [None, "text", bytearray(b"TSB")])
@@ -157,24 +157,24 @@ def test_nonsense_is_neither_sent_nor_taken(name) -> None:
     batch = NONSENSE[name]
     with pytest.raises(UsageError):
         encode_batch(batch, "orders", 1)
-    letter = msgspec.msgpack.encode(batch_envelope._Letter("orders", 1, batch))
+    letter = msgspec.msgpack.encode(batch_envelope._BatchEnvelope("orders", 1, batch))
     with pytest.raises(CorruptionError, match="does not make sense"):
-        decode_batch(seal(Kind.BATCH, letter), "orders")
+        decode_batch(wrap_payload(EnvelopeKind.BATCH, letter), "orders")
 
 
 def test_a_batch_of_an_impossible_arity_or_collection_is_neither_sent_nor_taken() -> None:
     for collection, arity in [("Orders", 1), ("orders", 0), ("orders", 99)]:
         with pytest.raises(UsageError):
             encode_batch(batch_of(), collection, arity)
-        letter = msgspec.msgpack.encode(batch_envelope._Letter(collection, arity, batch_of()))
+        letter = msgspec.msgpack.encode(batch_envelope._BatchEnvelope(collection, arity, batch_of()))
         with pytest.raises(CorruptionError):
-            decode_batch(seal(Kind.BATCH, letter), "orders")
+            decode_batch(wrap_payload(EnvelopeKind.BATCH, letter), "orders")
     with pytest.raises(UsageError):
         decode_batch(encode_batch(batch_of(), "orders", 1), "no such id!")
 
 
 def test_a_batch_that_is_too_large_is_not_sent(monkeypatch) -> None:
-    monkeypatch.setitem(envelope.BYTES_MAX, Kind.BATCH, 40)
+    monkeypatch.setitem(envelope.BYTES_MAX, EnvelopeKind.BATCH, 40)
     with pytest.raises(UsageError, match="over the limit"):
         encode_batch(batch_of(BLOB), "orders", 1)
 
@@ -194,7 +194,7 @@ def test_a_rewritten_batch_has_a_new_upper_and_parts_that_say_so() -> None:
 
 def test_a_rewritten_hollow_run_rewrites_what_is_inside() -> None:
     (hollow,) = rewrite(batch_of(HOLLOW), at(2), at(6)).parts
-    assert seen_through(hollow, BLOB).rewrite == at(2)
+    assert apply_parent_bounds(hollow, BLOB).rewrite == at(2)
 
 
 def test_a_later_rewrite_takes_the_place_of_an_earlier_one() -> None:

@@ -11,10 +11,10 @@ from building import SCHEMA, Fresh, keys_in, read_part, table_of, up, updates_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timespine.columnar.parts.inline import InlineRule, encode_inline
-from timespine.columnar.parts.stats import diff_sum_of
+from timespine.columnar.parts.inline_part import InlineRule, encode_inline
+from timespine.columnar.parts.part_stats import diff_sum_of
 from timespine.columnar.write.run_writer import NO_LISTS, RunWriter
-from timespine.columnar.write.upload import Target
+from timespine.columnar.write.upload import UploadTarget
 from timespine.config import DEFAULT
 from timespine.core.batch import Part
 from timespine.errors import Determinate
@@ -25,7 +25,7 @@ CONFIG = replace(DEFAULT, part_bytes=500, row_group_rows=4, storage_attempts=1)
 
 
 def writer(blob, pool=None, config=CONFIG):
-    target = Target("orders", "w1", SCHEMA, 0, blob, config, sleep=lambda seconds: None)
+    target = UploadTarget("orders", "w1", SCHEMA, 0, blob, config, sleep=lambda seconds: None)
     return RunWriter(target, Fresh(), {}, pool, run_parts=NO_LISTS)
 
 

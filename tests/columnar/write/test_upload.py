@@ -29,10 +29,10 @@ from building import (
 )
 
 from timespine.columnar.kernels import key_encoding
-from timespine.columnar.parts.hollow_run import delete_batch, written_by
+from timespine.columnar.parts.hollow_run import delete_batch, is_written_by
 from timespine.columnar.schema.schema import define
 from timespine.columnar.write.batch_builder import AddResult
-from timespine.columnar.write.upload import END_BYTES, Target
+from timespine.columnar.write.upload import END_BYTES, UploadTarget
 from timespine.config import Config
 from timespine.core.batch import Order
 from timespine.errors import Determinate, DiffOverflow, Indeterminate, UsageError
@@ -342,7 +342,7 @@ def test_a_finished_batch_is_not_aborted() -> None:
     for call in (lambda: made.add(table_of([])), lambda: made.finish(at(5)), made.abort):
         with pytest.raises(UsageError, match="finished"):
             call()
-    assert delete_batch(batch, blob, owned=written_by("orders", "w1"), counters={}) == 0
+    assert delete_batch(batch, blob, owned=is_written_by("orders", "w1"), counters={}) == 0
     assert keys_in(blob) == []
 
 
@@ -386,7 +386,7 @@ def test_no_more_of_a_long_value_is_encoded_than_bounds_need(monkeypatch, key):
     columns = {"k": [1, 2, 3], "v": values, "_time": [0] * 3, "_diff": [1] * 3}
     table = pa.table(columns).cast(schema.update_arrow)
     blob = MemoryBlob()
-    target = Target("orders", "w1", schema, 0, blob, Config())
+    target = UploadTarget("orders", "w1", schema, 0, blob, Config())
     sent = target.send_part("p1", [table], is_consolidated=True)
     assert sent.part.rows == 3
     assert max(encoded, default=0) <= END_BYTES
@@ -394,7 +394,7 @@ def test_no_more_of_a_long_value_is_encoded_than_bounds_need(monkeypatch, key):
 
 def test_the_ends_of_long_rows_are_bounds_of_them():
     schema = define({"k": "string"}, None)
-    target = Target("orders", "w1", schema, 0, MemoryBlob(), Config())
+    target = UploadTarget("orders", "w1", schema, 0, MemoryBlob(), Config())
     long = "a" * (2 * END_BYTES)
 
     def ends(*keys):

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scene import TERM_MS, WRITER, Scene, at, same_state, up
-from walk import seeded
+from random_commands import seeded
+from state_harness import TERM_MS, WRITER, StateHarness, at, same_state, up
 
 from timespine.core.batch import Part
 from timespine.core.encoding import envelope
 from timespine.core.encoding.codec import decode_diff, decode_run, decode_state, encode_diff, encode_run, encode_state
-from timespine.core.encoding.envelope import HEADER, VERSION, Kind, kind_of
+from timespine.core.encoding.envelope import HEADER, VERSION, EnvelopeKind, envelope_kind
 from timespine.core.encoding.flat_spine import validate_deep
 from timespine.core.encoding.state_diff import StateDiff, diff
 from timespine.core.state import State, new_state
@@ -62,7 +62,7 @@ def resealed(data: bytes, payload: bytes) -> bytes:
 @functools.cache
 def busy() -> tuple[State, State]:
     """Two states, one commit apart, with something of everything in them."""
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     for when in range(6):
         scene.append(at(when + 1, when + 1), up("a", (when, when)), up("b", (when, when + 1), -1))
     scene.do(RollUpAll())
@@ -164,13 +164,17 @@ def test_new_collection_takes_few_bytes() -> None:
 
 
 def test_kind_of_an_entry_is_known_without_decoding_it() -> None:
-    assert [kind_of(entry()) for entry, _ in ENTRIES.values()] == [Kind.STATE, Kind.DIFF, Kind.RUN]
+    assert [envelope_kind(entry()) for entry, _ in ENTRIES.values()] == [
+        EnvelopeKind.STATE,
+        EnvelopeKind.DIFF,
+        EnvelopeKind.RUN,
+    ]
 
 
 @pytest.mark.parametrize("data", [b"", b"TS", b"TS\x00", b"TS\x09", b"\xff" * 20])
 def test_kind_of_what_is_no_entry_is_corruption(data: bytes) -> None:
     with pytest.raises(CorruptionError):
-        kind_of(data)
+        envelope_kind(data)
 
 
 NO_BYTES: list[Any] = [None, 5, "TS\x01\x01", [1, 2, 3], bytearray(20), memoryview(bytes(20)), {}]
@@ -179,7 +183,7 @@ NO_BYTES: list[Any] = [None, 5, "TS\x01\x01", [1, 2, 3], bytearray(20), memoryvi
 @pytest.mark.parametrize("value", [None, 5, "TS\x01\x01", 1.5, [1, 2], object()], ids=lambda each: type(each).__name__)
 def test_kind_of_what_is_not_even_bytes_is_corruption(value: Any) -> None:
     with pytest.raises(CorruptionError, match="neither a state nor a diff"):
-        kind_of(value)
+        envelope_kind(value)
 
 
 @pytest.mark.parametrize("value", NO_BYTES, ids=lambda each: type(each).__name__)
@@ -274,18 +278,18 @@ def test_entry_of_version_zero_is_corruption(data: bytes, decode: Decode) -> Non
 
 
 def test_entry_over_the_limit_is_corruption(data: bytes, decode: Decode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(envelope.BYTES_MAX, kind_of(data), len(data))
+    monkeypatch.setitem(envelope.BYTES_MAX, envelope_kind(data), len(data))
     decode(data)
-    monkeypatch.setitem(envelope.BYTES_MAX, kind_of(data), len(data) - 1)
+    monkeypatch.setitem(envelope.BYTES_MAX, envelope_kind(data), len(data) - 1)
     with pytest.raises(CorruptionError, match="too large"):
         decode(data)
 
 
 def test_nothing_over_the_limit_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    writes: list[tuple[Kind, Callable[[], bytes]]] = [
-        (Kind.STATE, state_entry),
-        (Kind.DIFF, diff_entry),
-        (Kind.RUN, run_entry),
+    writes: list[tuple[EnvelopeKind, Callable[[], bytes]]] = [
+        (EnvelopeKind.STATE, state_entry),
+        (EnvelopeKind.DIFF, diff_entry),
+        (EnvelopeKind.RUN, run_entry),
     ]
     for kind, write in writes:
         size = len(write())
@@ -326,7 +330,7 @@ HOSTILE: list[tuple[str, bytes]] = [
 @pytest.mark.parametrize("payload", [each[1] for each in HOSTILE], ids=[each[0] for each in HOSTILE])
 def test_hostile_payload_is_corruption(payload: bytes, kind: str, decode: Decode) -> None:
     with pytest.raises(CorruptionError):
-        decode(sealed(Kind[kind.upper()], payload))
+        decode(sealed(EnvelopeKind[kind.upper()], payload))
 
 
 BAD_FIELDS: list[tuple[str, Any]] = [
@@ -415,7 +419,7 @@ def test_state_with_times_of_another_shape_anywhere_is_corruption(field: str, va
     ],
 )
 def test_state_that_contradicts_itself_is_corruption(field: str, value: Any) -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.write(up("a", (1, 1)))
     data = encode_state(scene.state)
     image = msgspec.msgpack.decode(data[HEADER:])
@@ -425,7 +429,7 @@ def test_state_that_contradicts_itself_is_corruption(field: str, value: Any) -> 
 
 
 def test_state_whose_trace_is_ahead_of_its_upper_is_corruption() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(5), up("a", 1))
     ahead = msgspec.structs.replace(scene.state, upper=at(4))
     with pytest.raises(CorruptionError, match="past the upper"):
@@ -485,11 +489,11 @@ def test_field_that_this_version_does_not_know_changes_nothing_that_it_does() ->
 )
 def test_diff_with_a_wrong_field_is_corruption(field: str, value: Any) -> None:
     with pytest.raises(CorruptionError):
-        decode_diff(sealed(Kind.DIFF, msgspec.msgpack.encode({"n": 1, field: value})))
+        decode_diff(sealed(EnvelopeKind.DIFF, msgspec.msgpack.encode({"n": 1, field: value})))
 
 
 def test_trace_that_is_not_put_together_right_is_corruption() -> None:
-    scene = Scene()
+    scene = StateHarness()
     for when in range(5):
         scene.append(at(when + 1), up("a", when))
     scene.do(RollUpAll())
@@ -498,7 +502,7 @@ def test_trace_that_is_not_put_together_right_is_corruption() -> None:
         lacking = msgspec.msgpack.decode(msgspec.msgpack.encode(image))
         del lacking["trace"][1][id]
         with pytest.raises(CorruptionError):
-            decode_state(sealed(Kind.STATE, msgspec.msgpack.encode(lacking)))
+            decode_state(sealed(EnvelopeKind.STATE, msgspec.msgpack.encode(lacking)))
 
 
 # Mutations whose checksum is right: an error, or a state that is sound.
@@ -527,7 +531,7 @@ def test_state_with_mutated_bytes_is_corruption_or_sound(data: st.DataObject) ->
                 del payload[position : position + data.draw(st.integers(1, 4))]
             case _:
                 payload[position:position] = data.draw(st.binary(min_size=1, max_size=6))
-    decodes_to_something_sound(sealed(Kind.STATE, bytes(payload)))
+    decodes_to_something_sound(sealed(EnvelopeKind.STATE, bytes(payload)))
 
 
 def places(node: Any) -> Iterator[tuple[Any, Any]]:
@@ -570,7 +574,7 @@ def mutated(data: st.DataObject, payload: bytes) -> bytes:
 @examples(400)
 @given(st.data())
 def test_state_with_mutated_values_is_corruption_or_sound(data: st.DataObject) -> None:
-    decodes_to_something_sound(sealed(Kind.STATE, mutated(data, state_entry()[HEADER:])))
+    decodes_to_something_sound(sealed(EnvelopeKind.STATE, mutated(data, state_entry()[HEADER:])))
 
 
 @examples(200)

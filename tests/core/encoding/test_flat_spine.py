@@ -14,17 +14,17 @@ from timespine.core.batch import HollowBatch, Part, Run
 from timespine.core.encoding.flat_spine import (
     FlatSpine,
     Id,
-    ThinBatch,
-    ThinMerge,
+    SpineBatchHeader,
+    SpineMergeHeader,
     assemble,
     flatten,
-    thin,
+    headers_of,
     unflatten,
     validate,
     validate_deep,
 )
 from timespine.core.spine import rope as ropes
-from timespine.core.spine.layers import VACANT, Fueling, Layer, SpineBatch
+from timespine.core.spine.layers import VACANT, Layer, MergeProgress, SpineBatch
 from timespine.core.spine.spine import Spine, empty_spine
 from timespine.errors import CorruptionError, UsageError
 from timespine.model import CLOSED, Description, Frontier
@@ -67,11 +67,11 @@ def restored(flat: FlatSpine, arity: int = 1) -> Spine:
 def test_the_example_is_what_the_cases_below_think_it_is() -> None:
     assert list(EXAMPLE.hollow) == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert EXAMPLE.batches == {
-        (0, 2): ThinBatch(3, at(0), True),
-        (2, 3): ThinBatch(0, at(0), False),
-        (3, 4): ThinBatch(0, at(0), False),
+        (0, 2): SpineBatchHeader(3, at(0), True),
+        (2, 3): SpineBatchHeader(0, at(0), False),
+        (3, 4): SpineBatchHeader(0, at(0), False),
     }
-    assert EXAMPLE.merges == {(2, 4): ThinMerge(at(0), 2)}
+    assert EXAMPLE.merges == {(2, 4): SpineMergeHeader(at(0), 2)}
 
 
 @given(st.data(), ts.arities())
@@ -106,7 +106,7 @@ def test_a_restored_spine_goes_on_like_the_original(data: st.DataObject) -> None
 @given(ts.spines())
 @settings(max_examples=40)
 def test_the_thin_tables_are_as_small_as_the_layers(spine: Spine) -> None:
-    batches, merges = thin(spine)
+    batches, merges = headers_of(spine)
     assert len(batches) == spine.batch_count
     assert len(merges) == sum(layer.is_full for layer in spine.layers)
 
@@ -114,7 +114,7 @@ def test_the_thin_tables_are_as_small_as_the_layers(spine: Spine) -> None:
 @given(ts.spines(2))
 @settings(max_examples=40)
 def test_whole_ropes_can_be_assembled_without_looking_into_them(spine: Spine) -> None:
-    batches, merges = thin(spine)
+    batches, merges = headers_of(spine)
     again = assemble([each.rope for each in spine.batches()], spine.since, batches, merges, 2, spine.merging)
     assert [each.rope for each in again.batches()] == [each.rope for each in spine.batches()]
     assert flatten(again) == flatten(spine)
@@ -155,28 +155,30 @@ CORRUPT: dict[str, tuple[FlatSpine, str]] = {
         "0-2 are missing from 1 on",
     ),
     "a spine batch of no ids": (
-        changed(batches=with_(batches, (2, 2), ThinBatch(3, at(0), False))),
+        changed(batches=with_(batches, (2, 2), SpineBatchHeader(3, at(0), False))),
         "of spine batch 2-2 are missing from 2 on",
     ),
     "ids that do not begin at 0": (
-        FlatSpine(at(0), {(1, 2): batch(0, 1)}, {(1, 2): ThinBatch(0, at(0), False)}, {}),
+        FlatSpine(at(0), {(1, 2): batch(0, 1)}, {(1, 2): SpineBatchHeader(0, at(0), False)}, {}),
         "1-2 does not follow id 0",
     ),
     "ids with a gap": (
         FlatSpine(
             at(0),
             {(0, 1): batch(0, 1), (2, 3): batch(1, 2)},
-            {(0, 1): ThinBatch(1, at(0), False), (2, 3): ThinBatch(0, at(0), False)},
+            {(0, 1): SpineBatchHeader(1, at(0), False), (2, 3): SpineBatchHeader(0, at(0), False)},
             {},
         ),
         "2-3 does not follow id 1",
     ),
     "times that do not begin at the minimum": (
-        FlatSpine(at(0), {(0, 1): batch(1, 2)}, {(0, 1): ThinBatch(0, at(0), False)}, {}),
+        FlatSpine(at(0), {(0, 1): batch(1, 2)}, {(0, 1): SpineBatchHeader(0, at(0), False)}, {}),
         r"\[1\]\[2\]\[0\] does not follow upper \[0\]",
     ),
     "times with a gap between spine batches": (
-        changed(hollow=with_(hollow, (2, 3), batch(9, 10)), batches=with_(batches, (2, 3), ThinBatch(0, at(0), True))),
+        changed(
+            hollow=with_(hollow, (2, 3), batch(9, 10)), batches=with_(batches, (2, 3), SpineBatchHeader(0, at(0), True))
+        ),
         r"\[9\]\[10\]\[0\] does not follow upper \[2\]",
     ),
     "times with a gap inside a spine batch": (
@@ -187,7 +189,7 @@ CORRUPT: dict[str, tuple[FlatSpine, str]] = {
         FlatSpine(
             at(0),
             {(0, 1): batch(0, 1), (1, 2): HollowBatch(Description(at(1), at(1), at(0)), 1), (2, 3): batch(1, 2)},
-            {(0, 3): ThinBatch(2, at(0), True)},
+            {(0, 3): SpineBatchHeader(2, at(0), True)},
             {},
         ),
         "1-2 .* does not tile",
@@ -205,22 +207,22 @@ CORRUPT: dict[str, tuple[FlatSpine, str]] = {
         r"spine batch 3-4 spans no time: \[\]\[\]",
     ),
     "an older batch below a newer one": (
-        changed(batches=with_(batches, (0, 2), ThinBatch(0, at(0), True))),
+        changed(batches=with_(batches, (0, 2), SpineBatchHeader(0, at(0), True))),
         "more than 2 batches at level 0",
     ),
     "a newer batch above an older one": (
-        changed(batches=with_(batches, (3, 4), ThinBatch(2, at(0), False))),
+        changed(batches=with_(batches, (3, 4), SpineBatchHeader(2, at(0), False))),
         "at level 2 is newer than one at a lower level",
     ),
     "a batch above the top": (
-        changed(batches=with_(batches, (2, 3), ThinBatch(4, at(0), False))),
+        changed(batches=with_(batches, (2, 3), SpineBatchHeader(4, at(0), False))),
         "at level 4 is newer than one at a lower level",
     ),
     "a merge missing": (changed(merges={}), "the merge of spine batches 2-4 is missing"),
     "a merge of other batches": (changed(merges=moved(merges, (2, 4), (2, 3))), "the merge of spine batches 2-4"),
-    "a merge too many": (changed(merges=with_(merges, (0, 2), ThinMerge(at(0), 1))), "1 merges left over"),
+    "a merge too many": (changed(merges=with_(merges, (0, 2), SpineMergeHeader(at(0), 1))), "1 merges left over"),
     "a batch past since": (
-        changed(batches=with_(batches, (0, 2), ThinBatch(3, at(1), True))),
+        changed(batches=with_(batches, (0, 2), SpineBatchHeader(3, at(1), True))),
         r"0-2 is exact from \[1\] on, past the spine's since \[0\]",
     ),
     "a hollow batch past since": (
@@ -232,16 +234,16 @@ CORRUPT: dict[str, tuple[FlatSpine, str]] = {
         "0-2 has 9 updates, too many for level 3",
     ),
     "a level too low for the updates": (
-        changed(batches=with_(batches, (0, 2), ThinBatch(2, at(0), True))),
+        changed(batches=with_(batches, (0, 2), SpineBatchHeader(2, at(0), True))),
         "0-2 has 6 updates, too many for level 2",
     ),
     "several hollow batches that count as merged": (
-        changed(batches=with_(batches, (0, 2), ThinBatch(3, at(0), False))),
+        changed(batches=with_(batches, (0, 2), SpineBatchHeader(3, at(0), False))),
         "0-2 is neither fueled nor a single merged batch",
     ),
     "a merged batch with another since": (
         msgspec.structs.replace(
-            changed(batches=with_(batches, (3, 4), ThinBatch(0, at(1), False))),
+            changed(batches=with_(batches, (3, 4), SpineBatchHeader(0, at(1), False))),
             since=at(1),
         ),
         "3-4 is neither fueled nor a single merged batch",
@@ -261,7 +263,7 @@ def spine_batch(lo: int, hi: int, length: int = 1) -> SpineBatch:
     return SpineBatch(inner.desc, ropes.leaf(lo, hi, inner), False)
 
 
-FUELING = Fueling(at(0), 1)
+FUELING = MergeProgress(at(0), 1)
 
 
 @pytest.mark.parametrize(
@@ -349,9 +351,9 @@ def _change_batch(draw: st.DrawFn, flat: FlatSpine) -> FlatSpine:
     new = draw(
         st.sampled_from(
             [
-                ThinBatch(max(0, old.level + draw(st.integers(-2, 2))), old.since, old.fueled),
-                ThinBatch(old.level, draw(ts.frontiers(1)), old.fueled),
-                ThinBatch(old.level, old.since, not old.fueled),
+                SpineBatchHeader(max(0, old.level + draw(st.integers(-2, 2))), old.since, old.fueled),
+                SpineBatchHeader(old.level, draw(ts.frontiers(1)), old.fueled),
+                SpineBatchHeader(old.level, old.since, not old.fueled),
             ]
         )
     )
@@ -379,7 +381,7 @@ def _change_merge(draw: st.DrawFn, flat: FlatSpine) -> FlatSpine:
     old = flat.merges[id]
     remaining = draw(st.sampled_from([old.remaining, 0, old.remaining + 1, 4 * old.remaining, 1 << 62]))
     since = draw(st.sampled_from([old.since, flat.since, draw(ts.frontiers(1))]))
-    return msgspec.structs.replace(flat, merges={**flat.merges, id: ThinMerge(since, remaining)})
+    return msgspec.structs.replace(flat, merges={**flat.merges, id: SpineMergeHeader(since, remaining)})
 
 
 def _change_arity(draw: st.DrawFn, flat: FlatSpine) -> FlatSpine:
@@ -446,10 +448,10 @@ def merging(below: int = 0, remaining: int = 8, since: Frontier = at(0)) -> Flat
     return FlatSpine(
         at(0),
         flat.hollow | tables,
-        flat.batches | {id: ThinBatch(level, at(0), False) for id, level in zip(tables, levels, strict=True)},
-        {(0, 2): ThinMerge(since, remaining)}
-        | ({(2, 4): ThinMerge(at(0), 2)} if below == 2 else {})
-        | ({(3, 5): ThinMerge(at(0), 2)} if below == 3 else {}),
+        flat.batches | {id: SpineBatchHeader(level, at(0), False) for id, level in zip(tables, levels, strict=True)},
+        {(0, 2): SpineMergeHeader(since, remaining)}
+        | ({(2, 4): SpineMergeHeader(at(0), 2)} if below == 2 else {})
+        | ({(3, 5): SpineMergeHeader(at(0), 2)} if below == 3 else {}),
     )
 
 
@@ -481,8 +483,8 @@ def test_merges_that_other_batches_would_meet_are_corrupt(flat: FlatSpine) -> No
     [
         FlatSpine(at(0, 0), {}, {}, {}),
         changed(since=at(0, 0)),
-        changed(batches=with_(batches, (0, 2), ThinBatch(3, at(0, 0), True))),
-        changed(since=CLOSED, batches=with_(batches, (0, 2), ThinBatch(3, at(0, 0), True))),
+        changed(batches=with_(batches, (0, 2), SpineBatchHeader(3, at(0, 0), True))),
+        changed(since=CLOSED, batches=with_(batches, (0, 2), SpineBatchHeader(3, at(0, 0), True))),
         changed(
             hollow=with_(hollow, (0, 1), HollowBatch(Description(at(0), CLOSED, at(0, 0)), 1)),
         ),

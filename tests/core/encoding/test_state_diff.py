@@ -1,6 +1,6 @@
 """Diffs: what a commit stores leads every follower to the same state, and stays small.
 
-The walks do all commands in all orders, and `Scene.do` checks every commit of
+The walks do all commands in all orders, and `StateHarness.do` checks every commit of
 them: the diff through its bytes, the follower, the whole state through its
 bytes, the invariants. The walks add the reads, against the oracle.
 """
@@ -14,12 +14,12 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scene import TERM_MS, WRITER, Scene, at, batch, inline_part, same_state, up
-from walk import Walk, close, seeded
+from random_commands import RandomCommands, close, seeded
+from state_harness import TERM_MS, WRITER, StateHarness, at, batch, inline_part, same_state, up
 
 from timespine.core.batch import HollowBatch, Part, Run
 from timespine.core.encoding.codec import decode_diff, encode_diff, encode_state
-from timespine.core.encoding.flat_spine import ThinBatch, ThinMerge
+from timespine.core.encoding.flat_spine import SpineBatchHeader, SpineMergeHeader
 from timespine.core.encoding.state_diff import SpineDiff, StateDiff, apply_diff, diff
 from timespine.core.invariants import violations
 from timespine.core.state import Commit, HistoryEntry, State, new_state
@@ -65,7 +65,7 @@ def examples(count: int) -> settings:
 @examples(100)
 @given(st.data(), st.integers(1, 3))
 def test_walk_over_all_commands_keeps_followers_reads_and_invariants(data: st.DataObject, arity: int) -> None:
-    walk = Walk(lambda n: data.draw(st.integers(0, n - 1)) if n > 1 else 0, arity)
+    walk = RandomCommands(lambda n: data.draw(st.integers(0, n - 1)) if n > 1 else 0, arity)
     scene = walk.run(30)
     close(scene)
     scene.agree()
@@ -73,7 +73,7 @@ def test_walk_over_all_commands_keeps_followers_reads_and_invariants(data: st.Da
 
 @pytest.mark.parametrize("seed", range(24))
 def test_long_walk_keeps_followers_reads_and_invariants(seed: int) -> None:
-    scene = Walk(random.Random(seed).randrange, arity=1 + seed % 3).run(150)
+    scene = RandomCommands(random.Random(seed).randrange, arity=1 + seed % 3).run(150)
     close(scene)
     scene.agree()
 
@@ -88,7 +88,7 @@ def test_walks_reach_every_command() -> None:
 
 
 def test_follower_that_begins_anywhere_arrives_at_the_same_state() -> None:
-    walk = Walk(random.Random(7).randrange)
+    walk = RandomCommands(random.Random(7).randrange)
     followers: list[State] = []
     for _ in range(120):
         before = walk.scene.state
@@ -250,7 +250,7 @@ def test_history_of_one_long_entry_is_not_taken_for_its_suffix() -> None:
 
 
 def test_schemas_are_forgotten_with_the_collection() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(AddSchema(None, b"one"))
     close(scene)
     assert scene.follower.schemas == ()
@@ -260,9 +260,9 @@ def test_schemas_are_forgotten_with_the_collection() -> None:
 
 
 @pytest.fixture
-def scene() -> Scene:
+def scene() -> StateHarness:
     """Four batches of one update that make up one fueled batch, then one more; and two writes."""
-    scene = Scene()
+    scene = StateHarness()
     for when in range(4):
         scene.append(at(when + 1), up("a", when))
     scene.do(RollUpAll())
@@ -276,8 +276,8 @@ def hollow(lower: int, upper: int, rows: int = 0) -> HollowBatch:
     return HollowBatch(Description(at(lower), at(upper), at(0)), rows)
 
 
-def thin(level: int, fueled: bool = False, since: Frontier | None = None) -> ThinBatch:
-    return ThinBatch(level, at(0) if since is None else since, fueled)
+def thin(level: int, fueled: bool = False, since: Frontier | None = None) -> SpineBatchHeader:
+    return SpineBatchHeader(level, at(0) if since is None else since, fueled)
 
 
 @pytest.mark.parametrize("number", [0, 4, 6, 100])
@@ -301,7 +301,7 @@ def test_diff_that_does_not_follow_the_state_is_corruption(number: int) -> None:
         ({"t": SpineDiff(b={(4, 5): thin(0, since=at(9))})}, "past the spine's since|neither"),
         ({"t": SpineDiff(b={(0, 4): thin(2, fueled=False)})}, "neither fueled nor"),
         ({"t": SpineDiff(b={(0, 4): thin(1, fueled=True)})}, "too many|newer"),
-        ({"t": SpineDiff(m={(0, 5): ThinMerge(at(0), 1)})}, "merges left over"),
+        ({"t": SpineDiff(m={(0, 5): SpineMergeHeader(at(0), 1)})}, "merges left over"),
         ({"t": SpineDiff(a={(1, 9): hollow(1, 9)})}, "does not fit"),
         ({"t": SpineDiff(a={(3, 5): hollow(3, 5)})}, "does not fit|where one from|missing"),
         ({"t": SpineDiff(a={(4, 5): hollow(9, 10)})}, "does not follow"),
@@ -312,12 +312,14 @@ def test_diff_that_does_not_follow_the_state_is_corruption(number: int) -> None:
     ],
     ids=str,
 )
-def test_diff_that_does_not_fit_the_state_is_corruption(scene: Scene, change: dict[str, Any], reason: str) -> None:
+def test_diff_that_does_not_fit_the_state_is_corruption(
+    scene: StateHarness, change: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(CorruptionError, match=reason):
         apply_diff(scene.state, StateDiff(n=scene.state.seqno + 1, **change))
 
 
-def test_hollow_batch_that_covers_several_spine_batches_replaces_them(scene: Scene) -> None:
+def test_hollow_batch_that_covers_several_spine_batches_replaces_them(scene: StateHarness) -> None:
     state = scene.state
     change = SpineDiff(
         a={(0, 5): hollow(0, 5, 5)}, d=tuple(batch.id for batch in state.trace.batches()), b={(0, 5): thin(3)}
@@ -326,14 +328,14 @@ def test_hollow_batch_that_covers_several_spine_batches_replaces_them(scene: Sce
     assert [leaf.batch.len for leaf in new.trace.leaves()] == [5]
 
 
-def test_write_that_comes_back_changed_keeps_its_place(scene: Scene) -> None:
+def test_write_that_comes_back_changed_keeps_its_place(scene: StateHarness) -> None:
     changed = UnsealedBatch(0, at(7), (9,), 1, ())
     new = apply_diff(scene.state, StateDiff(n=scene.state.seqno + 1, y=(changed,)))
     assert [each.seqno for each in new.unsealed] == [0, 1]
     assert next(iter(new.unsealed)) == changed
 
 
-def test_hollow_batch_beyond_the_end_is_corruption(scene: Scene) -> None:
+def test_hollow_batch_beyond_the_end_is_corruption(scene: StateHarness) -> None:
     with pytest.raises(CorruptionError):
         apply_diff(scene.state, StateDiff(n=scene.state.seqno + 1, t=SpineDiff(a={(50, 51): hollow(50, 51)})))
 
@@ -351,7 +353,7 @@ OTHER_SHAPE = Frontier(((1, 1),))
     ],
     ids=str,
 )
-def test_diff_with_times_of_another_shape_is_corruption(scene: Scene, change: dict[str, Any]) -> None:
+def test_diff_with_times_of_another_shape_is_corruption(scene: StateHarness, change: dict[str, Any]) -> None:
     with pytest.raises(CorruptionError):
         apply_diff(scene.state, StateDiff(n=scene.state.seqno + 1, **change))
 
@@ -392,7 +394,7 @@ def test_usage_errors_of_the_caller_are_not_taken_for_corruption() -> None:
     ids=str,
 )
 def test_diff_that_takes_upper_or_since_back_is_corruption(change: dict[str, Any]) -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(5), up("a", 1))
     scene.do(Retain(at(3)))
     with pytest.raises(CorruptionError, match="back"):
@@ -400,7 +402,7 @@ def test_diff_that_takes_upper_or_since_back_is_corruption(change: dict[str, Any
 
 
 def test_diff_that_takes_a_partially_ordered_upper_or_since_aside_is_corruption() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.append(at(5, 5), up("a", (1, 1)))
     scene.do(Retain(at(3, 3)))
     for change in ({"u": at(9, 4)}, {"t": SpineDiff(s=at(2, 9))}):
@@ -408,7 +410,7 @@ def test_diff_that_takes_a_partially_ordered_upper_or_since_aside_is_corruption(
             apply_diff(scene.state, StateDiff(n=scene.state.seqno + 1, **change))
 
 
-def test_diff_that_leaves_the_trace_ahead_of_the_upper_is_corruption(scene: Scene) -> None:
+def test_diff_that_leaves_the_trace_ahead_of_the_upper_is_corruption(scene: StateHarness) -> None:
     old = scene.state
     scene.append(at(9), up("a", 6))
     change = diff(old, scene.state)
@@ -423,7 +425,7 @@ def test_diff_that_leaves_the_trace_ahead_of_the_upper_is_corruption(scene: Scen
 @pytest.mark.parametrize(
     "key", ["", "nonsense", "c/w1", "c/w1/p/q", "C/w1/p", "c//p", "../w1/p", "c/w1/p\n", "c/w1/" + "p" * 65]
 )
-def test_diff_that_adds_a_part_with_a_malformed_blob_key_is_corruption(scene: Scene, key: str) -> None:
+def test_diff_that_adds_a_part_with_a_malformed_blob_key_is_corruption(scene: StateHarness, key: str) -> None:
     part = Part(key, 1, 1, 1)
     added = HollowBatch(Description(at(5), at(6), at(0)), 1, (Run((part,)),))
     spine = SpineDiff(a={(5, 6): added}, b={(5, 6): thin(0)})
@@ -432,7 +434,7 @@ def test_diff_that_adds_a_part_with_a_malformed_blob_key_is_corruption(scene: Sc
             apply_diff(scene.state, StateDiff(n=scene.state.seqno + 1, **change))
 
 
-def test_diff_that_adds_an_inline_part_needs_no_blob_key_but_no_malformed_one_either(scene: Scene) -> None:
+def test_diff_that_adds_an_inline_part_needs_no_blob_key_but_no_malformed_one_either(scene: StateHarness) -> None:
     def change(key: str) -> StateDiff:
         part = Part(key, 1, 1, 1, b"x")
         return StateDiff(n=scene.state.seqno + 1, y=(UnsealedBatch(2, at(7), (7,), 1, (part,)),), unsealed_next=3)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 import pytest
-from stage import CONFIG, Fault, Stage, at, up
+from protocol_harness import CONFIG, Fault, ProtocolHarness, at, up
 
 from timespine.core.batch import HollowBatch, Part, Run
 from timespine.core.effects import (
@@ -25,7 +25,7 @@ from timespine.core.encoding.codec import encode_state
 from timespine.core.protocols.garbage import collect_garbage, references, sweep
 from timespine.core.protocols.maintain import merge_once, roll_up, tidy_unsealed
 from timespine.core.protocols.session import Session
-from timespine.core.spine.merge_result import Applied
+from timespine.core.spine.merge_result import MergeApplication
 from timespine.core.transitions import (
     AddRollup,
     ExpireCommitter,
@@ -37,19 +37,19 @@ from timespine.core.transitions import (
     Seal,
 )
 from timespine.errors import Fenced, Unavailable, UsageError
-from timespine.testing.formats.naive import counted, data_of
-from timespine.testing.simulator.reads import release_lease, snapshot, take_lease
-from timespine.testing.simulator.writes import compare_and_append, put_part, write
+from timespine.testing.formats.naive import data_of, row_counts
+from timespine.testing.simulator.core_reads import fetch_snapshot, release_lease, take_lease
+from timespine.testing.simulator.core_writes import compare_and_append_data, put_part, write_data
 
 
-def opened() -> tuple[Stage, Session, Session]:
+def opened() -> tuple[ProtocolHarness, Session, Session]:
     """A collection, a session, and another one that entered before it."""
-    stage = Stage()
+    stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
     return stage, session, other
 
 
-def compacted(appends: int = 4) -> tuple[Stage, Session, Session]:
+def compacted(appends: int = 4) -> tuple[ProtocolHarness, Session, Session]:
     """A collection whose first parts were merged into others, the last one passed through; with a rollup."""
     stage, session, other = opened()
     for when in range(appends):
@@ -59,7 +59,7 @@ def compacted(appends: int = 4) -> tuple[Stage, Session, Session]:
     return stage, session, other
 
 
-def littered() -> tuple[Stage, Session]:
+def littered() -> tuple[ProtocolHarness, Session]:
     """Garbage of every kind: runs and parts inside of runs and by themselves, merges of merges, a rollup, a write."""
     stage, session, _ = opened()
     prefix = f"c/{session.writer}"
@@ -72,7 +72,7 @@ def littered() -> tuple[Stage, Session]:
     stage.world.truth["c"] += [up(row, 0) for row in "xyz"] + [up(row, 1, 2) for row in "yz"]
     stage.run(roll_up(session, "c"))
     stage.append(session, 3, *(up(f"five{index}", 2) for index in range(5)))
-    stage.run(write(session, "c", data_of([up("ahead", 3)]), at(3), (3,)))
+    stage.run(write_data(session, "c", data_of([up("ahead", 3)]), at(3), (3,)))
     stage.commit(session, Seal(at(4)))
     stage.run(tidy_unsealed(session, "c"))
     stage.append(session, 5, up("first", 4))
@@ -84,14 +84,14 @@ def littered() -> tuple[Stage, Session]:
     return stage, session
 
 
-def settle(stage: Stage, session: Session) -> None:
+def settle(stage: ProtocolHarness, session: Session) -> None:
     """Collect until only what the last few states refer to is left."""
     for _ in range(2):
         assert stage.run(roll_up(session, "c")) is True
         stage.run(collect_garbage(session, "c"))
 
 
-def deleted(stage: Stage) -> list[str]:
+def deleted(stage: ProtocolHarness) -> list[str]:
     """The keys that the last run asked to delete, in order."""
     return [key for each in stage.of(DeleteBlobs) for key in each.keys]
 
@@ -143,7 +143,7 @@ def test_without_a_rollup_there_is_nothing_to_collect() -> None:
 
 
 def test_collection_that_is_not_there_has_no_garbage() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     assert stage.run(collect_garbage(stage.stranger(), "nowhere")) == 0
     assert stage.run(sweep(stage.stranger(), "nowhere")) == 0
 
@@ -186,7 +186,7 @@ def test_rollup_that_was_overtaken_before_it_was_recorded_is_deleted_in_the_end(
 
 def test_write_that_was_never_drained_goes_with_its_collection() -> None:
     stage, session, _ = opened()
-    stage.run(write(session, "c", data_of([up("a", 0)]), at(0), (0,)))
+    stage.run(write_data(session, "c", data_of([up("a", 0)]), at(0), (0,)))
     (part,) = stage.there()
     stage.commit(session, Seal(at()), Retain(at()), Finalize())
     settle(stage, session)
@@ -250,7 +250,7 @@ def test_reader_older_than_every_rollup_stops_collection() -> None:
 
 def test_part_that_is_drained_and_not_yet_evicted_is_kept() -> None:
     stage, session, _ = opened()
-    stage.run(write(session, "c", data_of([up("a", 0), up("b", 7)]), at(0), (7,)))
+    stage.run(write_data(session, "c", data_of([up("a", 0), up("b", 7)]), at(0), (7,)))
     stage.commit(session, Seal(at(1)))
     stage.run(tidy_unsealed(session, "c"))
     stage.append(session, 2, up("c", 1))
@@ -264,7 +264,7 @@ def test_part_that_is_drained_and_not_yet_evicted_is_kept() -> None:
 def test_reading_while_garbage_is_collected_gives_the_truth() -> None:
     stage, session, other = compacted()
     stage.before(GetBlob, lambda: settle(stage, session))
-    assert counted(*stage.run(snapshot(other, "c", (3,)))) == {f"r{when}": 1 for when in range(4)}  # type: ignore[misc]
+    assert row_counts(*stage.run(fetch_snapshot(other, "c", (3,)))) == {f"r{when}": 1 for when in range(4)}  # type: ignore[misc]
 
 
 def test_references_of_a_state_are_its_parts_and_its_rollups() -> None:
@@ -334,7 +334,7 @@ def test_garbage_that_is_gone_already_is_no_obstacle(missing: str) -> None:
     stage.agree()
 
 
-def answer_merge(stage: Stage, session: Session, parts: Callable[[str], list[Part]]) -> None:
+def answer_merge(stage: ProtocolHarness, session: Session, parts: Callable[[str], list[Part]]) -> None:
     """Let a merge of everything result in these parts of its writer."""
 
     def answer(effect: MergeRuns) -> MergeOutput:
@@ -348,7 +348,7 @@ def answer_merge(stage: Stage, session: Session, parts: Callable[[str], list[Par
     # Since is past the rows, so that they cannot be kept as they are.
     stage.commit(session, Retain(at(before)), RollUpAll())
     stage.answer(MergeRuns, answer)
-    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+    assert stage.run(merge_once(session, "c")) is MergeApplication.EXACT
 
 
 def test_what_a_live_run_shares_with_a_dead_one_is_kept() -> None:
@@ -397,7 +397,7 @@ def test_part_that_lives_on_inside_of_a_run_is_kept() -> None:
     stage.agree()
 
 
-def handed_on(stage: Stage, session: Session) -> tuple[Part, Callable[[], None]]:
+def handed_on(stage: ProtocolHarness, session: Session) -> tuple[Part, Callable[[], None]]:
     """A part inside a run, both of a writer that is gone; and what passes it on from its run to a new one."""
     writer = stage.borrowed_writer(session)
     kept = stage.put(f"c/{writer}/q-kept", up("kept", 0))
@@ -722,7 +722,7 @@ def test_blob_whose_name_is_not_ours_stops_the_sweep_before_it_deletes_anything(
     assert len(stage.there()) == 2
 
 
-def sweepable() -> tuple[Stage, Session]:
+def sweepable() -> tuple[ProtocolHarness, Session]:
     """A collection with live runs, and with leaks of several writers."""
     stage, session = littered()
     for number in range(5):
@@ -763,7 +763,7 @@ def test_expired_writer_cannot_commit_what_the_sweep_may_have_deleted() -> None:
     stage, session, other = opened()
     stage.commit(session, ExpireWriter(other.writer))
     stage.before(CompareAndSet, lambda: stage.run(sweep(session, "c")))
-    reply = stage.run(compare_and_append(other, "c", data_of([up("x", 0)]), at(0), at(1)))
+    reply = stage.run(compare_and_append_data(other, "c", data_of([up("x", 0)]), at(0), at(1)))
     assert "is not registered" in str(reply)
     stage.commit(session, Retain(at(0)), Seal(at(1)))
     stage.check_storage()

@@ -6,14 +6,21 @@ import zlib
 
 import msgspec
 import pytest
-from scene import same_state
-from stage import CONFIG, FAILURES, Fault, Stage, at, up
+from protocol_harness import CONFIG, FAILURES, Fault, ProtocolHarness, at, up
+from state_harness import same_state
 
 from timespine.core.effects import CompareAndSet, GetBlob, Scan, Truncate
 from timespine.core.encoding.codec import decode_diff, encode_diff, encode_state
 from timespine.core.encoding.state_diff import StateDiff
 from timespine.core.protocols.garbage import collect_garbage
-from timespine.core.protocols.load_state import create, diffs_of, follow, load, newest_base, refresh
+from timespine.core.protocols.load_state import (
+    apply_newer_diffs,
+    create_or_find,
+    diffs_of,
+    load_state,
+    newest_base,
+    refresh_state,
+)
 from timespine.core.protocols.maintain import roll_up
 from timespine.core.protocols.session import Session
 from timespine.core.state import Rollup, State, new_state
@@ -23,9 +30,9 @@ from timespine.errors import CorruptionError, Determinate, Unavailable, UsageErr
 Entries = list[tuple[int, bytes]]
 
 
-def rolled_up(seals_after: int = 2) -> tuple[Stage, Session]:
+def rolled_up(seals_after: int = 2) -> tuple[ProtocolHarness, Session]:
     """A collection with a rollup of state 3, recorded by entry 4, and some commits after it."""
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
     stage.append(session, 1, up("a", 0))
     stage.append(session, 2, up("b", 1))
@@ -36,17 +43,17 @@ def rolled_up(seals_after: int = 2) -> tuple[Stage, Session]:
     return stage, session
 
 
-def cut(stage: Stage, below: int) -> None:
+def cut(stage: ProtocolHarness, below: int) -> None:
     """Cut the log."""
     stage.world.perform[Truncate](Truncate("c", below))
 
 
-def entries_of(stage: Stage) -> Entries:
+def entries_of(stage: ProtocolHarness) -> Entries:
     """The live entries of the log."""
     return stage.world.perform[Scan](Scan("c", 0))  # type: ignore[return-value]
 
 
-def check_loaded(stage: Stage, state: State | None) -> None:
+def check_loaded(stage: ProtocolHarness, state: State | None) -> None:
     assert state is not None
     assert same_state(state, stage.head()) == []
 
@@ -55,9 +62,9 @@ def check_loaded(stage: Stage, state: State | None) -> None:
 
 
 def test_new_collection_is_empty_and_begins_at_the_minimum() -> None:
-    stage = Stage("b")
+    stage = ProtocolHarness("b")
     session = stage.stranger()
-    state = stage.run(create(session, "c", 2))
+    state = stage.run(create_or_find(session, "c", 2))
     assert (state.seqno, state.arity, state.upper, state.since) == (0, 2, at(0, 0), at(0, 0))
     assert session.state("c") is state
 
@@ -65,80 +72,80 @@ def test_new_collection_is_empty_and_begins_at_the_minimum() -> None:
 def test_collection_that_is_there_is_found_and_not_created_again() -> None:
     stage, _ = rolled_up()
     session = stage.stranger()
-    check_loaded(stage, stage.run(create(session, "c")))
+    check_loaded(stage, stage.run(create_or_find(session, "c")))
     assert len(stage.world.logs["c"]) == stage.head().seqno + 1
 
 
 def test_collection_that_was_created_by_somebody_else_meanwhile_is_found() -> None:
-    stage = Stage("b")
-    stage.before(CompareAndSet, lambda: stage.run(create(stage.stranger(), "c")))
-    assert stage.run(create(stage.stranger(), "c")).seqno == 0
+    stage = ProtocolHarness("b")
+    stage.before(CompareAndSet, lambda: stage.run(create_or_find(stage.stranger(), "c")))
+    assert stage.run(create_or_find(stage.stranger(), "c")).seqno == 0
     assert len(stage.world.logs["c"]) == 1
 
 
 def test_creating_with_another_number_of_coordinates_is_a_usage_error() -> None:
-    stage = Stage("c", arity=2)
+    stage = ProtocolHarness("c", arity=2)
     with pytest.raises(UsageError, match="times of 2 coordinates, not 1"):
-        stage.run(create(stage.stranger(), "c", 1))
+        stage.run(create_or_find(stage.stranger(), "c", 1))
     assert stage.head().arity == 2
 
 
 @pytest.mark.parametrize(("name", "arity"), [("Big", 1), ("", 1), ("a/b", 1), ("c", 0), ("c", 99)])
 def test_creating_what_cannot_be_asks_nothing_of_storage(name: str, arity: int) -> None:
-    stage = Stage("b")
+    stage = ProtocolHarness("b")
     with pytest.raises(UsageError):
-        stage.run(create(stage.stranger(), name, arity))
+        stage.run(create_or_find(stage.stranger(), name, arity))
     assert not stage.effects
 
 
 @pytest.mark.parametrize("fault", list(Fault))
 def test_creating_survives_a_failure(fault: Fault) -> None:
-    stage = Stage("b")
+    stage = ProtocolHarness("b")
     stage.fail(CompareAndSet, fault)
-    assert stage.run(create(stage.stranger(), "c")).seqno == 0
+    assert stage.run(create_or_find(stage.stranger(), "c")).seqno == 0
     assert len(stage.world.logs["c"]) == 1
 
 
 def test_creating_gives_up_when_storage_stays_away() -> None:
-    stage = Stage("b")
+    stage = ProtocolHarness("b")
     stage.fail(CompareAndSet, Fault.DETERMINATE, times=CONFIG.storage_attempts)
     with pytest.raises(Determinate):
-        stage.run(create(stage.stranger(), "c"))
+        stage.run(create_or_find(stage.stranger(), "c"))
     assert "c" not in stage.world.logs
 
 
 def test_storage_that_does_not_show_what_was_created_is_called_out() -> None:
-    stage = Stage("b")
+    stage = ProtocolHarness("b")
     stage.answer(Scan, lambda effect: [])
     with pytest.raises(Unavailable, match="not linearizable"):
-        stage.run(create(stage.stranger(), "c"))
+        stage.run(create_or_find(stage.stranger(), "c"))
 
 
 # Keeping up.
 
 
 def test_collection_that_is_not_there_has_no_state() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.stranger()
-    assert stage.run(refresh(session, "nowhere")) is None
-    assert stage.run(load(session, "nowhere")) is None
+    assert stage.run(refresh_state(session, "nowhere")) is None
+    assert stage.run(load_state(session, "nowhere")) is None
     assert session.states == {}
 
 
 def test_state_is_the_same_object_while_nothing_happens() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
     known = session.state("c")
-    assert stage.run(refresh(session, "c")) is known
+    assert stage.run(refresh_state(session, "c")) is known
     assert stage.effects == [Scan("c", known.seqno + 1)]
 
 
 def test_state_that_lags_is_brought_up_by_the_diffs_that_it_lacks() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session, other = stage.session(), stage.session()
     stage.append(other, 1, up("a", 0))
     stage.append(other, 2, up("b", 1))
-    state = stage.run(refresh(session, "c"))
+    state = stage.run(refresh_state(session, "c"))
     check_loaded(stage, state)
     assert session.state("c") is state
     assert len(stage.effects) == 1
@@ -147,19 +154,19 @@ def test_state_that_lags_is_brought_up_by_the_diffs_that_it_lacks() -> None:
 def test_state_that_lags_behind_the_cut_is_loaded_anew() -> None:
     stage, session = rolled_up()
     late = stage.stranger()
-    late.learn(new_state("c"))
+    late.remember_state(new_state("c"))
     stage.run(collect_garbage(session, "c"))
-    check_loaded(stage, stage.run(refresh(late, "c")))
+    check_loaded(stage, stage.run(refresh_state(late, "c")))
     assert late.counters == {"reloads": 1}
     assert late.state("c").seqno == stage.head().seqno
 
 
 def test_cut_log_that_is_then_found_empty_has_no_state() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
     stage.answer(Scan, lambda effect: [(effect.from_seqno + 1, b"")])
     stage.answer(Scan, lambda effect: [], nth=2)
-    assert stage.run(refresh(session, "c")) is None
+    assert stage.run(refresh_state(session, "c")) is None
 
 
 @pytest.mark.parametrize("fault", FAILURES)
@@ -167,47 +174,47 @@ def test_scan_that_fails_is_tried_again(fault: Fault) -> None:
     stage, _ = rolled_up()
     stage.fail(Scan, fault)
     stage.fail(GetBlob, fault)
-    check_loaded(stage, stage.run(refresh(stage.stranger(), "c")))
+    check_loaded(stage, stage.run(refresh_state(stage.stranger(), "c")))
 
 
 def test_diff_that_does_not_follow_is_corruption() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session, other = stage.session(), stage.session()
     stage.commit(other, Seal(at(1)))
     stage.commit(other, Seal(at(2)))
     stage.answer(Scan, lambda effect: [entry for entry in entries_of(stage) if entry[0] in (2, 4)])
     with pytest.raises(CorruptionError, match="cannot follow state 2"):
-        stage.run(refresh(session, "c"))
+        stage.run(refresh_state(session, "c"))
 
 
 @pytest.mark.parametrize("number", [0, 1, 3, 9])
 def test_diff_in_a_slot_that_is_not_its_own_is_corruption(number: int) -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     late, session = stage.session(), stage.session()
     change = decode_diff(stage.world.logs["c"][2])
     moved = encode_diff(msgspec.structs.replace(change, n=number))
     assert session.state("c").seqno == 2
     stage.answer(Scan, lambda effect: [(2, moved)])
     with pytest.raises(CorruptionError, match=f"entry 2 of c holds a diff to state {number}"):
-        stage.run(refresh(late, "c"))
+        stage.run(refresh_state(late, "c"))
 
 
 def test_state_where_a_diff_should_be_is_corruption() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
     stage.answer(Scan, lambda effect: [(effect.from_seqno, encode_state(new_state("c")))])
     with pytest.raises(CorruptionError):
-        stage.run(refresh(session, "c"))
+        stage.run(refresh_state(session, "c"))
 
 
 # Loading.
 
 
 def test_collection_without_rollups_is_loaded_from_its_first_entry() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
     stage.append(session, 1, up("a", 0))
-    check_loaded(stage, stage.run(load(stage.stranger(), "c")))
+    check_loaded(stage, stage.run(load_state(stage.stranger(), "c")))
     assert stage.effects == [Scan("c", 0)]
 
 
@@ -216,7 +223,7 @@ def test_collection_is_loaded_from_its_newest_rollup_and_the_diffs_that_follow_i
     assert stage.run(roll_up(session, "c")) is True
     stage.append(session, 9, up("z", 8))
     newest = stage.head().rollups[max(stage.head().rollups)]
-    check_loaded(stage, stage.run(load(stage.stranger(), "c")))
+    check_loaded(stage, stage.run(load_state(stage.stranger(), "c")))
     assert stage.effects == [Scan("c", 0), GetBlob(newest.key)]
 
 
@@ -224,14 +231,14 @@ def test_collection_is_loaded_from_its_newest_rollup_and_the_diffs_that_follow_i
 def test_log_may_be_cut_anywhere_up_to_the_newest_rollup(below: int) -> None:
     stage, _ = rolled_up()
     cut(stage, below)
-    check_loaded(stage, stage.run(load(stage.stranger(), "c")))
+    check_loaded(stage, stage.run(load_state(stage.stranger(), "c")))
 
 
 def test_rollup_that_is_the_last_thing_recorded_is_enough() -> None:
     stage, _ = rolled_up(seals_after=0)
     cut(stage, 4)
     assert len(entries_of(stage)) == 1
-    check_loaded(stage, stage.run(load(stage.stranger(), "c")))
+    check_loaded(stage, stage.run(load_state(stage.stranger(), "c")))
 
 
 def test_rollup_that_garbage_collection_took_meanwhile_is_replaced_by_a_newer_one() -> None:
@@ -246,7 +253,7 @@ def test_rollup_that_garbage_collection_took_meanwhile_is_replaced_by_a_newer_on
 
     stage.before(GetBlob, race)
     late = stage.stranger()
-    check_loaded(stage, stage.run(load(late, "c")))
+    check_loaded(stage, stage.run(load_state(late, "c")))
     assert old.key not in stage.world.blobs
     assert late.counters == {"reloads": 1}
     stage.agree()
@@ -257,7 +264,7 @@ def test_rollup_that_stays_missing_is_corruption_after_a_bounded_number_of_tries
     (rollup,) = stage.head().rollups.values()
     del stage.world.blobs[rollup.key]
     with pytest.raises(CorruptionError, match="no rollup of c could be read"):
-        stage.run(load(stage.stranger(), "c"))
+        stage.run(load_state(stage.stranger(), "c"))
     assert len(stage.of(Scan)) == len(stage.of(GetBlob)) == CONFIG.commit_attempts
 
 
@@ -267,7 +274,7 @@ def test_log_with_gaps_is_corruption() -> None:
     del entries[2]
     stage.answer(Scan, lambda effect: entries)
     with pytest.raises(CorruptionError, match="gaps"):
-        stage.run(load(stage.stranger(), "c"))
+        stage.run(load_state(stage.stranger(), "c"))
 
 
 def recording(*seqnos: int) -> bytes:
@@ -291,14 +298,14 @@ def test_log_that_knows_of_no_rollup_and_no_state_is_corruption() -> None:
     stage, _ = rolled_up()
     cut(stage, 5)
     with pytest.raises(CorruptionError, match="know of no rollup"):
-        stage.run(load(stage.stranger(), "c"))
+        stage.run(load_state(stage.stranger(), "c"))
 
 
 def test_entry_of_no_known_kind_is_corruption() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     stage.answer(Scan, lambda effect: [(0, b"")])
     with pytest.raises(CorruptionError):
-        stage.run(load(stage.stranger(), "c"))
+        stage.run(load_state(stage.stranger(), "c"))
 
 
 @pytest.mark.parametrize("wrong", ["collection", "seqno"])
@@ -309,21 +316,21 @@ def test_rollup_of_something_else_is_corruption(wrong: str) -> None:
     foreign = msgspec.structs.replace(stage.world.states["c"][3], **changes)
     stage.world.blobs[rollup.key] = encode_state(foreign)
     with pytest.raises(CorruptionError, match="where one of c at 3 should be"):
-        stage.run(load(stage.stranger(), "c"))
+        stage.run(load_state(stage.stranger(), "c"))
 
 
 def test_first_entry_of_another_collection_is_corruption() -> None:
-    stage = Stage("c", "d")
+    stage = ProtocolHarness("c", "d")
     stage.world.logs["c"] = stage.world.logs["d"]
     with pytest.raises(CorruptionError, match="a state of d at 0 where one of c"):
-        stage.run(load(stage.stranger(), "c"))
+        stage.run(load_state(stage.stranger(), "c"))
 
 
 def test_first_entry_with_the_number_of_another_state_is_corruption() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     stage.world.logs["c"] = [encode_state(msgspec.structs.replace(new_state("c"), seqno=5))]
     with pytest.raises(CorruptionError):
-        stage.run(load(stage.stranger(), "c"))
+        stage.run(load_state(stage.stranger(), "c"))
 
 
 @pytest.mark.parametrize("where", ["rollup", "diff"])
@@ -341,13 +348,13 @@ def test_flipped_bit_is_corruption_and_the_future_is_a_version_error(where: str)
     good = blobs[rollup.key] if where == "rollup" else log[-1]
     spoil(good[:-1] + bytes([good[-1] ^ 1]))
     with pytest.raises(CorruptionError, match="checksum"):
-        stage.run(load(stage.stranger(), "c"))
+        stage.run(load_state(stage.stranger(), "c"))
     spoil(good[:5])
     with pytest.raises(CorruptionError, match="truncated"):
-        stage.run(load(stage.stranger(), "c"))
+        stage.run(load_state(stage.stranger(), "c"))
     spoil(_of_version(good, 9))
     with pytest.raises(VersionError):
-        stage.run(load(stage.stranger(), "c"))
+        stage.run(load_state(stage.stranger(), "c"))
 
 
 def _of_version(data: bytes, version: int) -> bytes:
@@ -369,19 +376,19 @@ def test_whoever_follows_a_log_gets_the_diffs_after_a_state_some_at_a_time() -> 
     stage, session = rolled_up()
     newest = stage.head().seqno
     found: list[int] = []
-    while diffs := stage.run(follow(session, "c", found[-1] if found else 0, 3)):
+    while diffs := stage.run(apply_newer_diffs(session, "c", found[-1] if found else 0, 3)):
         assert len(diffs) <= 3
         found += [each.n for each in diffs]
     assert found == list(range(1, newest + 1))
     assert stage.of(Scan) == [Scan("c", newest + 1, 3)]
-    assert stage.run(follow(session, "nobody", 0, 3)) == []
+    assert stage.run(apply_newer_diffs(session, "nobody", 0, 3)) == []
 
 
 def test_whoever_follows_a_log_that_was_cut_is_told_so() -> None:
     stage, session = rolled_up()
     cut(stage, 4)
-    assert stage.run(follow(session, "c", 2, 3)) is None
-    diffs = stage.run(follow(session, "c", 3, 3))
+    assert stage.run(apply_newer_diffs(session, "c", 2, 3)) is None
+    diffs = stage.run(apply_newer_diffs(session, "c", 3, 3))
     assert diffs is not None
     assert diffs[0].n == 4
 
@@ -391,4 +398,4 @@ def test_a_diff_in_the_wrong_place_is_not_followed() -> None:
     entries = entries_of(stage)
     stage.answer(Scan, lambda effect: [(2, entries[3][1])])
     with pytest.raises(CorruptionError, match="entry 2 of c holds a diff to state 3"):
-        stage.run(follow(session, "c", 1, 3))
+        stage.run(apply_newer_diffs(session, "c", 1, 3))

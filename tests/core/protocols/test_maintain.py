@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from stage import CONFIG, FAILURES, Fault, Stage, at, configured, up
+from protocol_harness import CONFIG, FAILURES, Fault, ProtocolHarness, at, configured, up
 
 from timespine.config import DEFAULT
 from timespine.core.batch import HollowBatch, Part, Run
 from timespine.core.effects import CompareAndSet, DeleteBlobs, Effect, FreshId, GetBlob, MergeOutput, MergeRuns, PutBlob
 from timespine.core.protocols.garbage import collect_garbage, references, sweep
 from timespine.core.protocols.maintain import (
-    expire_leases,
-    finalize,
+    expire_lapsed_leases,
+    finalize_if_released,
     is_rollup_due,
     merge_once,
     rewrite_unsealed,
@@ -23,7 +23,7 @@ from timespine.core.protocols.maintain import (
     tidy_unsealed,
 )
 from timespine.core.protocols.session import Session
-from timespine.core.spine.merge_result import Applied
+from timespine.core.spine.merge_result import MergeApplication
 from timespine.core.state import Rollup, Status, new_state
 from timespine.core.transitions import (
     ClaimMerge,
@@ -43,13 +43,13 @@ from timespine.errors import CorruptionError, Fenced, TimespineError, Unavailabl
 from timespine.model import CLOSED
 from timespine.model.time import INT64_MAX
 from timespine.testing.formats.naive import data_of
-from timespine.testing.simulator.reads import take_lease
-from timespine.testing.simulator.writes import compare_and_append, write
+from timespine.testing.simulator.core_reads import take_lease
+from timespine.testing.simulator.core_writes import compare_and_append_data, write_data
 
 
-def asked_for_a_merge(rows: int = 3, since: int = 2) -> tuple[Stage, Session, Session]:
+def asked_for_a_merge(rows: int = 3, since: int = 2) -> tuple[ProtocolHarness, Session, Session]:
     """A collection whose parts are to be merged up to since, the last one untouched; and two sessions."""
-    stage = Stage()
+    stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
     for when in range(rows):
         stage.append(session, when + 1, up(f"r{when}", when), up("all", when))
@@ -60,12 +60,12 @@ def asked_for_a_merge(rows: int = 3, since: int = 2) -> tuple[Stage, Session, Se
     return stage, session, other
 
 
-def mergers(stage: Stage) -> list[str]:
+def mergers(stage: ProtocolHarness) -> list[str]:
     """The writers that are registered for merges."""
     return [writer for writer in stage.head().writers if writer.startswith("m")]
 
 
-def merged_blobs(stage: Stage) -> list[str]:
+def merged_blobs(stage: ProtocolHarness) -> list[str]:
     """The blobs that merges have put."""
     return [key for key in stage.there() if key.split("/")[1].startswith("m")]
 
@@ -75,7 +75,7 @@ def merged_blobs(stage: Stage) -> list[str]:
 
 def test_merge_replaces_what_was_asked_for_and_leaves_no_writer_behind() -> None:
     stage, session, _ = asked_for_a_merge()
-    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+    assert stage.run(merge_once(session, "c")) is MergeApplication.EXACT
     head = stage.head()
     assert head.trace.requests() == []
     assert (head.trace.batch_count, head.trace.hollow_count) == (1, 1)
@@ -106,7 +106,7 @@ def test_merge_result_is_put_under_the_prefix_of_its_own_writer() -> None:
 
 
 def test_nothing_to_merge_is_none_and_writes_nothing() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
     stage.append(session, 1, up("a", 0))
     assert stage.run(merge_once(session, "c")) is None
@@ -114,12 +114,12 @@ def test_nothing_to_merge_is_none_and_writes_nothing() -> None:
 
 
 def test_merge_in_a_collection_that_is_not_there_is_none() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     assert stage.run(merge_once(stage.stranger(), "nowhere")) is None
 
 
 def test_smallest_merge_comes_first() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
     for upper, rows in ((1, 16), (2, 2)):
         stage.append(session, upper, *(up(f"r{upper}-{index}", upper - 1) for index in range(rows)))
@@ -143,7 +143,7 @@ def test_merge_that_somebody_else_claimed_is_left_alone_until_the_claim_lapses()
     assert stage.run(merge_once(session, "c")) is None
     assert not stage.of(CompareAndSet)
     stage.now_ms += 1
-    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+    assert stage.run(merge_once(session, "c")) is MergeApplication.EXACT
 
 
 def test_merge_that_somebody_else_claims_first_is_left_to_them() -> None:
@@ -174,7 +174,7 @@ def test_named_merge_is_begun_though_it_came_to_nothing_before_but_not_while_som
     stage.commit(other, ExpireWriter("m99"))
     assert stage.run(merge_once(session, "c")) is None
     assert not stage.of(MergeRuns)
-    assert stage.run(merge_once(session, "c", request.id)) is Applied.EXACT
+    assert stage.run(merge_once(session, "c", request.id)) is MergeApplication.EXACT
     stage.agree()
 
 
@@ -214,7 +214,7 @@ def test_merge_that_failed_is_done_by_others_when_the_claim_lapses() -> None:
     stage.fail(PutBlob, Fault.NOT_DONE)
     assert stage.run(merge_once(session, "c")) is None
     stage.now_ms += CONFIG.claim_ms + 1
-    assert stage.run(merge_once(other, "c")) is Applied.EXACT
+    assert stage.run(merge_once(other, "c")) is MergeApplication.EXACT
     stage.agree()
 
 
@@ -244,12 +244,12 @@ def test_merge_whose_engine_fails_in_whatever_way_is_skipped_until_its_claim_lap
     stage.append(session, 5, up("r4", 4))  # it disturbs nothing else
     assert [each.id for each in stage.head().trace.requests()] == [request.id]
     stage.now_ms += CONFIG.claim_ms + 1
-    assert stage.run(merge_once(other, "c")) is Applied.EXACT
+    assert stage.run(merge_once(other, "c")) is MergeApplication.EXACT
     stage.agree()
 
 
 def test_merge_of_a_count_that_overflows_is_skipped_and_nothing_else_is() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
     for when in range(2):
         stage.append(session, when + 1, up("much", when, INT64_MAX))
@@ -263,7 +263,7 @@ def test_merge_of_a_count_that_overflows_is_skipped_and_nothing_else_is() -> Non
     stage.append(session, 3, up("much", 2, -INT64_MAX))
     stage.commit(session, Retain(at(2)))
     stage.commit(session, RollUpAll())
-    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+    assert stage.run(merge_once(session, "c")) is MergeApplication.EXACT
     assert stage.rows(2) == {"much": INT64_MAX}
 
 
@@ -288,11 +288,11 @@ def test_result_that_somebody_else_gave_first_is_just_as_good() -> None:
 
     def faster() -> None:
         stage.now_ms += CONFIG.claim_ms + 1
-        assert stage.run(merge_once(other, "c")) is Applied.EXACT
+        assert stage.run(merge_once(other, "c")) is MergeApplication.EXACT
 
     # Just before the result is offered: the first compare-and-set is the claim.
     stage.before(CompareAndSet, faster, nth=2)
-    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+    assert stage.run(merge_once(session, "c")) is MergeApplication.EXACT
     assert mergers(stage) == []
     stage.agree()
 
@@ -304,10 +304,10 @@ def test_result_that_does_not_fit_any_more_is_dropped_and_deletes_only_its_own_b
     def rebuild() -> None:
         stage.append(other, 5, up("r4", 4), up("all", 4))
         stage.commit(other, RollUpAll())
-        assert stage.run(merge_once(other, "c")) is Applied.EXACT
+        assert stage.run(merge_once(other, "c")) is MergeApplication.EXACT
 
     stage.before(CompareAndSet, rebuild, nth=2)
-    assert stage.run(merge_once(session, "c")) is Applied.NO_MATCH
+    assert stage.run(merge_once(session, "c")) is MergeApplication.NO_MATCH
     (effect,) = stage.of(MergeRuns)
     (deletion,) = stage.of(DeleteBlobs)
     assert {key.split("/")[1] for key in deletion.keys} == {effect.writer}
@@ -344,7 +344,7 @@ def test_result_that_passes_through_what_another_merge_dropped_is_refused_and_le
     def faster() -> None:
         stage.now_ms += CONFIG.claim_ms + 1
         stage.answer(MergeRuns, rewrite)
-        assert stage.run(merge_once(other, "c")) is Applied.EXACT
+        assert stage.run(merge_once(other, "c")) is MergeApplication.EXACT
 
     stage.before(CompareAndSet, faster, nth=2)
     assert stage.run(merge_once(session, "c")) is None
@@ -367,12 +367,12 @@ def test_result_whose_diffs_do_not_add_up_is_dropped() -> None:
         )
 
     stage.answer(MergeRuns, wrong)
-    assert stage.run(merge_once(session, "c")) is Applied.DIFF_SUM
+    assert stage.run(merge_once(session, "c")) is MergeApplication.DIFF_SUM
     assert f"c/{writers[0]}/p1" not in stage.world.blobs
     stage.agree()
 
 
-def dropped(rows: int = 3) -> tuple[Stage, Session]:
+def dropped(rows: int = 3) -> tuple[ProtocolHarness, Session]:
     """A merge whose result will be dropped: its writer is expired just before it is offered."""
     stage, session, other = asked_for_a_merge(rows, rows - 1)
 
@@ -465,20 +465,20 @@ def test_result_with_too_much_inline_is_refused_and_dropped() -> None:
 def test_merge_is_applied_once_whichever_of_its_commits_fails(nth: int, fault: Fault) -> None:
     stage, session, _ = asked_for_a_merge()
     stage.fail(CompareAndSet, fault, nth=nth)
-    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+    assert stage.run(merge_once(session, "c")) is MergeApplication.EXACT
     assert mergers(stage) == []
     stage.agree()
 
 
 def test_merge_of_a_named_request_leaves_all_others_as_they_are() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
     for when in range(12):
         stage.append(session, when + 1, up(f"r{when}", when))
     named = max(stage.head().trace.requests(), key=lambda request: request.rope.len)
     others = [request.id for request in stage.head().trace.requests() if request.id != named.id]
     assert others
-    assert stage.run(merge_once(session, "c", named.id)) is Applied.EXACT
+    assert stage.run(merge_once(session, "c", named.id)) is MergeApplication.EXACT
     assert [request.id for request in stage.head().trace.requests()] == others
     assert stage.run(merge_once(session, "c", named.id)) is None
     stage.agree()
@@ -487,7 +487,7 @@ def test_merge_of_a_named_request_leaves_all_others_as_they_are() -> None:
 def test_merge_is_in_nobodys_way() -> None:
     stage, session, other = asked_for_a_merge()
     stage.before(CompareAndSet, lambda: stage.append(other, 5, up("r4", 4)), nth=2)
-    assert stage.run(merge_once(session, "c")) is Applied.EXACT
+    assert stage.run(merge_once(session, "c")) is MergeApplication.EXACT
     assert len(stage.of(MergeRuns)) == 1  # nothing is merged again for it
     stage.agree()
 
@@ -500,7 +500,7 @@ def test_merger_that_dies_at_any_point_leaves_nothing_that_the_sweep_does_not_fi
         stage.agree()
         stage.now_ms += CONFIG.writer_lease_ms + 1
         heir = stage.session()
-        stage.run(expire_leases(heir, "c"))
+        stage.run(expire_lapsed_leases(heir, "c"))
         stage.run(merge_once(heir, "c"))
         stage.run(sweep(heir, "c"))
         assert stage.head().trace.requests() == []
@@ -524,7 +524,7 @@ def test_rollup_is_due_after_enough_commits() -> None:
 
 
 def test_large_state_waits_longer_for_its_rollup() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session(config=configured(rollup_seqnos=1))
     for when in range(12):
         stage.append(session, when + 1, up(f"r{when}", when))
@@ -536,7 +536,7 @@ def test_large_state_waits_longer_for_its_rollup() -> None:
 
 
 def test_rollup_is_put_and_then_recorded() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
     stage.append(session, 1, up("a", 0))
     seqno = stage.head().seqno
@@ -548,12 +548,12 @@ def test_rollup_is_put_and_then_recorded() -> None:
 
 
 def test_rollup_of_a_collection_that_is_not_there_is_none() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     assert stage.run(roll_up(stage.stranger(), "nowhere")) is False
 
 
 def test_rollup_that_lost_to_a_newer_one_is_deleted() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
     stage.before(CompareAndSet, lambda: stage.run(roll_up(other, "c")))
     assert stage.run(roll_up(session, "c")) is False
@@ -563,7 +563,7 @@ def test_rollup_that_lost_to_a_newer_one_is_deleted() -> None:
 
 
 def test_rollup_of_a_writer_that_was_expired_is_refused_and_deleted() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
     stage.before(CompareAndSet, lambda: stage.commit(other, ExpireWriter(session.writer)))
     assert stage.run(roll_up(session, "c")) is False
@@ -571,7 +571,7 @@ def test_rollup_of_a_writer_that_was_expired_is_refused_and_deleted() -> None:
 
 
 def test_rollup_of_a_committer_that_was_expired_is_deleted_if_it_is_not_recorded() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
     stage.before(CompareAndSet, lambda: stage.commit(other, ExpireCommitter(session.committer)))
     with pytest.raises(Fenced) as raised:
@@ -581,7 +581,7 @@ def test_rollup_of_a_committer_that_was_expired_is_deleted_if_it_is_not_recorded
 
 
 def test_rollup_that_was_recorded_before_its_committer_was_expired_is_kept() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
     stage.fail(CompareAndSet, Fault.DONE)
     stage.before(CompareAndSet, lambda: stage.commit(other, ExpireCommitter(session.committer)), nth=2)
@@ -590,7 +590,7 @@ def test_rollup_that_was_recorded_before_its_committer_was_expired_is_kept() -> 
 
 
 def test_rollup_in_doubt_is_left_to_the_sweep() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
 
     def expire_and_cut() -> None:
@@ -612,7 +612,7 @@ def test_rollup_in_doubt_is_left_to_the_sweep() -> None:
 
 
 def test_rollup_of_a_state_that_moved_on_is_still_of_use() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
     seqno = stage.head().seqno
     stage.before(CompareAndSet, lambda: stage.append(other, 1, up("a", 0)))
@@ -625,32 +625,32 @@ def test_rollup_of_a_state_that_moved_on_is_still_of_use() -> None:
 
 
 def test_leases_that_lapsed_by_the_clock_are_removed_and_counted() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     gone = stage.session()
     stage.run(take_lease(gone, "c", (0,)))
     stage.now_ms += CONFIG.writer_lease_ms
-    assert stage.run(expire_leases(stage.session(), "c")) == 1  # the reader's term is shorter
+    assert stage.run(expire_lapsed_leases(stage.session(), "c")) == 1  # the reader's term is shorter
     stage.now_ms += 1
     session = stage.session()
-    assert stage.run(expire_leases(session, "c")) == 2
+    assert stage.run(expire_lapsed_leases(session, "c")) == 2
     assert gone.committer not in stage.head().committers
     assert gone.writer not in stage.head().writers
-    assert stage.run(expire_leases(session, "c")) == 0
+    assert stage.run(expire_lapsed_leases(session, "c")) == 0
 
 
 def test_expiry_in_a_collection_that_is_not_there_removes_nothing() -> None:
-    stage = Stage()
-    assert stage.run(expire_leases(stage.session(), "nowhere")) == 0
+    stage = ProtocolHarness()
+    assert stage.run(expire_lapsed_leases(stage.session(), "nowhere")) == 0
 
 
 # Unsealed updates.
 
 
 def test_tidying_drains_what_is_sealed_and_evicts_what_is_drained() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
-    stage.run(write(session, "c", data_of([up("a", 0), up("b", 1)]), at(0), (1,)))
-    stage.run(write(session, "c", data_of([up("c", 5)]), at(5), (5,)))
+    stage.run(write_data(session, "c", data_of([up("a", 0), up("b", 1)]), at(0), (1,)))
+    stage.run(write_data(session, "c", data_of([up("c", 5)]), at(5), (5,)))
     stage.commit(session, Seal(at(3)))
     stage.run(tidy_unsealed(session, "c"))
     head = stage.head()
@@ -661,9 +661,9 @@ def test_tidying_drains_what_is_sealed_and_evicts_what_is_drained() -> None:
 
 
 def test_tidying_twice_or_by_somebody_else_changes_nothing() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
-    stage.run(write(session, "c", data_of([up("a", 0)]), at(0), (0,)))
+    stage.run(write_data(session, "c", data_of([up("a", 0)]), at(0), (0,)))
     stage.commit(session, Seal(at(1)))
     stage.before(CompareAndSet, lambda: stage.run(tidy_unsealed(other, "c")))
     stage.run(tidy_unsealed(session, "c"))
@@ -674,9 +674,9 @@ def test_tidying_twice_or_by_somebody_else_changes_nothing() -> None:
 
 
 def test_tidying_keeps_what_is_only_partly_drained() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
-    stage.run(write(session, "c", data_of([up("a", 0), up("b", 4)]), at(0), (4,)))
+    stage.run(write_data(session, "c", data_of([up("a", 0), up("b", 4)]), at(0), (4,)))
     stage.commit(session, Seal(at(2)))
     stage.run(tidy_unsealed(session, "c"))
     assert len(stage.head().unsealed) == 1
@@ -687,11 +687,11 @@ def test_tidying_keeps_what_is_only_partly_drained() -> None:
     stage.agree()
 
 
-def half_drained() -> tuple[Stage, Session]:
+def half_drained() -> tuple[ProtocolHarness, Session]:
     """A write at 0 to 5, of which 0 to 3 is in the trace, merged and no longer referred to there."""
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
-    stage.run(write(session, "c", data_of([up(f"r{when}", when) for when in range(6)]), at(0), (5,)))
+    stage.run(write_data(session, "c", data_of([up(f"r{when}", when) for when in range(6)]), at(0), (5,)))
     stage.commit(session, Seal(at(4)))
     stage.run(tidy_unsealed(session, "c"))
     stage.commit(session, RollUpAll())
@@ -768,9 +768,9 @@ def test_rewriting_whose_writer_was_expired_deletes_what_it_wrote() -> None:
 
 
 def test_rewriting_of_what_cancels_out_leaves_nothing_of_it() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
-    stage.run(write(session, "c", data_of([up("a", 0), up("b", 5), up("b", 5, -1)]), at(0), (5,)))
+    stage.run(write_data(session, "c", data_of([up("a", 0), up("b", 5), up("b", 5, -1)]), at(0), (5,)))
     stage.commit(session, Seal(at(4)))
     stage.run(tidy_unsealed(session, "c"))
     assert stage.run(rewrite_unsealed(session, "c", 0))
@@ -785,30 +785,30 @@ def test_rewriting_of_what_cancels_out_leaves_nothing_of_it() -> None:
 
 
 def test_closed_and_released_collection_becomes_a_tombstone() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
     stage.append(session, 1, up("a", 0))
-    stage.run(compare_and_append(session, "c", None, at(1), CLOSED))
+    stage.run(compare_and_append_data(session, "c", None, at(1), CLOSED))
     stage.commit(session, Retain(CLOSED))
-    assert stage.run(finalize(session, "c")) is True
+    assert stage.run(finalize_if_released(session, "c")) is True
     assert stage.head().status is Status.FINALIZED
     assert list(stage.head().parts()) == []
-    assert stage.run(finalize(session, "c")) is True  # it is one
+    assert stage.run(finalize_if_released(session, "c")) is True  # it is one
 
 
 def test_collection_that_somebody_may_still_write_or_read_is_not_finalized() -> None:
-    stage = Stage()
+    stage = ProtocolHarness()
     session = stage.session()
-    assert stage.run(finalize(session, "c")) is False
-    stage.run(compare_and_append(session, "c", None, at(0), CLOSED))
-    assert stage.run(finalize(session, "c")) is False
+    assert stage.run(finalize_if_released(session, "c")) is False
+    stage.run(compare_and_append_data(session, "c", None, at(0), CLOSED))
+    assert stage.run(finalize_if_released(session, "c")) is False
     assert stage.head().status is Status.OPEN
 
 
 # Whoever is fenced.
 
 
-@pytest.mark.parametrize("protocol", [roll_up, expire_leases, tidy_unsealed, finalize, merge_once])
+@pytest.mark.parametrize("protocol", [roll_up, expire_lapsed_leases, tidy_unsealed, finalize_if_released, merge_once])
 def test_maintenance_by_a_session_that_was_expired_is_fenced(protocol: Any) -> None:
     stage, session, other = asked_for_a_merge()
     stage.commit(other, ExpireCommitter(session.committer), ExpireWriter(session.writer))

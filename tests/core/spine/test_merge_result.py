@@ -10,7 +10,7 @@ from timespine.core.batch import HollowBatch, Part, Run, wrap_int64
 from timespine.core.encoding.flat_spine import flatten, validate_deep
 from timespine.core.spine import rope as ropes
 from timespine.core.spine.layers import SpineBatch
-from timespine.core.spine.merge_result import Applied, apply_merge_result
+from timespine.core.spine.merge_result import MergeApplication, apply_merge_result
 from timespine.core.spine.rope import Leaf
 from timespine.core.spine.spine import Spine, empty_spine
 from timespine.model import CLOSED, Description, Frontier
@@ -34,7 +34,7 @@ def five(diff_sum: int | None = None) -> Spine:
     return spine
 
 
-def expected(spine: Spine, output: HollowBatch) -> tuple[Applied, list[Leaf]]:
+def expected(spine: Spine, output: HollowBatch) -> tuple[MergeApplication, list[Leaf]]:
     """What should become of a result and which hollow batches it should replace: a plain search."""
     for each in spine.batches():
         if not output.desc.since <= each.desc.since or output.desc.lower == output.desc.upper:
@@ -45,13 +45,13 @@ def expected(spine: Spine, output: HollowBatch) -> tuple[Applied, list[Leaf]]:
             continue
         sums = [leaf.diff_sum for leaf in inside]
         if output.len > sum(leaf.len for leaf in inside):
-            return Applied.TOO_MANY_UPDATES, []
+            return MergeApplication.TOO_MANY_UPDATES, []
         known = None not in sums and output.diff_sum is not None
         if known and wrap_int64(sum(sums)) != output.diff_sum:  # type: ignore[arg-type]
-            return Applied.DIFF_SUM, []
+            return MergeApplication.DIFF_SUM, []
         whole = inside == leaves and each.desc.lower == output.desc.lower and each.desc.upper == output.desc.upper
-        return (Applied.EXACT if whole else Applied.SUBSET), inside
-    return Applied.NO_MATCH, []
+        return (MergeApplication.EXACT if whole else MergeApplication.SUBSET), inside
+    return MergeApplication.NO_MATCH, []
 
 
 def _range(each: SpineBatch, leaves: list[Leaf], output: HollowBatch) -> list[Leaf] | None:
@@ -89,14 +89,17 @@ def test_a_result_is_applied_as_a_plain_search_says(data: st.DataObject, arity: 
 
 
 def test_each_outcome_says_whether_it_changed_something_and_whether_to_look_on() -> None:
-    assert [each for each in Applied if each.is_applied] == [Applied.EXACT, Applied.SUBSET]
-    assert [each for each in Applied if not each.ends_search] == [Applied.NO_MATCH, Applied.INVALID_SINCE]
+    assert [each for each in MergeApplication if each.is_applied] == [MergeApplication.EXACT, MergeApplication.SUBSET]
+    assert [each for each in MergeApplication if not each.ends_search] == [
+        MergeApplication.NO_MATCH,
+        MergeApplication.INVALID_SINCE,
+    ]
 
 
 def test_an_exact_result_replaces_the_whole_batch() -> None:
     spine = five()
     replacement = apply_merge_result(spine, batch(0, 4, 3))
-    assert replacement.applied is Applied.EXACT
+    assert replacement.applied is MergeApplication.EXACT
     assert [leaf.batch for leaf in replacement.removed] == list(spine.hollow_batches())[:4]
     assert [(each.id, each.fueled, each.len) for each in replacement.spine.batches()] == [
         ((0, 4), False, 3),
@@ -108,7 +111,7 @@ def test_an_exact_result_replaces_the_whole_batch() -> None:
 def test_a_result_for_a_contiguous_range_replaces_that_range_and_the_request_stays() -> None:
     spine = five()
     replacement = apply_merge_result(spine, batch(1, 3, 2))
-    assert replacement.applied is Applied.SUBSET
+    assert replacement.applied is MergeApplication.SUBSET
     assert [(leaf.lo, leaf.hi) for leaf in replacement.removed] == [(1, 2), (2, 3)]
     assert [(leaf.lo, leaf.hi) for leaf in replacement.spine.leaves()] == [(0, 1), (1, 3), (3, 4), (4, 5)]
     assert [request.id for request in replacement.spine.requests()] == [(0, 4)]
@@ -130,7 +133,7 @@ def test_a_result_for_a_contiguous_range_replaces_that_range_and_the_request_sta
 def test_what_does_not_fit_is_dropped(output: HollowBatch) -> None:
     spine = five()
     replacement = apply_merge_result(spine, output)
-    assert replacement.applied is Applied.NO_MATCH
+    assert replacement.applied is MergeApplication.NO_MATCH
     assert replacement.spine is spine
     assert replacement.removed == ()
 
@@ -138,23 +141,23 @@ def test_what_does_not_fit_is_dropped(output: HollowBatch) -> None:
 def test_a_result_with_more_updates_is_refused() -> None:
     spine = five()
     for output in (batch(0, 4, 5), batch(1, 3, 3), batch(4, 5, 2)):
-        assert apply_merge_result(spine, output).applied is Applied.TOO_MANY_UPDATES
+        assert apply_merge_result(spine, output).applied is MergeApplication.TOO_MANY_UPDATES
 
 
 def test_sums_of_diffs_are_compared_where_both_are_known() -> None:
     known, unknown = five(diff_sum=INT64_MAX), five()
     right = wrap_int64(4 * INT64_MAX)
-    assert apply_merge_result(known, batch(0, 4, 4, diff_sum=right)).applied is Applied.EXACT
-    assert apply_merge_result(known, batch(0, 4, 4, diff_sum=right + 1)).applied is Applied.DIFF_SUM
-    assert apply_merge_result(known, batch(1, 3, 1, diff_sum=-2)).applied is Applied.SUBSET
-    assert apply_merge_result(known, batch(1, 3, 1, diff_sum=0)).applied is Applied.DIFF_SUM
-    assert apply_merge_result(known, batch(1, 3, 1)).applied is Applied.SUBSET
-    assert apply_merge_result(unknown, batch(1, 3, 1, diff_sum=0)).applied is Applied.SUBSET
+    assert apply_merge_result(known, batch(0, 4, 4, diff_sum=right)).applied is MergeApplication.EXACT
+    assert apply_merge_result(known, batch(0, 4, 4, diff_sum=right + 1)).applied is MergeApplication.DIFF_SUM
+    assert apply_merge_result(known, batch(1, 3, 1, diff_sum=-2)).applied is MergeApplication.SUBSET
+    assert apply_merge_result(known, batch(1, 3, 1, diff_sum=0)).applied is MergeApplication.DIFF_SUM
+    assert apply_merge_result(known, batch(1, 3, 1)).applied is MergeApplication.SUBSET
+    assert apply_merge_result(unknown, batch(1, 3, 1, diff_sum=0)).applied is MergeApplication.SUBSET
 
 
 def test_a_result_for_nothing_at_all() -> None:
     spine = empty_spine(1)
-    assert apply_merge_result(spine, batch(0, 1)).applied is Applied.NO_MATCH
+    assert apply_merge_result(spine, batch(0, 1)).applied is MergeApplication.NO_MATCH
 
 
 @given(ts.spines(steps_max=16))
@@ -165,10 +168,10 @@ def test_answering_every_request_leaves_nothing_to_ask_for(spine: Spine) -> None
         replacement = apply_merge_result(answered, HollowBatch(request.desc, request.rope.len))
         # The hollow batches of a request may have sums that are known and are not those of no parts at all.
         if request.rope.diff_sum not in (None, 0):
-            assert replacement.applied is Applied.DIFF_SUM
+            assert replacement.applied is MergeApplication.DIFF_SUM
             part = Part("m", request.rope.len, diff_sum=request.rope.diff_sum)
             replacement = apply_merge_result(answered, HollowBatch(request.desc, request.rope.len, (Run((part,)),)))
-        assert replacement.applied is Applied.EXACT
+        assert replacement.applied is MergeApplication.EXACT
         answered = replacement.spine
     assert answered.requests() == []
     assert answered.batch_count == answered.hollow_count == spine.batch_count

@@ -9,15 +9,22 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scene import TERM_MS, WRITER, Scene, at, up
-from walk import Walk, close
+from random_commands import RandomCommands, close
+from state_harness import TERM_MS, WRITER, StateHarness, at, up
 
 from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.encoding.codec import decode_state, encode_state
-from timespine.core.encoding.flat_spine import FlatSpine, ThinBatch, ThinMerge, flatten, unflatten, validate_deep
+from timespine.core.encoding.flat_spine import (
+    FlatSpine,
+    SpineBatchHeader,
+    SpineMergeHeader,
+    flatten,
+    unflatten,
+    validate_deep,
+)
 from timespine.core.invariants import identity_stays
-from timespine.core.spine.layers import Fueling, Layer, Merging
-from timespine.core.spine.merge_result import Applied, apply_merge_result
+from timespine.core.spine.layers import Layer, MergePolicyKind, MergeProgress
+from timespine.core.spine.merge_result import MergeApplication, apply_merge_result
 from timespine.core.spine.spine import Spine, empty_spine
 from timespine.core.state import Status, new_state
 from timespine.core.transitions import (
@@ -35,7 +42,7 @@ from timespine.errors import CorruptionError
 from timespine.model import Description
 from timespine.testing import strategies as ts
 
-BY_LEVEL = Merging.BY_LEVEL
+BY_LEVEL = MergePolicyKind.BY_LEVEL
 
 Row = tuple[int, int, int, int]
 """A batch for people: lower, upper, since, level."""
@@ -72,7 +79,7 @@ def answered(spine: Spine, length: int | None = None) -> Spine:
     count = request.rope.len if length is None else length
     (lower,), (upper,), (since,) = desc.lower.elements[0], desc.upper.elements[0], desc.since.elements[0]
     replacement = apply_merge_result(spine, hollow(lower, upper, count, since))
-    assert replacement.applied is Applied.EXACT
+    assert replacement.applied is MergeApplication.EXACT
     return replacement.spine
 
 
@@ -88,7 +95,7 @@ def settled(spine: Spine) -> Spine:
 
 
 def test_two_expired_batches_become_one_a_level_up_and_a_result_no_larger_than_a_parent_stays() -> None:
-    scene = Scene(merging=BY_LEVEL)
+    scene = StateHarness(merging=BY_LEVEL)
     scene.append(at(1), up("k", 0), up("k2", 0))
     scene.append(at(3), up("k", 2), up("k3", 2))
     scene.append(at(9), up("k", 5))
@@ -120,7 +127,7 @@ def test_two_expired_batches_become_one_a_level_up_and_a_result_no_larger_than_a
 
 
 def test_since_beyond_the_upper_is_fine_and_reads_agree_before_and_after_merging() -> None:
-    scene = Scene(merging=BY_LEVEL)
+    scene = StateHarness(merging=BY_LEVEL)
     scene.append(at(2), up("k1", 0), up("k2", 1))
     scene.write(up("k3", 10), up("k4", 11))
     scene.do(Retain(at(30)))
@@ -226,7 +233,7 @@ def test_an_answer_that_was_overtaken_is_dropped_and_changes_nothing() -> None:
     spine = spine_of(2, 2).downgrade_since(at(2))
     after = answered(spine, 3)
     late = apply_merge_result(after, hollow(0, 2, 4, 2))
-    assert late.applied is Applied.TOO_MANY_UPDATES
+    assert late.applied is MergeApplication.TOO_MANY_UPDATES
     assert late.spine is after
     for stranger in (hollow(0, 3, 1, 2), hollow(1, 2, 1, 2), hollow(0, 2, 1, 3)):
         refused = apply_merge_result(after, stranger)
@@ -238,7 +245,7 @@ def test_a_better_answer_may_come_late_and_does_not_raise_the_level_again() -> N
     spine = answered(spine_of(2, 2).downgrade_since(at(2)), 4)
     assert rows(spine) == [(0, 2, 2, 1)]
     better = apply_merge_result(spine, hollow(0, 2, 3, 1))
-    assert better.applied is Applied.EXACT
+    assert better.applied is MergeApplication.EXACT
     assert rows(better.spine) == [(0, 2, 1, 1)]
     # It is exact from earlier on than it might be, so it may be merged again.
     assert better.spine.stale() == [(0, 2)]
@@ -248,7 +255,7 @@ def test_an_answer_to_what_was_rolled_up_meanwhile_replaces_its_part() -> None:
     spine = spine_of(1, 1, 1, 1).downgrade_since(at(2)).roll_up_all()
     assert [each.id for each in spine.requests()] == [(0, 4)]
     some = apply_merge_result(spine, hollow(0, 2, 2, 2))
-    assert some.applied is Applied.SUBSET
+    assert some.applied is MergeApplication.SUBSET
     assert levels(some.spine) == [1]
     validate_deep(some.spine, 1)
     assert rows(answered(some.spine, 3)) == [(0, 4, 2, 2)]
@@ -256,7 +263,7 @@ def test_an_answer_to_what_was_rolled_up_meanwhile_replaces_its_part() -> None:
 
 
 def test_output_of_a_stale_answer_is_refused_and_its_blobs_stay_the_callers() -> None:
-    scene = Scene(merging=BY_LEVEL)
+    scene = StateHarness(merging=BY_LEVEL)
     for time in range(2):
         scene.append(at(time + 1), up("a", time), up(f"b{time}", time), key=f"c/{WRITER}/p{time}")
     scene.do(Retain(at(2)))
@@ -266,15 +273,15 @@ def test_output_of_a_stale_answer_is_refused_and_its_blobs_stay_the_callers() ->
     assert scene.do(ClaimMerge(request.id, "m1", TERM_MS))
     assert not scene.declined(ClaimMerge(request.id, "m2", TERM_MS))
     first, second = scene.merged(request, "c/m1/x"), scene.merged(request, "c/m2/y")
-    assert scene.do(ApplyMerge(first, "m1")) is Applied.EXACT
+    assert scene.do(ApplyMerge(first, "m1")) is MergeApplication.EXACT
     assert scene.state.claims == {}
     slow = msgspec.structs.replace(second, desc=Description(at(0), at(2), at(3)))
-    assert scene.declined(ApplyMerge(slow, "m2")) is Applied.NO_MATCH
+    assert scene.declined(ApplyMerge(slow, "m2")) is MergeApplication.NO_MATCH
     scene.append(at(3), up("c", 2))
     scene.do(Retain(at(3)))
     scene.do(RollUpAll())
     scene.merge_all()
-    assert scene.declined(ApplyMerge(second, "m2")) is Applied.NO_MATCH
+    assert scene.declined(ApplyMerge(second, "m2")) is MergeApplication.NO_MATCH
     assert set(scene.state.keys()) == set()
     scene.agree()
 
@@ -306,7 +313,7 @@ def test_what_is_refreshed_is_waited_for_before_it_is_merged_with_its_neighbour(
 
 
 def test_a_batch_in_no_order_is_stale_though_nothing_has_expired() -> None:
-    scene = Scene(merging=BY_LEVEL)
+    scene = StateHarness(merging=BY_LEVEL)
     scene.append(at(1), up("a", 0))
     scene.write(up("b", 1))
     scene.write(up("c", 1))
@@ -346,7 +353,7 @@ def test_compacting_after_every_append_does_not_raise_the_level_with_every_call(
 
 
 def test_exerting_is_a_command_that_changes_nothing() -> None:
-    scene = Scene(merging=BY_LEVEL)
+    scene = StateHarness(merging=BY_LEVEL)
     for time in range(4):
         scene.append(at(time + 1), up("a", time))
     assert scene.declined(Exert(1000)) == 4
@@ -382,8 +389,8 @@ def test_bounds_hold_for_batches_of_about_the_same_size(cancels: float, behind: 
 
 
 def test_waiting_for_a_larger_request_saves_nothing() -> None:
-    assert empty_spine(1).gathers
-    assert not empty_spine(1, BY_LEVEL).gathers
+    assert empty_spine(1).coalesces_requests
+    assert not empty_spine(1, BY_LEVEL).coalesces_requests
 
 
 # Whatever happens.
@@ -412,13 +419,13 @@ def test_whatever_happens_levels_never_rise_and_what_is_due_is_asked_for(data: s
 @given(st.data(), st.integers(1, 2))
 @settings(max_examples=40)
 def test_walk_over_all_commands_keeps_followers_reads_and_invariants(data: st.DataObject, arity: int) -> None:
-    walk = Walk(lambda n: data.draw(st.integers(0, n - 1)) if n > 1 else 0, arity, BY_LEVEL)
+    walk = RandomCommands(lambda n: data.draw(st.integers(0, n - 1)) if n > 1 else 0, arity, BY_LEVEL)
     assert walk.run(30).state.trace.merging is BY_LEVEL
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_long_walk_keeps_followers_reads_and_invariants(seed: int) -> None:
-    walk = Walk(random.Random(seed).randrange, 1 + seed % 2, BY_LEVEL)
+    walk = RandomCommands(random.Random(seed).randrange, 1 + seed % 2, BY_LEVEL)
     scene = walk.run(250, agree_every=25)
     assert scene.state.trace.batch_count <= 1
 
@@ -431,7 +438,7 @@ def test_the_rule_is_stored_if_it_is_not_the_usual_one_and_comes_back() -> None:
     data = encode_state(new_state("c", 1, BY_LEVEL))
     assert b"by level" in data
     assert decode_state(data).trace.merging is BY_LEVEL
-    assert decode_state(encode_state(new_state("c"))).trace.merging is Merging.FUELED
+    assert decode_state(encode_state(new_state("c"))).trace.merging is MergePolicyKind.FUELED
 
 
 def test_a_collection_keeps_its_rule() -> None:
@@ -439,7 +446,7 @@ def test_a_collection_keeps_its_rule() -> None:
     assert identity_stays(old, msgspec.structs.replace(old, seqno=1)) is None
     assert "by level" in str(identity_stays(old, other))
     assert old.trace != other.trace
-    scene = Scene(merging=BY_LEVEL)
+    scene = StateHarness(merging=BY_LEVEL)
     scene.append(at(1), up("a", 0))
     close(scene)
     assert scene.state.status is Status.FINALIZED
@@ -452,7 +459,7 @@ def flat(*batches: tuple[int, int, int, bool]) -> FlatSpine:
     for lo, hi, _, fueled in batches:
         for begin, end in ((each, each + 1) for each in range(lo, hi)) if fueled else ((lo, hi),):
             inside[begin, end] = hollow(begin, end, 1)
-    thin = {(lo, hi): ThinBatch(level, at(0), fueled) for lo, hi, level, fueled in batches}
+    thin = {(lo, hi): SpineBatchHeader(level, at(0), fueled) for lo, hi, level, fueled in batches}
     return FlatSpine(at(0), inside, thin, {})
 
 
@@ -469,7 +476,9 @@ def test_many_batches_of_a_level_are_fine() -> None:
         (flat((0, 3, 2, False)), "0-3 stands for too few insertions for level 2"),
         (flat((0, 2, 1, False), (2, 4, 1, True)), "2-4 waits to be merged and is not the oldest at level 1"),
         (
-            msgspec.structs.replace(flat((0, 1, 0, False), (1, 2, 0, False)), merges={(0, 2): ThinMerge(at(0), 1)}),
+            msgspec.structs.replace(
+                flat((0, 1, 0, False), (1, 2, 0, False)), merges={(0, 2): SpineMergeHeader(at(0), 1)}
+            ),
             "1 merges left over",
         ),
     ],
@@ -481,7 +490,7 @@ def test_tables_that_no_merging_by_level_leaves_are_corrupt(tables: FlatSpine, w
 
 def test_a_merge_in_progress_has_no_place_here() -> None:
     spine = spine_of(1)
-    layers = (Layer(spine.layers[0].batches, Fueling(at(0), 1)),)
+    layers = (Layer(spine.layers[0].batches, MergeProgress(at(0), 1)),)
     with pytest.raises(CorruptionError, match="merging by level needs no fuel"):
         validate_deep(msgspec.structs.replace(spine, layers=layers), 1)
 

@@ -63,7 +63,7 @@ def some_ropes(draw: st.DrawFn) -> Rope:
 
 @given(some_leaves())
 def test_balanced_keeps_order_and_is_as_flat_as_can_be(leaves: list[Leaf]) -> None:
-    rope = ropes.balanced([*leaves])
+    rope = ropes.balance([*leaves])
     assert list(ropes.leaves(rope)) == leaves
     assert depth(rope) == ceil(log2(len(leaves)))
 
@@ -101,7 +101,7 @@ def test_the_leaves_between_two_ids_are_those_that_have_some_of_them(rope: Rope,
 def test_replacing_is_replacing_in_the_list_of_leaves(rope: Rope, lo: int, width: int) -> None:
     leaves = list(ropes.leaves(rope))
     new = leaf(lo, lo + width)
-    replaced = ropes.replace(rope, new)
+    replaced = ropes.replace_leaves(rope, new)
     fits = new.lo in {each.lo for each in leaves} and new.hi in {each.hi for each in leaves}
     assert (replaced is not None) == fits
     if replaced is not None:
@@ -120,21 +120,21 @@ def test_sums_of_diffs_wrap_around() -> None:
 
 
 def test_a_range_outside_of_the_rope_is_not_replaced() -> None:
-    rope = ropes.balanced([leaf(i, i + 1) for i in range(3, 7)])
+    rope = ropes.balance([leaf(i, i + 1) for i in range(3, 7)])
     for lo, hi in ((0, 3), (7, 8), (2, 4), (2, 9), (6, 8)):
-        assert ropes.replace(rope, leaf(lo, hi)) is None
+        assert ropes.replace_leaves(rope, leaf(lo, hi)) is None
 
 
 def test_a_range_that_begins_or_ends_inside_of_a_leaf_is_not_replaced() -> None:
-    rope = ropes.balanced([leaf(0, 2), leaf(2, 4), leaf(4, 6)])
+    rope = ropes.balance([leaf(0, 2), leaf(2, 4), leaf(4, 6)])
     for lo, hi in ((0, 1), (1, 2), (1, 4), (2, 5), (2, 3), (3, 5)):
-        assert ropes.replace(rope, leaf(lo, hi)) is None
+        assert ropes.replace_leaves(rope, leaf(lo, hi)) is None
 
 
 def test_replacing_copies_a_path_and_shares_the_rest() -> None:
-    rope = ropes.balanced([leaf(i, i + 1) for i in range(1024)])
+    rope = ropes.balance([leaf(i, i + 1) for i in range(1024)])
     before = {id(node) for node in _nodes(rope)}
-    replaced = ropes.replace(rope, leaf(500, 502))
+    replaced = ropes.replace_leaves(rope, leaf(500, 502))
     assert replaced is not None
     made = [node for node in _nodes(replaced) if id(node) not in before]
     assert len(made) <= 2 * 10 + 1
@@ -144,13 +144,13 @@ def test_replacing_copies_a_path_and_shares_the_rest() -> None:
 def test_however_much_is_replaced_the_depth_stays_logarithmic(seed: int) -> None:
     random = Random(seed)
     count = 512
-    rope = ropes.balanced([leaf(i, i + 1) for i in range(count)])
+    rope = ropes.balance([leaf(i, i + 1) for i in range(count)])
     while rope.count > 1:
         leaves = list(ropes.leaves(rope))
         middle = (len(leaves) - 1) // 2
         first = middle if seed == 0 else random.randrange(len(leaves) - 1)
         last = min(first + random.randint(1, 3), len(leaves) - 1)
-        replaced = ropes.replace(rope, leaf(leaves[first].lo, leaves[last].hi))
+        replaced = ropes.replace_leaves(rope, leaf(leaves[first].lo, leaves[last].hi))
         assert replaced is not None
         rope = replaced
         assert depth(rope) <= 2 * log2(count)
@@ -162,7 +162,7 @@ def test_a_rope_as_deep_as_it_is_long_is_no_problem() -> None:
         rope = ropes.concat(rope, leaf(i, i + 1))
     assert sum(1 for _ in ropes.leaves(rope)) == 20_000
     assert ropes.leaf_from(rope, at(10)) == next(ropes.leaves_between(rope, 1, 2))
-    replaced = ropes.replace(rope, leaf(1, 3))
+    replaced = ropes.replace_leaves(rope, leaf(1, 3))
     assert replaced is not None
     assert replaced.count == 19_999
     assert list(ropes.leaves_between(replaced, 0, 4))[1].hi == 3
@@ -176,7 +176,7 @@ def test_partially_ordered_bounds_are_found_too() -> None:
         Frontier(((2, 2),)),
         CLOSED,
     ]
-    rope = ropes.balanced(
+    rope = ropes.balance(
         [
             ropes.leaf(i, i + 1, HollowBatch(Description(lower, upper, frontiers[0]), 1))
             for i, (lower, upper) in enumerate(pairwise(frontiers))

@@ -65,9 +65,9 @@ def test_a_batch_is_added_whole_at_the_end(data: st.DataObject, arity: int) -> N
     if spine.upper.is_closed:
         return
     new = data.draw(ts.next_batches(spine))
-    loom = spine.loom()
-    loom.insert(new)
-    after, requests = freeze(loom), loom.requests
+    policy = spine.policy()
+    policy.insert(new)
+    after, requests = freeze(policy), policy.requests
     assert flatten(spine.insert(new)) == flatten(after)
     assert after.upper == new.desc.upper
     assert after.next_id == spine.next_id + 1

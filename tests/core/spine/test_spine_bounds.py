@@ -134,11 +134,11 @@ def test_bounds_hold_whatever_is_inserted(sizes: Sizes, between: Callable[[Spine
     spine = empty_spine(1)
     inserted = work = 0
     for step, length in enumerate(islice(sizes(random), STEPS)):
-        loom = spine.loom()
-        loom.insert(HollowBatch(Description(at(step), at(step + 1), spine.since), length))
-        spine = freeze(loom)
+        policy = spine.policy()
+        policy.insert(HollowBatch(Description(at(step), at(step + 1), spine.since), length))
+        spine = freeze(policy)
         inserted += max(length, 1)
-        work += sum(request.rope.len for request in loom.requests)
+        work += sum(request.rope.len for request in policy.requests)
         check_layers(spine)
         log = level_for(inserted)
         assert len(spine.layers) <= log + 2
@@ -158,9 +158,9 @@ def test_each_merge_gets_eight_units_of_fuel_per_virtual_update(sizes: Sizes) ->
     spine = empty_spine(1)
     for step, length in enumerate(islice(sizes(random), STEPS)):
         before = {layer.batches[0].rope.lo: layer.merge.remaining for layer in spine.layers if layer.merge}
-        loom = spine.loom()
-        loom.insert(HollowBatch(Description(at(step), at(step + 1), at(0)), length))
-        after = freeze(loom)
+        policy = spine.policy()
+        policy.insert(HollowBatch(Description(at(step), at(step + 1), at(0)), length))
+        after = freeze(policy)
         for layer in after.layers:
             if layer.merge and layer.batches[1].rope.hi <= spine.next_id and layer.batches[0].rope.lo in before:
                 given = before[layer.batches[0].rope.lo] - layer.merge.remaining

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scene import TERM_MS, WRITER, Scene, at, batch, inline_part, up
+from state_harness import TERM_MS, WRITER, StateHarness, at, batch, inline_part, up
 
 from timespine.config import DEFAULT
 from timespine.core.batch import HollowBatch, Part, Run
@@ -16,7 +16,7 @@ from timespine.core.state import Commit, HistoryEntry, Status
 from timespine.core.transitions import (
     AdvanceUpper,
     Append,
-    Appended,
+    AppendResult,
     ClaimMerge,
     CompareAndAppend,
     ExpireWriter,
@@ -42,7 +42,7 @@ def caa(lower: int, upper: int, *parts: Part, **changes: Any) -> CompareAndAppen
 
 
 def test_append_moves_upper_and_trace_together() -> None:
-    scene = Scene()
+    scene = StateHarness()
     assert scene.append(at(5), up("a", 0), up("b", 4)) == at(5)
     assert scene.state.upper == scene.state.trace.upper == at(5)
     assert scene.snapshot(3) == {"a": 1}
@@ -51,7 +51,7 @@ def test_append_moves_upper_and_trace_together() -> None:
 
 
 def test_append_of_several_batches_is_one_batch_of_their_runs() -> None:
-    scene = Scene()
+    scene = StateHarness()
     first, second = [up("a", 0)], [up("a", 1), up("b", 1)]
     batches = (batch(at(0), at(2), inline_part(first)), batch(at(0), at(2), inline_part(second)))
     scene.do(CompareAndAppend(batches, at(0), at(2)))
@@ -62,21 +62,21 @@ def test_append_of_several_batches_is_one_batch_of_their_runs() -> None:
 
 
 def test_append_without_updates_moves_the_upper() -> None:
-    scene = Scene()
+    scene = StateHarness()
     assert scene.do(CompareAndAppend((), at(0), at(7))) == at(7)
     assert scene.state.trace.upper == at(7)
     assert scene.snapshot(6) == {}
 
 
 def test_append_until_closed_ends_the_collection() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(CLOSED, up("a", 10**9))
     assert scene.state.upper.is_closed
     assert scene.snapshot(10**9) == {"a": 1}
 
 
 def test_append_of_partially_ordered_times_agrees_with_the_oracle() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.append(Frontier(((0, 2), (2, 0))), up("a", (0, 0)), up("b", (1, 1)), up("c", (0, 1)))
     scene.append(Frontier(((0, 3), (3, 0))), up("a", (2, 0)), up("a", (2, 2), -1), up("c", (0, 2)))
     scene.agree()
@@ -85,14 +85,14 @@ def test_append_of_partially_ordered_times_agrees_with_the_oracle() -> None:
 
 
 def test_append_is_remembered_in_history() -> None:
-    scene = Scene()
+    scene = StateHarness()
     part = inline_part([up("a", 0), up("b", 1)])
     scene.do(caa(0, 3, part, operation="upsert"), now_ms=77)
     assert scene.state.history == (HistoryEntry(at(3), 77, "upsert", 2, part.size),)
 
 
 def test_append_counts_its_inline_bytes_and_a_blob_counts_none() -> None:
-    scene = Scene()
+    scene = StateHarness()
     part = inline_part([up("a", 0)])
     scene.do(caa(0, 1, part))
     assert scene.state.inline_bytes == part.size
@@ -102,14 +102,14 @@ def test_append_counts_its_inline_bytes_and_a_blob_counts_none() -> None:
 
 
 def test_append_with_only_empty_parts_refers_to_none_of_them() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(caa(0, 1, inline_part([])))
     assert list(scene.state.parts()) == []
     assert scene.state.inline_bytes == 0
 
 
 def test_append_drops_claims_on_what_it_merges_further() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(1), up("a", 0))
     scene.append(at(2), up("a", 1))
     scene.do(RollUpAll())
@@ -123,7 +123,7 @@ def test_append_drops_claims_on_what_it_merges_further() -> None:
 
 
 def test_append_on_a_lagging_trace_drains_in_the_same_commit() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 1), up("b", 6))
     scene.do(Seal(at(3)))
     assert scene.state.trace.upper == at(0)
@@ -133,7 +133,7 @@ def test_append_on_a_lagging_trace_drains_in_the_same_commit() -> None:
 
 
 def test_append_whose_range_contains_unsealed_updates_takes_them_along() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 1), up("b", 6))
     scene.write(up("c", 2))
     scene.append(at(5), up("d", 4))
@@ -148,7 +148,7 @@ def test_append_whose_range_contains_unsealed_updates_takes_them_along() -> None
 
 
 def test_append_at_another_upper_is_told_the_true_one() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(5))
     reply = scene.declined(caa(3, 6, inline_part([up("a", 3)])))
     assert isinstance(reply, UpperMismatch)
@@ -156,7 +156,7 @@ def test_append_at_another_upper_is_told_the_true_one() -> None:
 
 
 def test_append_of_an_expired_writer_is_fenced_before_it_is_told_of_a_mismatch() -> None:
-    scene = Scene()
+    scene = StateHarness()
     part = scene.blob_part("c/w1/p1", [up("a", 3)])
     scene.append(at(5))
     scene.do(ExpireWriter(WRITER))
@@ -165,17 +165,17 @@ def test_append_of_an_expired_writer_is_fenced_before_it_is_told_of_a_mismatch()
 
 def test_append_with_one_fenced_batch_among_good_ones_appends_none() -> None:
     good, bad = batch(at(0), at(1), inline_part([up("a", 0)])), batch(at(0), at(1), Part("c/w9/p", 1))
-    assert isinstance(Scene().declined(CompareAndAppend((good, bad), at(0), at(1))), Fenced)
+    assert isinstance(StateHarness().declined(CompareAndAppend((good, bad), at(0), at(1))), Fenced)
 
 
 def test_append_whose_new_upper_is_before_the_expected_one_is_a_usage_error() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(5))
     assert isinstance(scene.declined(CompareAndAppend((), at(5), at(3))), UsageError)
 
 
 def test_append_to_an_incomparable_upper_is_a_usage_error() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.append(at(0, 2))
     assert isinstance(scene.declined(CompareAndAppend((), at(0, 2), at(2, 0))), UsageError)
 
@@ -188,19 +188,19 @@ def test_append_to_an_incomparable_upper_is_a_usage_error() -> None:
     ],
 )
 def test_updates_in_an_empty_interval_are_a_usage_error(filled: HollowBatch) -> None:
-    reply = Scene().declined(CompareAndAppend((filled,), at(0), at(0)))
+    reply = StateHarness().declined(CompareAndAppend((filled,), at(0), at(0)))
     assert isinstance(reply, UsageError)
     assert "empty" in str(reply)
 
 
 def test_nothing_in_an_empty_interval_is_fine_and_changes_nothing() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(5))
     assert scene.declined(CompareAndAppend((batch(at(5), at(5)),), at(5), at(5))) == at(5)
 
 
 def test_append_to_a_closed_collection_is_refused() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(CLOSED)
     assert isinstance(scene.declined(CompareAndAppend((), CLOSED, CLOSED)), ClosedError)
     reply = scene.declined(caa(3, 6, inline_part([up("a", 3)])))
@@ -209,7 +209,7 @@ def test_append_to_a_closed_collection_is_refused() -> None:
 
 
 def test_append_to_a_finalized_collection_is_refused() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(CLOSED)
     scene.do(Retain(CLOSED))
     scene.do(Finalize())
@@ -222,11 +222,11 @@ def test_append_to_a_finalized_collection_is_refused() -> None:
 @pytest.mark.parametrize(("lower", "upper"), [(1, 4), (0, 3), (1, 3)])
 def test_batch_that_does_not_cover_the_append_is_a_usage_error(lower: int, upper: int) -> None:
     narrow = batch(at(lower), at(upper), inline_part([up("a", 2)]))
-    assert isinstance(Scene().declined(CompareAndAppend((narrow,), at(0), at(4))), UsageError)
+    assert isinstance(StateHarness().declined(CompareAndAppend((narrow,), at(0), at(4))), UsageError)
 
 
 def test_batch_exact_only_after_since_is_a_usage_error() -> None:
-    scene = Scene()
+    scene = StateHarness()
     compacted = batch(at(0), at(4), inline_part([up("a", 2)]), since=at(2))
     command = CompareAndAppend((compacted,), at(0), at(4))
     assert isinstance(scene.declined(command), UsageError)
@@ -239,11 +239,11 @@ def test_batch_exact_only_after_since_is_a_usage_error() -> None:
 
 def test_batch_that_promises_more_updates_than_its_parts_have_is_a_usage_error() -> None:
     lying = HollowBatch(Description(at(0), at(1), at(0)), 2, (Run((inline_part([up("a", 0)]),)),))
-    assert isinstance(Scene().declined(CompareAndAppend((lying,), at(0), at(1))), UsageError)
+    assert isinstance(StateHarness().declined(CompareAndAppend((lying,), at(0), at(1))), UsageError)
 
 
 def test_inline_updates_over_the_budget_are_refused_with_the_numbers() -> None:
-    scene = Scene()
+    scene = StateHarness()
     part = inline_part([up("a", 0)])
     scene.do(caa(0, 1, part))
     reply = scene.declined(caa(1, 2, part, inline_total_bytes=2 * part.size - 1))
@@ -253,14 +253,14 @@ def test_inline_updates_over_the_budget_are_refused_with_the_numbers() -> None:
 
 
 def test_append_of_a_blob_is_never_over_the_inline_budget() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(caa(0, 1, inline_part([up("a", 0)])))
     scene.do(caa(1, 2, scene.blob_part("c/w1/p1", [up("a", 1)]), inline_total_bytes=1))
 
 
 @pytest.mark.parametrize("wrong", [at(1, 1), (1,), None, 5])
 def test_frontiers_of_another_shape_are_usage_errors(wrong: Any) -> None:
-    scene = Scene()
+    scene = StateHarness()
     for command in (
         CompareAndAppend((), wrong, at(5)),
         CompareAndAppend((), at(0), wrong),
@@ -271,7 +271,7 @@ def test_frontiers_of_another_shape_are_usage_errors(wrong: Any) -> None:
 
 def test_batch_of_times_of_another_shape_is_a_usage_error() -> None:
     flat = batch(at(0, 0), at(5, 5), inline_part([up("a", (0, 0))]))
-    scene = Scene()
+    scene = StateHarness()
     assert isinstance(scene.declined(CompareAndAppend((flat,), at(0), at(5))), UsageError)
     assert isinstance(scene.declined(Append(flat)), UsageError)
 
@@ -279,7 +279,7 @@ def test_batch_of_times_of_another_shape_is_a_usage_error() -> None:
 @pytest.mark.parametrize("field", ["lower", "upper", "rewrite"])
 def test_part_of_times_of_another_shape_is_a_usage_error(field: str) -> None:
     part = inline_part([up("a", 0)], **{field: at(0, 0)})
-    assert isinstance(Scene().declined(caa(0, 5, part)), UsageError)
+    assert isinstance(StateHarness().declined(caa(0, 5, part)), UsageError)
 
 
 @pytest.mark.parametrize(
@@ -298,32 +298,32 @@ def test_part_that_cannot_be_stored_is_a_usage_error(changes: dict[str, Any]) ->
     part = inline_part([up("a", 0)], **changes)
     lower_than_parts = HollowBatch(Description(at(0), at(5), at(0)), -1, (Run((part,)),))
     command = CompareAndAppend((lower_than_parts,), at(0), at(5))
-    assert isinstance(Scene().declined(command), UsageError)
+    assert isinstance(StateHarness().declined(command), UsageError)
 
 
 # Append for replicated writers.
 
 
 def test_replicated_append_takes_only_what_is_not_there_yet() -> None:
-    scene = Scene()
+    scene = StateHarness()
     updates = [up("a", 0), up("b", 3), up("c", 6)]
     one, two = batch(at(0), at(4), inline_part(updates[:2])), batch(at(0), at(8), inline_part(updates))
-    assert scene.do(Append(one)) == Appended(at(4), True)
-    assert scene.do(Append(two)) == Appended(at(8), True)
+    assert scene.do(Append(one)) == AppendResult(at(4), True)
+    assert scene.do(Append(two)) == AppendResult(at(8), True)
     scene.oracle.updates.extend(updates)
     scene.agree()
 
 
 def test_replicated_append_that_is_there_already_changes_nothing() -> None:
-    scene = Scene()
+    scene = StateHarness()
     once = Append(batch(at(0), at(4), inline_part([up("a", 0)])))
-    assert scene.do(once) == Appended(at(4), True)
-    assert scene.declined(once) == Appended(at(4), False)
-    assert scene.declined(Append(batch(at(0), at(2), inline_part([up("a", 0)])))) == Appended(at(4), False)
+    assert scene.do(once) == AppendResult(at(4), True)
+    assert scene.declined(once) == AppendResult(at(4), False)
+    assert scene.declined(Append(batch(at(0), at(2), inline_part([up("a", 0)])))) == AppendResult(at(4), False)
 
 
 def test_replicated_append_that_leaves_a_gap_is_told_the_true_upper() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(2))
     reply = scene.declined(Append(batch(at(3), at(5), inline_part([up("a", 4)]))))
     assert isinstance(reply, UpperMismatch)
@@ -331,11 +331,11 @@ def test_replicated_append_that_leaves_a_gap_is_told_the_true_upper() -> None:
 
 
 def test_replicated_append_is_refused_for_the_reasons_of_any_append() -> None:
-    assert isinstance(Scene().declined(Append(batch(at(0), at(5), Part("c/w9/p", 1)))), Fenced)
+    assert isinstance(StateHarness().declined(Append(batch(at(0), at(5), Part("c/w9/p", 1)))), Fenced)
 
 
 def test_replicated_append_to_an_incomparable_upper_is_a_usage_error() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.append(at(0, 2))
     assert isinstance(scene.declined(Append(batch(at(0, 0), at(2, 0)))), UsageError)
 
@@ -344,7 +344,7 @@ def test_replicated_append_to_an_incomparable_upper_is_a_usage_error() -> None:
 
 
 def test_advance_moves_upper_and_trace_and_is_remembered() -> None:
-    scene = Scene()
+    scene = StateHarness()
     assert scene.do(AdvanceUpper(at(4))) == at(4)
     assert scene.state.trace.upper == at(4)
     assert scene.state.history[-1].operation == "advance"
@@ -353,19 +353,19 @@ def test_advance_moves_upper_and_trace_and_is_remembered() -> None:
 
 @pytest.mark.parametrize("upper", [0, 3, 4])
 def test_advance_to_what_is_sealed_already_changes_nothing(upper: int) -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(4))
     assert scene.declined(AdvanceUpper(at(upper))) == at(4)
 
 
 def test_advance_to_an_incomparable_upper_is_a_usage_error() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.append(at(0, 2))
     assert isinstance(scene.declined(AdvanceUpper(at(2, 0))), UsageError)
 
 
 def test_advance_of_a_closed_collection_changes_nothing() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(CLOSED)
     assert scene.declined(AdvanceUpper(CLOSED)) == CLOSED
     assert scene.declined(AdvanceUpper(at(9))) == CLOSED
@@ -374,14 +374,14 @@ def test_advance_of_a_closed_collection_changes_nothing() -> None:
 # History stays bounded.
 
 
-def _full(scene: Scene, uppers: range) -> None:
+def _full(scene: StateHarness, uppers: range) -> None:
     entries = tuple(HistoryEntry(at(upper), 0, "append", 0, 0) for upper in uppers)
     scene.state = msgspec.structs.replace(scene.state, history=entries)
     scene.follower = msgspec.structs.replace(scene.follower, history=entries)
 
 
 def test_full_history_first_loses_what_is_before_since() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(2000))
     scene.do(Retain(at(1001)))
     _full(scene, range(1, DEFAULT.history_entries + 1))
@@ -390,7 +390,7 @@ def test_full_history_first_loses_what_is_before_since() -> None:
 
 
 def test_full_history_loses_its_oldest_quarter_if_all_of_it_is_readable() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(2000))
     _full(scene, range(1, DEFAULT.history_entries + 1))
     scene.append(at(2001))
@@ -398,7 +398,7 @@ def test_full_history_loses_its_oldest_quarter_if_all_of_it_is_readable() -> Non
 
 
 def test_history_with_room_loses_nothing() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(2000))
     _full(scene, range(1, DEFAULT.history_entries))
     grown = remember(scene.state, HistoryEntry(at(2000), 0, "write", 0, 0))
@@ -410,11 +410,11 @@ def test_history_with_room_loses_nothing() -> None:
 
 @pytest.mark.parametrize("command", [None, "append", object(), RegisterWriter, 7])
 def test_what_is_not_a_command_is_a_usage_error(command: Any) -> None:
-    assert isinstance(Scene().declined(command), UsageError)
+    assert isinstance(StateHarness().declined(command), UsageError)
 
 
 def test_append_costs_a_diff_of_its_own_size() -> None:
-    scene = Scene()
+    scene = StateHarness()
     for when in range(200):
         scene.append(at(when + 1), up("a", when))
     outcome = apply(scene.state, caa(200, 201, inline_part([up("a", 200)])), 0)

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scene import Scene, at, batch, inline_part, up
+from state_harness import StateHarness, at, batch, inline_part, up
 
 from timespine.core.batch import HollowBatch, Order, Run
-from timespine.core.transitions import Append, Appended, CompareAndAppend, Retain, RollUpAll
+from timespine.core.transitions import Append, AppendResult, CompareAndAppend, Retain, RollUpAll
 from timespine.errors import UsageError
 from timespine.model import CLOSED, Description, Frontier
 
 
-def appended(upper: int) -> Scene:
+def appended(upper: int) -> StateHarness:
     """A collection that is complete up to there, with one row from the start."""
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(upper), up("there", 0))
     return scene
 
@@ -51,7 +51,7 @@ def test_batch_that_spans_more_than_the_append_is_cut_to_fit() -> None:
 
 
 def test_a_batch_of_a_schema_that_the_collection_does_not_have_is_refused() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.evolve(2)
     for schema in (2, 7):
         run = Run((inline_part([up("a", 0)]),), Order.SORTED, schema=schema)
@@ -60,7 +60,7 @@ def test_a_batch_of_a_schema_that_the_collection_does_not_have_is_refused() -> N
 
 
 def test_cut_parts_keep_the_order_and_schema_of_their_run() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.evolve(4)
     run = Run((inline_part([up("a", 0)]), inline_part([up("b", 1)])), Order.UNORDERED, schema=3)
     wide = HollowBatch(Description(at(0), at(9), at(0)), 2, (run,))
@@ -71,7 +71,7 @@ def test_cut_parts_keep_the_order_and_schema_of_their_run() -> None:
 
 
 def test_exact_batch_is_taken_as_it_is() -> None:
-    scene = Scene()
+    scene = StateHarness()
     part = inline_part([up("a", 0), up("a", 3)], upper=at(2))
     scene.do(cut(0, 5, batch(at(0), at(5), part)))
     assert list(scene.state.parts()) == [part]
@@ -79,7 +79,7 @@ def test_exact_batch_is_taken_as_it_is() -> None:
 
 
 def test_exact_batch_that_is_compacted_is_taken_as_it_is() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(Retain(at(2)))
     part = inline_part([up("a", 2)])
     scene.do(cut(0, 5, batch(at(0), at(5), part, since=at(2))))
@@ -112,7 +112,7 @@ def test_truncated_batch_is_cut_further(bounds: dict[str, Frontier], expected: t
 
 
 def test_truncated_batch_of_partially_ordered_times_is_cut_further() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.append(Frontier(((0, 2), (2, 0))), up("there", (0, 0)))
     upper = at(3, 3)
     updates = [up(f"{x}{y}", (x, y)) for x in range(5) for y in range(5)]
@@ -126,7 +126,7 @@ def test_truncated_batch_of_partially_ordered_times_is_cut_further() -> None:
 
 @pytest.mark.parametrize(("lower", "upper"), [(0, 5), (3, 9), (3, 5)])
 def test_batch_with_folded_times_is_not_cut_to_fit(lower: int, upper: int) -> None:
-    scene = Scene()
+    scene = StateHarness()
     if lower:
         scene.append(at(lower))
     scene.do(Retain(at(2)))
@@ -148,7 +148,7 @@ def test_batch_whose_since_is_not_past_its_lower_has_no_folded_times_and_is_cut(
 
 
 def test_rewritten_batch_is_read_at_its_new_times() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(cut(0, 5, batch(at(0), at(5), inline_part([up("a", 0), up("b", 4)], rewrite=at(3)))))
     scene.oracle.updates.extend([up("a", 3), up("b", 4)])
     scene.agree()
@@ -156,7 +156,7 @@ def test_rewritten_batch_is_read_at_its_new_times() -> None:
 
 def test_batch_rewritten_past_the_upper_it_was_written_for_is_appended_from_the_start() -> None:
     """Written for [0, 1), rewritten to 2 with the new upper 3."""
-    scene = Scene()
+    scene = StateHarness()
     scene.do(cut(0, 3, batch(at(0), at(3), inline_part([up("foo", 0)], rewrite=at(2)))))
     scene.oracle.updates.append(up("foo", 2))
     assert (scene.snapshot(1), scene.snapshot(2)) == ({}, {"foo": 1})
@@ -179,7 +179,7 @@ def test_rewritten_batch_that_begins_before_the_append_is_taken_whole(rewrite: i
 
 def test_batches_written_for_earlier_uppers_go_through_together_at_last() -> None:
     """Two batches that lost, rewritten twice and once, and one that did not need to be."""
-    scene = Scene()
+    scene = StateHarness()
     scene.do(CompareAndAppend((), at(0), at(2)))
     lost = batch(at(0), at(3), inline_part([up("k0", 0)], rewrite=at(2)))
     later = batch(at(1), at(3), inline_part([up("k1", 1)], rewrite=at(2)))
@@ -230,7 +230,7 @@ def test_part_beside_a_rewritten_one_is_not_cut_either() -> None:
 @pytest.mark.parametrize("rewrite", [5, 7])
 def test_batch_rewritten_to_times_after_its_append_is_a_usage_error(rewrite: int) -> None:
     wide = batch(at(0), at(5), inline_part([up("a", 0)], rewrite=at(rewrite)))
-    said(Scene().declined(cut(0, 5, wide)), "does not lie below [5]")
+    said(StateHarness().declined(cut(0, 5, wide)), "does not lie below [5]")
 
 
 @pytest.mark.parametrize("upper", [at(5), CLOSED])
@@ -248,7 +248,7 @@ def test_batch_can_be_rewritten_in_the_append_that_closes_its_collection() -> No
 
 
 def test_rewritten_batch_with_folded_times_is_taken_whole_or_not_at_all() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(Retain(at(2)))
     part = inline_part([up("a", 2)], rewrite=at(3))
     said(scene.declined(cut(0, 4, batch(at(0), at(5), part, since=at(2)))), "compacted", "cut to fit")
@@ -258,7 +258,7 @@ def test_rewritten_batch_with_folded_times_is_taken_whole_or_not_at_all() -> Non
 
 
 def test_rewriting_partially_ordered_times_is_a_usage_error() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     part = inline_part([up("a", (0, 5))], rewrite=at(5, 0))
     command = CompareAndAppend((batch(at(0, 0), at(1, 1), part),), at(0, 0), at(1, 1))
     said(scene.declined(command), "2 coordinates")
@@ -269,16 +269,16 @@ def test_rewriting_partially_ordered_times_is_a_usage_error() -> None:
 
 def test_replicated_append_of_a_rewritten_batch_is_taken_if_its_time_is_still_free() -> None:
     scene = appended(3)
-    assert scene.do(Append(batch(at(0), at(5), inline_part([up("a", 1)], rewrite=at(3))))) == Appended(at(5), True)
+    assert scene.do(Append(batch(at(0), at(5), inline_part([up("a", 1)], rewrite=at(3))))) == AppendResult(at(5), True)
     scene.oracle.updates.append(up("a", 3))
     scene.agree()
 
 
 def test_replicated_append_of_a_rewritten_batch_that_is_there_already_changes_nothing() -> None:
-    scene = Scene()
+    scene = StateHarness()
     once = Append(batch(at(0), at(4), inline_part([up("a", 0)], rewrite=at(2))))
-    assert scene.do(once) == Appended(at(4), True)
-    assert scene.declined(once) == Appended(at(4), False)
+    assert scene.do(once) == AppendResult(at(4), True)
+    assert scene.declined(once) == AppendResult(at(4), False)
 
 
 def test_replicated_append_of_a_rewritten_batch_that_is_there_in_part_is_a_usage_error() -> None:
@@ -289,7 +289,7 @@ def test_replicated_append_of_a_rewritten_batch_that_is_there_in_part_is_a_usage
 def test_replicated_append_of_a_truncated_batch_is_cut_further() -> None:
     scene = appended(2)
     updates = [up("abcde"[when], when) for when in range(5)]
-    assert scene.do(Append(batch(at(0), at(5), inline_part(updates, upper=at(4))))) == Appended(at(5), True)
+    assert scene.do(Append(batch(at(0), at(5), inline_part(updates, upper=at(4))))) == AppendResult(at(5), True)
     scene.oracle.updates.extend(updates[2:4])
     scene.agree()
 
@@ -300,7 +300,7 @@ def test_whatever_is_taken_is_seen_inside_its_append_and_nowhere_else(data: st.D
     """Any batch with any bounds and any rewriting: it is refused, or it is what its caller means, cut to the append."""
     small = st.integers(0, 8)
     lower, upper = sorted((data.draw(small), data.draw(small)))
-    scene = Scene()
+    scene = StateHarness()
     if lower:
         scene.append(at(lower))
     begin, end = min(lower, data.draw(small)), max(upper, data.draw(small))

@@ -8,19 +8,19 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scene import WRITER, Scene, at, batch, inline_part, up
+from state_harness import WRITER, StateHarness, at, batch, inline_part, up
 
 from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.encoding.codec import decode_run, encode_run
-from timespine.core.group import Group, Judged, Refused, Transaction, judge
-from timespine.core.read_plan import Plan, plan_changes, plan_snapshot, seen_through
+from timespine.core.group import CommandTransaction, Evaluated, Group, Refused, evaluate
+from timespine.core.read_plan import Plan, apply_parent_bounds, plan_changes, plan_snapshot
 from timespine.core.state import HistoryEntry
 from timespine.core.transitions import (
     AdvanceUpper,
     Append,
-    Appended,
-    AppendedAt,
     AppendNext,
+    AppendNextResult,
+    AppendResult,
     CompareAndAppend,
     ExpireWriter,
     Finalize,
@@ -33,15 +33,17 @@ from timespine.model import CLOSED, Description, Frontier
 from timespine.model.time import INT64_MAX
 
 
-def upcoming(row: str, when: int, key: str | None = None, scene: Scene | None = None, **changes: Any) -> AppendNext:
+def upcoming(
+    row: str, when: int, key: str | None = None, scene: StateHarness | None = None, **changes: Any
+) -> AppendNext:
     """An append of one row at a time, or the next free one."""
     part = scene.blob_part(key, [up(row, when)]) if scene and key else inline_part([up(row, when)])
     return AppendNext(batch(at(0), at(0), part), when, **changes)
 
 
-def complete_to(upper: int, **changes: Any) -> Scene:
+def complete_to(upper: int, **changes: Any) -> StateHarness:
     """A collection that is complete up to there."""
-    scene = Scene(**changes)
+    scene = StateHarness(**changes)
     scene.append(at(upper), up("there", 0))
     return scene
 
@@ -52,7 +54,7 @@ def complete_to(upper: int, **changes: Any) -> Scene:
 @pytest.mark.parametrize(("asked", "time"), [(0, 5), (4, 5), (5, 5), (6, 6), (9, 9)])
 def test_append_stands_at_the_time_asked_for_or_the_next_free_one(asked: int, time: int) -> None:
     scene = complete_to(5)
-    assert scene.do(upcoming("a", asked)) == AppendedAt(time, at(time + 1))
+    assert scene.do(upcoming("a", asked)) == AppendNextResult(time, at(time + 1))
     assert scene.state.upper == scene.state.trace.upper == at(time + 1)
     scene.oracle.updates.append(up("a", time))
     assert "a" not in scene.snapshot(time - 1)
@@ -107,14 +109,14 @@ def test_description_of_the_batch_does_not_matter(desc: tuple[Frontier, Frontier
 @pytest.mark.parametrize(("upper", "reached"), [(None, 6), (0, 6), (5, 6), (6, 6), (7, 7), (20, 20)])
 def test_append_completes_the_collection_as_far_as_asked(upper: int | None, reached: int) -> None:
     scene = complete_to(5)
-    assert scene.do(upcoming("a", 3, upper=upper)) == AppendedAt(5, at(reached))
+    assert scene.do(upcoming("a", 3, upper=upper)) == AppendNextResult(5, at(reached))
     scene.oracle.updates.append(up("a", 5))
     assert scene.state.upper == at(reached)
     scene.agree()
 
 
 def test_appends_one_after_the_other_get_one_time_each() -> None:
-    scene = Scene()
+    scene = StateHarness()
     times = [scene.do(upcoming(row, 0)).time for row in "abcde"]
     scene.oracle.updates.extend(up(row, time) for row, time in zip("abcde", times, strict=True))
     assert times == [0, 1, 2, 3, 4]
@@ -123,7 +125,7 @@ def test_appends_one_after_the_other_get_one_time_each() -> None:
 
 def test_append_without_updates_completes_its_time() -> None:
     scene = complete_to(5)
-    assert scene.do(AppendNext(HollowBatch(Description(at(0), at(0), at(0)), 0), 7)) == AppendedAt(7, at(8))
+    assert scene.do(AppendNext(HollowBatch(Description(at(0), at(0), at(0)), 0), 7)) == AppendNextResult(7, at(8))
     scene.agree()
 
 
@@ -138,7 +140,7 @@ def test_append_is_remembered_in_history_with_what_it_is_called() -> None:
 def test_append_takes_along_what_was_written_ahead_up_to_its_time() -> None:
     scene = complete_to(5)
     scene.write(up("b", 5), up("c", 7), up("d", 9))
-    assert scene.do(upcoming("a", 7)) == AppendedAt(7, at(8))
+    assert scene.do(upcoming("a", 7)) == AppendNextResult(7, at(8))
     scene.oracle.updates.append(up("a", 7))
     assert scene.snapshot(7) == {"there": 1, "a": 1, "b": 1, "c": 1}
     scene.agree()
@@ -165,10 +167,10 @@ def test_append_before_since_counts_as_soon_as_anything_can_be_read() -> None:
 
 def test_two_appends_of_one_group_stand_one_after_the_other() -> None:
     scene = complete_to(5)
-    first, second = (Transaction((("c", upcoming(row, 4)),)) for row in "ab")
-    judged = judge({"c": scene.state}, Group((first, second)), 0)
-    assert isinstance(judged, Judged)
-    assert judged.replies == ((AppendedAt(5, at(6)),), (AppendedAt(6, at(7)),))
+    first, second = (CommandTransaction((("c", upcoming(row, 4)),)) for row in "ab")
+    judged = evaluate({"c": scene.state}, Group((first, second)), 0)
+    assert isinstance(judged, Evaluated)
+    assert judged.replies == ((AppendNextResult(5, at(6)),), (AppendNextResult(6, at(7)),))
     scene.advance(judged.changed["c"])
     scene.oracle.updates.extend([up("a", 5), up("b", 6)])
     scene.agree()
@@ -176,19 +178,19 @@ def test_two_appends_of_one_group_stand_one_after_the_other() -> None:
 
 def test_append_that_was_lost_is_judged_again_at_a_later_time() -> None:
     scene = complete_to(5)
-    group = Group((Transaction((("c", upcoming("a", 5)),)),))
-    early = judge({"c": scene.state}, group, 0)
+    group = Group((CommandTransaction((("c", upcoming("a", 5)),)),))
+    early = evaluate({"c": scene.state}, group, 0)
     scene.append(at(9), up("theirs", 6))
-    late = judge({"c": scene.state}, group, 0)
-    assert isinstance(early, Judged)
-    assert isinstance(late, Judged)
+    late = evaluate({"c": scene.state}, group, 0)
+    assert isinstance(early, Evaluated)
+    assert isinstance(late, Evaluated)
     assert [each.replies[0][0].time for each in (early, late) if not isinstance(each.replies[0], Refused)] == [5, 9]
 
 
 # What becomes of it: it counts from its time on, whatever happens around it.
 
 
-def rewritten() -> Scene:
+def rewritten() -> StateHarness:
     """Two rows that were written at 1 and 2, and stand at 5 and 6; one in a blob."""
     scene = complete_to(5)
     assert scene.do(upcoming("a", 1)).time == 5
@@ -203,7 +205,7 @@ def test_it_survives_appends_of_every_kind() -> None:
     scene.append(at(8), up("c", 7))
     scene.agree()
     wide = batch(at(0), at(12), inline_part([up("a", 1), up("d", 9), up("e", 11)]))
-    assert scene.do(Append(wide)) == Appended(at(12), True)
+    assert scene.do(Append(wide)) == AppendResult(at(12), True)
     scene.oracle.updates.extend([up("d", 9), up("e", 11)])
     scene.agree()
     scene.do(AdvanceUpper(at(14)))
@@ -255,7 +257,7 @@ def test_it_is_rewritten_inside_a_hollow_run() -> None:
     *_, reference = plan.parts
     assert (reference.key, reference.rewrite) == (run.key, at(5))
     for child in decode_run(run.key, encode_run(run.key, children)):
-        seen = seen_through(reference, child)
+        seen = apply_parent_bounds(reference, child)
         assert scene.visible(seen) == [up(child.key[-1], 5)]
         assert plan.counts(seen, (2,))
         assert not msgspec.structs.replace(plan, until=(4,)).counts(seen, (2,)), "not before its time"
@@ -266,14 +268,14 @@ def test_hollow_run_that_holds_rewritten_parts_is_rewritten_once_more() -> None:
     scene = complete_to(5)
     scene.do(AppendNext(batch(at(0), at(0), Part(f"c/{WRITER}/run", 1, hollow=True)), 3))
     *_, reference = scene.state.parts()
-    assert seen_through(reference, child).rewrite == at(5)
+    assert apply_parent_bounds(reference, child).rewrite == at(5)
 
 
 # What is refused, and what the caller is told.
 
 
 def test_append_to_partially_ordered_times_is_a_usage_error() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     part = inline_part([up("a", (0, 0))])
     reply = scene.declined(AppendNext(batch(at(0, 0), at(0, 0), part), 0))
     assert isinstance(reply, UsageError)
@@ -281,7 +283,7 @@ def test_append_to_partially_ordered_times_is_a_usage_error() -> None:
 
 
 def test_append_to_a_closed_collection_is_refused() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(CLOSED)
     assert isinstance(scene.declined(upcoming("a", 3)), ClosedError)
     scene.do(Retain(CLOSED))
@@ -307,7 +309,7 @@ def test_append_at_the_last_time_is_a_usage_error() -> None:
 
 def test_append_at_the_time_before_the_last_leaves_only_closing() -> None:
     scene = complete_to(5)
-    assert scene.do(upcoming("a", INT64_MAX - 1)) == AppendedAt(INT64_MAX - 1, at(INT64_MAX))
+    assert scene.do(upcoming("a", INT64_MAX - 1)) == AppendNextResult(INT64_MAX - 1, at(INT64_MAX))
     scene.oracle.updates.append(up("a", INT64_MAX - 1))
     assert isinstance(scene.declined(upcoming("b", 0)), UsageError)
     scene.do(CompareAndAppend((), at(INT64_MAX), CLOSED))
@@ -316,7 +318,7 @@ def test_append_at_the_time_before_the_last_leaves_only_closing() -> None:
 
 def test_append_can_complete_all_times_but_the_last() -> None:
     scene = complete_to(5)
-    assert scene.do(upcoming("a", 3, upper=INT64_MAX)) == AppendedAt(5, at(INT64_MAX))
+    assert scene.do(upcoming("a", 3, upper=INT64_MAX)) == AppendNextResult(5, at(INT64_MAX))
 
 
 @pytest.mark.parametrize(
@@ -343,7 +345,7 @@ def test_blob_of_a_writer_that_is_not_registered_is_fenced() -> None:
 
 
 def test_inline_updates_over_the_budget_are_refused_with_the_numbers() -> None:
-    scene = Scene()
+    scene = StateHarness()
     command = upcoming("a", 0)
     (part,) = command.batch.parts
     scene.do(command)
@@ -356,7 +358,7 @@ def test_inline_updates_over_the_budget_are_refused_with_the_numbers() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.none() | st.integers(0, 16), st.booleans()), max_size=8))
 def test_times_are_those_of_a_counter_that_is_never_behind_the_clock(asked: list[tuple[int, int | None, bool]]) -> None:
-    scene, free = Scene(), 0
+    scene, free = StateHarness(), 0
     for number, (when, further, seal) in enumerate(asked):
         if seal:
             scene.do(Seal(at(free := free + 1)))

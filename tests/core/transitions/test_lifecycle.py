@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from scene import TERM_MS, Scene, at, batch, inline_part, up
-from walk import close, seeded
+from random_commands import close, seeded
+from state_harness import TERM_MS, StateHarness, at, batch, inline_part, up
 
 from timespine.core.encoding.codec import encode_state
 from timespine.core.state import Commit, Rollup, Status, new_state
@@ -42,9 +42,9 @@ from timespine.errors import Fenced, SchemaConflict, UsageError
 from timespine.model import CLOSED, Frontier
 
 
-def scene_at(seqno: int) -> Scene:
+def scene_at(seqno: int) -> StateHarness:
     """A scene after that many commits."""
-    scene = Scene()
+    scene = StateHarness()
     while scene.state.seqno < seqno:
         scene.append(at(scene.state.seqno + 1))
     return scene
@@ -110,7 +110,7 @@ def test_rollup_of_no_size_is_a_usage_error(size: Any) -> None:
     assert isinstance(scene_at(5).declined(AddRollup(4, "c/w1/s1", size)), UsageError)
 
 
-def with_rollups(scene: Scene, *seqnos: int) -> Scene:
+def with_rollups(scene: StateHarness, *seqnos: int) -> StateHarness:
     for seqno in seqnos:
         scene.do(AddRollup(seqno, f"c/w1/s{seqno}", 9))
     return scene
@@ -152,14 +152,14 @@ def test_no_rollup_is_removed_while_readers_need_the_first_state() -> None:
 
 
 def test_schemas_are_numbered_from_zero() -> None:
-    scene = Scene()
+    scene = StateHarness()
     assert scene.do(AddSchema(None, b"one")) == 0
     assert scene.do(AddSchema(0, b"two")) == 1
     assert scene.state.schemas == (b"one", b"two")
 
 
 def test_adding_the_newest_schema_again_gives_its_id() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(AddSchema(None, b"one"))
     assert scene.declined(AddSchema(None, b"one")) == 0
     assert scene.declined(AddSchema(7, b"one")) == 0
@@ -167,7 +167,7 @@ def test_adding_the_newest_schema_again_gives_its_id() -> None:
 
 @pytest.mark.parametrize("expected", [None, 0, 2])
 def test_schema_added_to_another_than_the_newest_is_told_the_newest(expected: int | None) -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(AddSchema(None, b"one"))
     scene.do(AddSchema(0, b"two"))
     refused = scene.declined(AddSchema(expected, b"three"))
@@ -176,14 +176,14 @@ def test_schema_added_to_another_than_the_newest_is_told_the_newest(expected: in
 
 
 def test_first_schema_expects_none() -> None:
-    refused = Scene().declined(AddSchema(0, b"one"))
+    refused = StateHarness().declined(AddSchema(0, b"one"))
     assert isinstance(refused, SchemaConflict)
     assert refused.actual is None
     assert str(refused).startswith("there is no schema, not 0")
 
 
 def test_schema_over_the_limit_of_bytes_is_a_usage_error() -> None:
-    scene = Scene()
+    scene = StateHarness()
     assert isinstance(scene.declined(AddSchema(None, b"x" * (SCHEMA_BYTES_MAX + 1))), UsageError)
     assert scene.do(AddSchema(None, b"x" * SCHEMA_BYTES_MAX)) == 0
 
@@ -197,13 +197,13 @@ def test_schema_over_the_limit_of_schemas_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize("schema", [None, 7, "text"])
 def test_schema_that_is_not_bytes_is_a_usage_error(schema: Any) -> None:
-    assert isinstance(Scene().declined(AddSchema(None, schema)), UsageError)
+    assert isinstance(StateHarness().declined(AddSchema(None, schema)), UsageError)
 
 
 # The end.
 
 
-def busy_scene() -> Scene:
+def busy_scene() -> StateHarness:
     """A scene with something of everything in it."""
     scene = seeded(3, 120).scene
     scene.now_ms = 0
@@ -263,7 +263,7 @@ def test_finalize_keeps_who_committed_and_the_rollups_that_old_states_need() -> 
 
 
 def test_finalize_forgets_unsealed_updates_and_reuses_no_number() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 5))
     close(scene)
     assert len(scene.state.unsealed) == 0
@@ -271,13 +271,13 @@ def test_finalize_forgets_unsealed_updates_and_reuses_no_number() -> None:
 
 
 def test_finalize_of_a_collection_that_was_never_used_works() -> None:
-    scene = Scene()
+    scene = StateHarness()
     close(scene)
     assert scene.state.trace.next_id == 1
 
 
 def test_finalize_again_changes_nothing() -> None:
-    scene = Scene()
+    scene = StateHarness()
     close(scene)
     assert scene.declined(Finalize()) is None
 
@@ -300,7 +300,7 @@ def test_finalize_again_changes_nothing() -> None:
     ids=lambda command: type(command).__name__,
 )
 def test_tombstone_stays_what_it_is_whatever_is_asked_of_it(command: Any) -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(5), up("a", 1))
     close(scene)
     scene.declined(command)
@@ -308,7 +308,7 @@ def test_tombstone_stays_what_it_is_whatever_is_asked_of_it(command: Any) -> Non
 
 
 def test_leases_of_a_tombstone_still_lapse() -> None:
-    scene = Scene()
+    scene = StateHarness()
     close(scene)
     scene.do(HeartbeatWriter("w1"), now_ms=TERM_MS)
     assert scene.do(ExpireLeases(), now_ms=3 * TERM_MS) == 1
@@ -325,6 +325,6 @@ def test_leases_of_a_tombstone_still_lapse() -> None:
     ids=lambda command: type(command).__name__,
 )
 def test_tombstone_stays_small_whatever_is_asked_of_it(command: Any) -> None:
-    scene = Scene()
+    scene = StateHarness()
     close(scene)
     scene.declined(command)

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from scene import TERM_MS, WRITER, Scene, at, batch, inline_part, up
+from state_harness import TERM_MS, WRITER, StateHarness, at, batch, inline_part, up
 
 from timespine.config import DEFAULT
 from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.spine.layers import MergeRequest
-from timespine.core.spine.merge_result import Applied
+from timespine.core.spine.merge_result import MergeApplication
 from timespine.core.spine.spine import SpineMetrics
 from timespine.core.transitions import (
     ApplyMerge,
@@ -30,9 +30,9 @@ from timespine.errors import Fenced, InlineBudgetExceeded, UsageError
 from timespine.model import Description, Frontier
 
 
-def fueled(appends: int = 2) -> tuple[Scene, MergeRequest]:
+def fueled(appends: int = 2) -> tuple[StateHarness, MergeRequest]:
     """A scene with appends in blobs p0, p1, ... that wait to be merged, and the request."""
-    scene = Scene()
+    scene = StateHarness()
     for when in range(appends):
         scene.append(at(when + 1), up("a", when), key=f"c/w1/p{when}")
     scene.do(RollUpAll())
@@ -41,7 +41,7 @@ def fueled(appends: int = 2) -> tuple[Scene, MergeRequest]:
     return scene, request
 
 
-def keys(scene: Scene) -> list[str]:
+def keys(scene: StateHarness) -> list[str]:
     return list(scene.state.keys())
 
 
@@ -82,7 +82,7 @@ def test_own_claim_is_renewed() -> None:
 
 @pytest.mark.parametrize("id", [(0, 1), (1, 2), (7, 9)])
 def test_claim_on_what_is_not_fueled_is_not_granted(id: tuple[int, int]) -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(1), up("a", 0))
     assert scene.declined(ClaimMerge(id, "m1", 300)) is False
 
@@ -96,7 +96,7 @@ def test_claim_with_a_bad_name_or_term_is_a_usage_error(claimant: Any, term_ms: 
 def test_claim_keeps_nobody_from_applying_a_result() -> None:
     scene, request = fueled()
     scene.do(ClaimMerge(request.id, "m2", TERM_MS))
-    assert scene.do(ApplyMerge(scene.merged(request), "m1")) is Applied.EXACT
+    assert scene.do(ApplyMerge(scene.merged(request), "m1")) is MergeApplication.EXACT
     assert scene.state.claims == {}
 
 
@@ -106,7 +106,7 @@ def test_claim_keeps_nobody_from_applying_a_result() -> None:
 def test_result_replaces_exactly_the_batch_it_was_made_from() -> None:
     scene, request = fueled()
     scene.agree()
-    assert scene.do(ApplyMerge(scene.merged(request, "c/m1/out"), "m1")) is Applied.EXACT
+    assert scene.do(ApplyMerge(scene.merged(request, "c/m1/out"), "m1")) is MergeApplication.EXACT
     assert keys(scene) == ["c/m1/out"]
     assert scene.state.trace.requests() == []
     scene.agree()
@@ -117,7 +117,7 @@ def test_result_for_a_piece_of_a_fueled_batch_replaces_that_piece() -> None:
     first, second, *_ = request.inputs
     desc = Description(first.desc.lower, second.desc.upper, first.desc.since)
     part = scene.blob_part("c/m1/out", [up("a", 0), up("a", 1)])
-    assert scene.do(ApplyMerge(HollowBatch(desc, 2, (Run((part,)),)), "m1")) is Applied.SUBSET
+    assert scene.do(ApplyMerge(HollowBatch(desc, 2, (Run((part,)),)), "m1")) is MergeApplication.SUBSET
     assert keys(scene) == ["c/m1/out", "c/w1/p2", "c/w1/p3"]
     (left,) = scene.state.trace.requests()
     assert left.id == request.id
@@ -133,13 +133,13 @@ def test_claim_on_a_fueled_batch_outlives_a_result_for_a_piece_of_it() -> None:
 
 
 def test_result_counts_inline_bytes_it_adds_and_removes() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(1), up("a", 0))
     scene.append(at(2), up("a", 1, -1))
     scene.do(Retain(at(1)))
     scene.do(RollUpAll())
     (request,) = scene.state.trace.requests()
-    assert scene.do(ApplyMerge(scene.merged(request), WRITER)) is Applied.EXACT
+    assert scene.do(ApplyMerge(scene.merged(request), WRITER)) is MergeApplication.EXACT
     assert scene.state.inline_bytes == 0, "the two updates cancel out"
     scene.agree()
 
@@ -162,7 +162,7 @@ def test_result_over_the_inline_budget_is_refused_and_one_that_just_fits_is_not(
     assert isinstance(reply, InlineBudgetExceeded)
     assert (reply.asked, reply.used, reply.budget) == (asked, used, used + asked - 1)
     assert len(scene.state.trace.requests()) == 1
-    assert scene.do(ApplyMerge(merged, "m1", used + asked)) is Applied.EXACT
+    assert scene.do(ApplyMerge(merged, "m1", used + asked)) is MergeApplication.EXACT
     assert scene.state.inline_bytes == used + asked
     scene.agree()
 
@@ -178,15 +178,15 @@ def test_result_has_the_inline_budget_of_an_append_unless_it_says_otherwise() ->
 
 def test_result_in_blobs_or_with_no_more_inline_than_it_replaces_needs_no_budget() -> None:
     scene, request = fueled()
-    assert scene.do(ApplyMerge(scene.merged(request, "c/m1/out"), "m1", 0)) is Applied.EXACT
-    scene = Scene()
+    assert scene.do(ApplyMerge(scene.merged(request, "c/m1/out"), "m1", 0)) is MergeApplication.EXACT
+    scene = StateHarness()
     scene.append(at(1), up("a", 0))
     scene.append(at(2), up("b", 1))
     scene.do(RollUpAll())
     (request,) = scene.state.trace.requests()
     merged = scene.merged(request)
     assert 0 < merged.inline_bytes <= scene.state.inline_bytes
-    assert scene.do(ApplyMerge(merged, WRITER, 0)) is Applied.EXACT
+    assert scene.do(ApplyMerge(merged, WRITER, 0)) is MergeApplication.EXACT
     scene.agree()
 
 
@@ -197,27 +197,27 @@ def test_result_that_comes_too_late_changes_nothing() -> None:
         scene.append(at(when + 1), up("a", when))
     scene.do(RollUpAll())
     scene.merge_all()
-    assert scene.declined(ApplyMerge(late, "m1")) is Applied.NO_MATCH
+    assert scene.declined(ApplyMerge(late, "m1")) is MergeApplication.NO_MATCH
 
 
 def test_result_with_more_updates_than_what_it_replaces_changes_nothing() -> None:
     scene, request = fueled()
     fat = batch(at(0), at(2), inline_part([up("a", 0)] * 3))
-    assert scene.declined(ApplyMerge(fat, "m1")) is Applied.TOO_MANY_UPDATES
+    assert scene.declined(ApplyMerge(fat, "m1")) is MergeApplication.TOO_MANY_UPDATES
     assert request.rope.len == 2
 
 
 def test_result_whose_diffs_do_not_add_up_changes_nothing() -> None:
     scene, _ = fueled()
     wrong = batch(at(0), at(2), inline_part([up("a", 0), up("a", 1, 5)]))
-    assert scene.declined(ApplyMerge(wrong, "m1")) is Applied.DIFF_SUM
+    assert scene.declined(ApplyMerge(wrong, "m1")) is MergeApplication.DIFF_SUM
 
 
 def test_result_exact_only_from_later_on_than_asked_changes_nothing() -> None:
     scene, request = fueled()
     scene.do(Retain(at(1)))
     late = msgspec.structs.replace(scene.merged(request), desc=Description(at(0), at(2), at(1)))
-    assert scene.declined(ApplyMerge(late, "m1")) is Applied.NO_MATCH
+    assert scene.declined(ApplyMerge(late, "m1")) is MergeApplication.NO_MATCH
 
 
 def test_result_may_pass_through_what_it_replaces_by_reference() -> None:
@@ -225,7 +225,9 @@ def test_result_may_pass_through_what_it_replaces_by_reference() -> None:
     runs = tuple(run for each in request.inputs for run in each.runs)
     same = HollowBatch(request.desc, 2, runs)
     scene.do(ExpireWriter(WRITER))
-    assert scene.do(ApplyMerge(same, "m1")) is Applied.EXACT, "blobs that are there already need no writer any more"
+    assert scene.do(ApplyMerge(same, "m1")) is MergeApplication.EXACT, (
+        "blobs that are there already need no writer any more"
+    )
     scene.agree()
 
 
@@ -235,7 +237,7 @@ def test_late_result_that_passes_through_a_part_another_merge_dropped_is_refused
     scene, request = fueled()
     p0 = next(part for part in scene.state.parts() if part.key == "c/w1/p0")
     scene.do(RegisterWriter("m2", TERM_MS))
-    assert scene.do(ApplyMerge(scene.merged(request, "c/m2/out"), "m2")) is Applied.EXACT
+    assert scene.do(ApplyMerge(scene.merged(request, "c/m2/out"), "m2")) is MergeApplication.EXACT
     assert keys(scene) == ["c/m2/out"]
     late = HollowBatch(request.desc, 2, (Run((p0,)), Run((scene.blob_part("c/m1/half", [up("a", 1)]),))))
     reply = scene.declined(ApplyMerge(late, "m1"))
@@ -249,7 +251,7 @@ def test_late_result_that_takes_parts_out_of_a_dropped_run_is_refused() -> None:
     # that something inside of that run may be deleted already.
     scene, request = fueled()
     scene.do(RegisterWriter("m2", TERM_MS))
-    assert scene.do(ApplyMerge(scene.merged(request, "c/m2/out"), "m2")) is Applied.EXACT
+    assert scene.do(ApplyMerge(scene.merged(request, "c/m2/out"), "m2")) is MergeApplication.EXACT
     late = HollowBatch(request.desc, 2, (Run((Part("c/m1/list", 2, 9, 2, hollow=True),)),))
     reply = scene.declined(ApplyMerge(late, "m1", passed=("c/w1/p0",)))
     assert isinstance(reply, Fenced)
@@ -261,7 +263,7 @@ def test_result_may_take_parts_out_of_a_run_that_it_replaces() -> None:
     scene, request = fueled()
     passed = tuple(key for each in request.inputs for key in each.keys)
     moved = HollowBatch(request.desc, 2, (Run((Part("c/m1/list", 2, 9, 2, hollow=True),)),))
-    assert scene.do(ApplyMerge(moved, "m1", passed=passed)) is Applied.EXACT
+    assert scene.do(ApplyMerge(moved, "m1", passed=passed)) is MergeApplication.EXACT
     assert keys(scene) == ["c/m1/list"]
 
 
@@ -301,7 +303,7 @@ def test_result_part_without_any_data_is_a_usage_error() -> None:
 
 
 def test_result_part_without_any_data_is_a_usage_error_in_the_place_of_inline_parts_too() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(1), up("a", 0))
     scene.append(at(2), up("a", 1))
     scene.do(RollUpAll())
@@ -323,7 +325,7 @@ def test_result_of_times_of_another_shape_is_a_usage_error() -> None:
 
 
 def test_merges_of_partially_ordered_times_agree_with_the_oracle() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.append(Frontier(((0, 2), (2, 0))), up("a", (0, 1)), up("b", (1, 0)))
     scene.append(at(2, 2), up("a", (0, 3), -1), up("b", (3, 0)), up("c", (1, 1)))
     scene.append(at(5, 5), up("a", (2, 2)), up("c", (2, 3)))
@@ -338,7 +340,7 @@ def test_merges_of_partially_ordered_times_agree_with_the_oracle() -> None:
 
 
 def test_exert_on_an_idle_trace_leads_to_one_batch() -> None:
-    scene = Scene()
+    scene = StateHarness()
     for when in range(7):
         scene.append(at(when + 1), up("a", when))
     steps = 0
@@ -352,7 +354,7 @@ def test_exert_on_an_idle_trace_leads_to_one_batch() -> None:
 
 
 def test_exert_without_fuel_or_without_work_changes_nothing() -> None:
-    scene = Scene()
+    scene = StateHarness()
     assert scene.declined(Exert(100)) == 0
     scene.append(at(1), up("a", 0))
     assert scene.declined(Exert(100)) == 1
@@ -362,7 +364,7 @@ def test_exert_without_fuel_or_without_work_changes_nothing() -> None:
 
 @pytest.mark.parametrize("fuel", [-1, 1.5, None, True, "8"])
 def test_exert_of_no_fuel_is_a_usage_error(fuel: Any) -> None:
-    assert isinstance(Scene().declined(Exert(fuel)), UsageError)
+    assert isinstance(StateHarness().declined(Exert(fuel)), UsageError)
 
 
 def test_exert_drops_claims_on_what_it_merges_further() -> None:
@@ -402,7 +404,7 @@ def test_refresh_of_what_is_fresh_or_fueled_or_not_there_changes_nothing() -> No
 
 
 def test_refresh_makes_a_batch_of_several_runs_one_run() -> None:
-    scene = Scene()
+    scene = StateHarness()
     two = (batch(at(0), at(1), inline_part([up("a", 0)])), batch(at(0), at(1), inline_part([up("b", 0)])))
     scene.do(CompareAndAppend(two, at(0), at(1)))
     scene.oracle.updates.extend([up("a", 0), up("b", 0)])
@@ -413,14 +415,14 @@ def test_refresh_makes_a_batch_of_several_runs_one_run() -> None:
 
 
 def test_unordered_run_is_stale() -> None:
-    scene = Scene()
+    scene = StateHarness()
     run = Run((inline_part([up("b", 0)]), inline_part([up("a", 0)])), Order.UNORDERED)
     scene.do(CompareAndAppend((HollowBatch(Description(at(0), at(1), at(0)), 2, (run,)),), at(0), at(1)))
     assert scene.do(Refresh((0, 1))) is True
 
 
 def test_refresh_inside_a_merge_in_progress_keeps_the_trace_valid() -> None:
-    scene = Scene()
+    scene = StateHarness()
     many = [up(f"k{i}", 0) for i in range(64)]
     scene.append(at(1), *many)
     scene.append(at(2), *[(row, (1,), -1) for row, _, _ in many])
@@ -438,7 +440,7 @@ def test_refresh_inside_a_merge_in_progress_keeps_the_trace_valid() -> None:
 
 
 def test_roll_up_all_asks_for_one_run() -> None:
-    scene = Scene()
+    scene = StateHarness()
     for when in range(9):
         scene.append(at(when + 1), up("a", when))
     assert scene.do(RollUpAll()) == scene.state.trace.hollow_count
@@ -474,7 +476,7 @@ def test_roll_up_all_drops_claims_on_what_it_merges_further() -> None:
 
 
 def test_roll_up_all_of_an_empty_collection_changes_nothing() -> None:
-    assert Scene().declined(RollUpAll()) == 0
+    assert StateHarness().declined(RollUpAll()) == 0
 
 
 def test_roll_up_all_again_changes_nothing() -> None:
@@ -493,12 +495,12 @@ def test_metrics_count_batches_that_are_compact_that_are_to_be_merged_and_that_h
     runs = (inline_part([up(row, 2)]) for row in "ab")
     scene.do(CompareAndAppend((batch(at(2), at(3), *runs),), at(2), at(3)))
     assert scene.state.trace.metrics() == SpineMetrics(1, 0, 1)
-    assert Scene().state.trace.metrics() == SpineMetrics(0, 0, 0)
+    assert StateHarness().state.trace.metrics() == SpineMetrics(0, 0, 0)
 
 
 @pytest.mark.parametrize("appends", range(1, 12))
 def test_metrics_count_every_spine_batch_once(appends: int) -> None:
-    scene = Scene()
+    scene = StateHarness()
     for when in range(appends):
         scene.append(at(when + 1), up("a", when), up("b", when))
     trace = scene.state.trace

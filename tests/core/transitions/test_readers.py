@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scene import TERM_MS, Scene, at, up
+from state_harness import TERM_MS, StateHarness, at, up
 
-from timespine.core.state import Hold, Reader
+from timespine.core.state import HoldRecord, Reader
 from timespine.core.transitions import (
     CompareAndDowngrade,
     DowngradeReader,
     ExpireLeases,
     ExpireReader,
     ExpireResult,
-    Granted,
+    Grant,
     RegisterHold,
     RegisterReader,
     ReleaseHold,
@@ -24,9 +24,9 @@ from timespine.errors import Fenced, LeaseExpired, UsageError
 from timespine.model import CLOSED, Frontier
 
 
-def scene_at(upper: int, since: int = 0) -> Scene:
+def scene_at(upper: int, since: int = 0) -> StateHarness:
     """A scene with an update at every time, sealed up to `upper` and exact from `since` on."""
-    scene = Scene()
+    scene = StateHarness()
     for when in range(upper):
         scene.append(at(when + 1), up("a", when))
     if since:
@@ -37,7 +37,7 @@ def scene_at(upper: int, since: int = 0) -> Scene:
 def test_reader_without_a_wish_gets_the_since_of_the_collection() -> None:
     scene = scene_at(5, since=2)
     seqno = scene.state.seqno
-    assert scene.do(RegisterReader("r1", None, 500), now_ms=30) == Granted(at(2), seqno)
+    assert scene.do(RegisterReader("r1", None, 500), now_ms=30) == Grant(at(2), seqno)
     assert scene.state.readers == {"r1": Reader(at(2), seqno, 530, 500)}
 
 
@@ -53,7 +53,7 @@ def test_reader_that_asks_for_forgotten_history_is_clamped_to_since() -> None:
 
 
 def test_reader_is_clamped_to_the_join_where_times_are_partially_ordered() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.do(Retain(at(2, 1)))
     assert scene.do(RegisterReader("r1", at(1, 3), TERM_MS)).since == at(2, 3)
 
@@ -80,8 +80,8 @@ def test_states_are_held_by_nobody_without_readers() -> None:
 
 @pytest.mark.parametrize("name", ["", "R", "a/b", None])
 def test_readers_and_holds_need_a_well_formed_name(name: Any) -> None:
-    assert isinstance(Scene().declined(RegisterReader(name, None, TERM_MS)), UsageError)
-    assert isinstance(Scene().declined(RegisterHold(name, None, "t")), UsageError)
+    assert isinstance(StateHarness().declined(RegisterReader(name, None, TERM_MS)), UsageError)
+    assert isinstance(StateHarness().declined(RegisterHold(name, None, "t")), UsageError)
 
 
 @pytest.mark.parametrize("since", [at(1, 1), 3, (3,)])
@@ -100,7 +100,7 @@ def test_since_of_another_shape_is_a_usage_error(since: Any) -> None:
 
 
 def test_term_of_a_reader_that_is_no_number_is_a_usage_error() -> None:
-    assert isinstance(Scene().declined(RegisterReader("r1", None, "1 s")), UsageError)  # type: ignore[arg-type]
+    assert isinstance(StateHarness().declined(RegisterReader("r1", None, "1 s")), UsageError)  # type: ignore[arg-type]
 
 
 def test_closed_hold_on_an_open_collection_is_a_usage_error() -> None:
@@ -133,11 +133,11 @@ def test_downgrade_of_a_reader_never_goes_back() -> None:
     scene = scene_at(5)
     scene.do(RegisterReader("r1", at(3), TERM_MS))
     held = scene.state.readers["r1"]
-    assert scene.declined(DowngradeReader("r1", at(2), 0)) == Granted(at(3), held.seqno)
+    assert scene.declined(DowngradeReader("r1", at(2), 0)) == Grant(at(3), held.seqno)
 
 
 def test_downgrade_to_an_incomparable_since_stays_where_it_is() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.do(RegisterReader("r1", at(2, 0), TERM_MS))
     assert scene.declined(DowngradeReader("r1", at(0, 2), None)).since == at(2, 0)
 
@@ -201,7 +201,7 @@ def test_since_follows_by_itself_when_leases_lapse() -> None:
 
 
 def test_expiring_an_unknown_reader_changes_nothing() -> None:
-    assert Scene().declined(ExpireReader("r1")) is None
+    assert StateHarness().declined(ExpireReader("r1")) is None
 
 
 # Critical holds.
@@ -240,7 +240,7 @@ def test_hold_moves_under_its_token_and_gets_the_new_one() -> None:
     scene.do(RegisterHold("h1", at(1), "t1"))
     scene.do(Retain(at(4)))
     assert scene.do(CompareAndDowngrade("h1", "t1", "t2", at(3))).since == at(3)
-    assert scene.state.holds == {"h1": Hold(at(3), "t2")}
+    assert scene.state.holds == {"h1": HoldRecord(at(3), "t2")}
     assert scene.state.since == at(3)
 
 
@@ -261,14 +261,14 @@ def test_hold_is_fenced_once_its_token_was_taken_over() -> None:
 
 
 def test_downgrade_of_an_unknown_hold_is_fenced() -> None:
-    assert isinstance(Scene().declined(CompareAndDowngrade("h1", "t", "t", at(1))), Fenced)
+    assert isinstance(StateHarness().declined(CompareAndDowngrade("h1", "t", "t", at(1))), Fenced)
 
 
 def test_hold_never_goes_back_but_its_token_changes() -> None:
     scene = scene_at(5)
     scene.do(RegisterHold("h1", at(3), "t1"))
     assert scene.do(CompareAndDowngrade("h1", "t1", "t2", at(1))).since == at(3)
-    assert scene.state.holds["h1"] == Hold(at(3), "t2")
+    assert scene.state.holds["h1"] == HoldRecord(at(3), "t2")
 
 
 def test_released_hold_lets_since_follow() -> None:
@@ -328,7 +328,7 @@ def test_expire_of_everything_closes_since() -> None:
 
 
 def test_retention_and_holds_meet_where_times_are_partially_ordered() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.do(RegisterReader("r1", at(3, 0), TERM_MS))
     reply = scene.do(Retain(at(0, 3)))
     assert reply.since == Frontier(((0, 3), (3, 0)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scene import Scene, at, inline_part, up
+from state_harness import StateHarness, at, inline_part, up
 
 from timespine.core.batch import HollowBatch, Order, Run
 from timespine.core.transitions import (
@@ -42,7 +42,7 @@ KINDS = pytest.mark.parametrize("kind", [CompareAndAppend, Append, AppendNext, W
 def test_rows_of_an_older_schema_are_refused_unless_they_were_judged_by_the_newest(
     kind: type, judged_by: int | None
 ) -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.evolve(3)
     refusal = scene.declined(command_of(kind, 1, judged_by))
     assert isinstance(refusal, SchemaChanged)
@@ -54,13 +54,13 @@ def test_rows_of_an_older_schema_are_refused_unless_they_were_judged_by_the_newe
 def test_rows_of_the_newest_schema_or_judged_by_it_are_taken(
     kind: type, schema: int | None, judged_by: int | None
 ) -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.evolve(3)
     scene.do(command_of(kind, schema, judged_by))
 
 
 def test_rows_that_are_there_stay_when_the_schema_changes() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.evolve(1)
     scene.do(command_of(Write, 0, None))
     scene.do(AddSchema(0, b"another"))
@@ -72,7 +72,7 @@ def test_rows_that_are_there_stay_when_the_schema_changes() -> None:
 
 @pytest.mark.parametrize(("schema", "taken"), [(0, False), (1, True), (2, True), (None, True)])
 def test_updates_are_trimmed_under_their_own_schema_or_a_newer_one(schema: int | None, taken: bool) -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.evolve(2)
     scene.do(Write(at(0), (5,), (inline_part([up("a", 0), up("b", 5)]),), 1))
     scene.do(AddSchema(1, b"another"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scene import TERM_MS, WRITER, Scene, at, batch, inline_part, up
+from state_harness import TERM_MS, WRITER, StateHarness, at, batch, inline_part, up
 
 from timespine.config import TURN_MS_MAX
-from timespine.core.group import Answers, Group, Judged, Refused, Transaction, judge
+from timespine.core.group import Answers, CommandTransaction, Evaluated, Group, Refused, evaluate
 from timespine.core.protocols.commit import raise_refusal
 from timespine.core.state import Turn
 from timespine.core.transitions import (
@@ -61,18 +61,18 @@ GOING_ON: list[Command] = [
 ]
 
 
-def scene_with_two() -> Scene:
-    scene = Scene()
+def scene_with_two() -> StateHarness:
+    scene = StateHarness()
     scene.do(RegisterWriter(CHANGER, TERM_MS))
     scene.do(RegisterCommitter("k1", TERM_MS))
     return scene
 
 
-def offered(scene: Scene, command: Command, now_ms: int, writer: str | None = WRITER, **options: Any) -> Any:
+def offered(scene: StateHarness, command: Command, now_ms: int, writer: str | None = WRITER, **options: Any) -> Any:
     """The reply to a command that a process with a writer commits."""
-    group = Group((Transaction((("c", command),), **options),), "k1", 1, writer)
-    judged = judge({"c": scene.state}, group, now_ms)
-    assert isinstance(judged, Judged)
+    group = Group((CommandTransaction((("c", command),), **options),), "k1", 1, writer)
+    judged = evaluate({"c": scene.state}, group, now_ms)
+    assert isinstance(judged, Evaluated)
     return judged.replies[0]
 
 
@@ -111,13 +111,13 @@ def test_every_command_that_respects_turns_is_tested() -> None:
 
 
 def test_a_transaction_that_waits_in_one_collection_changes_none() -> None:
-    scene, other = scene_with_two(), Scene(collection="d")
+    scene, other = scene_with_two(), StateHarness(collection="d")
     other.do(RegisterCommitter("k1", TERM_MS))
     scene.do(ClaimTurn(CHANGER, 400), now_ms=0)
-    both = Transaction((("d", Seal(at(1))), ("c", Seal(at(1)))))
-    alone = Transaction((("d", Seal(at(2))),))
-    judged = judge({"c": scene.state, "d": other.state}, Group((both, alone), "k1", 1, WRITER), 0)
-    assert isinstance(judged, Judged)
+    both = CommandTransaction((("d", Seal(at(1))), ("c", Seal(at(1)))))
+    alone = CommandTransaction((("d", Seal(at(2))),))
+    judged = evaluate({"c": scene.state, "d": other.state}, Group((both, alone), "k1", 1, WRITER), 0)
+    assert isinstance(judged, Evaluated)
     refused, answers = judged.replies
     assert isinstance(refused, Refused)
     assert isinstance(refused.reason, TurnTaken)
@@ -192,7 +192,7 @@ def test_a_turn_is_bounded(term_ms: int) -> None:
 
 
 def test_a_writer_that_is_not_registered_gets_no_turn() -> None:
-    assert isinstance(Scene().declined(ClaimTurn(CHANGER, 400)), Fenced)
+    assert isinstance(StateHarness().declined(ClaimTurn(CHANGER, 400)), Fenced)
 
 
 def test_a_caller_that_does_not_wait_is_told_that_nothing_happened() -> None:

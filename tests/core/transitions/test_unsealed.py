@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scene import WRITER, Scene, at, bounds_of, inline_part, up
+from state_harness import WRITER, StateHarness, at, bounds_of, inline_part, up
 
 from timespine.core.batch import Order, Part
 from timespine.core.read_plan import plan_unsealed
@@ -33,7 +33,7 @@ from timespine.errors import ClosedError, ConcurrentWrite, Fenced, InlineBudgetE
 from timespine.model import CLOSED, Frontier
 
 
-def numbers(scene: Scene) -> list[int]:
+def numbers(scene: StateHarness) -> list[int]:
     """The numbers of the unsealed batches there are."""
     return [batch.seqno for batch in scene.state.unsealed]
 
@@ -42,7 +42,7 @@ def numbers(scene: Scene) -> list[int]:
 
 
 def test_write_is_durable_and_not_visible_before_it_is_sealed() -> None:
-    scene = Scene()
+    scene = StateHarness()
     assert scene.write(up("a", 3)) == 0
     assert scene.write(up("b", 1)) == 1
     assert scene.state.upper == at(0)
@@ -56,21 +56,21 @@ def test_write_is_durable_and_not_visible_before_it_is_sealed() -> None:
 
 
 def test_write_keeps_the_least_and_latest_times_of_updates_in_any_order() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 3), up("b", 2), up("c", 5))
     (written,) = scene.state.unsealed
     assert (written.lower, written.max, written.rows) == (at(2), (5,), 3)
 
 
 def test_write_keeps_all_minimal_times_where_times_are_partially_ordered() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.write(up("a", (3, 0)), up("b", (0, 3)), up("c", (4, 4)))
     (written,) = scene.state.unsealed
     assert (written.lower, written.max) == (Frontier(((0, 3), (3, 0))), (4, 4))
 
 
 def test_write_is_remembered_and_counts_its_inline_bytes() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.evolve(3)
     part = inline_part([up("a", 3)])
     scene.do(Write(at(3), (3,), (part,), schema=2), now_ms=9)
@@ -81,7 +81,7 @@ def test_write_is_remembered_and_counts_its_inline_bytes() -> None:
 
 @pytest.mark.parametrize(("when", "accepted"), [(1, False), (2, True), (3, True)])
 def test_write_below_the_upper_is_refused_and_at_it_is_fine(when: int, accepted: bool) -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(2), up("k", 1))
     committed, reply = scene.attempt(Write(at(when), (when,), (inline_part([up("k", when)]),)))
     assert committed is accepted
@@ -89,14 +89,14 @@ def test_write_below_the_upper_is_refused_and_at_it_is_fine(when: int, accepted:
 
 
 def test_write_of_nothing_changes_nothing() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 3))
     assert scene.declined(Write(at(3), (3,), ())) == 1
     assert scene.declined(Write(at(3), (3,), (inline_part([]),))) == 1
 
 
 def test_write_to_a_closed_or_finalized_collection_is_refused() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(Seal(CLOSED))
     command = Write(at(3), (3,), (inline_part([up("a", 3)]),))
     assert isinstance(scene.declined(command), ClosedError)
@@ -106,23 +106,23 @@ def test_write_to_a_closed_or_finalized_collection_is_refused() -> None:
 
 
 def test_write_of_an_unregistered_writer_is_fenced() -> None:
-    assert isinstance(Scene().declined(Write(at(3), (3,), (Part("c/w9/p", 1),))), Fenced)
+    assert isinstance(StateHarness().declined(Write(at(3), (3,), (Part("c/w9/p", 1),))), Fenced)
 
 
 @pytest.mark.parametrize(("lower", "latest"), [(CLOSED, (3,)), (at(4), (3,))])
 def test_write_whose_bounds_cannot_be_is_a_usage_error(lower: Frontier, latest: tuple[int, ...]) -> None:
-    assert isinstance(Scene().declined(Write(lower, latest, (inline_part([up("a", 3)]),))), UsageError)
+    assert isinstance(StateHarness().declined(Write(lower, latest, (inline_part([up("a", 3)]),))), UsageError)
 
 
 def test_write_whose_latest_time_is_not_after_all_of_its_least_times_is_a_usage_error() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     updates = [up("a", (0, 5)), up("b", (5, 0))]
     lower, _ = bounds_of(updates)
     assert isinstance(scene.declined(Write(lower, (0, 6), (inline_part(updates),))), UsageError)
 
 
 def test_write_of_a_rewritten_part_is_a_usage_error() -> None:
-    scene = Scene()
+    scene = StateHarness()
     part = inline_part([up("a", 1)], rewrite=at(5))
     committed, reply = scene.attempt(Write(at(1), (1,), (part,)))
     if committed:
@@ -137,11 +137,11 @@ def test_write_of_a_rewritten_part_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize(("lower", "latest"), [(at(1, 1), (3,)), (at(1), (3, 3)), (at(1), 3), ((1,), (3,))])
 def test_write_at_times_of_another_shape_is_a_usage_error(lower: Any, latest: Any) -> None:
-    assert isinstance(Scene().declined(Write(lower, latest, (inline_part([up("a", 3)]),))), UsageError)
+    assert isinstance(StateHarness().declined(Write(lower, latest, (inline_part([up("a", 3)]),))), UsageError)
 
 
 def test_write_over_the_inline_budget_is_refused_with_the_numbers() -> None:
-    scene = Scene()
+    scene = StateHarness()
     part = inline_part([up("a", 3)])
     scene.do(Write(at(3), (3,), (part,)))
     reply = scene.declined(Write(at(3), (3,), (part,), inline_total_bytes=2 * part.size - 1))
@@ -151,7 +151,7 @@ def test_write_over_the_inline_budget_is_refused_with_the_numbers() -> None:
 
 
 def test_write_of_a_blob_needs_no_inline_budget() -> None:
-    scene = Scene()
+    scene = StateHarness()
     part = scene.blob_part("c/w1/p1", [up("a", 3)])
     scene.do(Write(at(3), (3,), (part,), inline_total_bytes=0))
     assert scene.state.inline_bytes == 0
@@ -161,7 +161,7 @@ def test_write_of_a_blob_needs_no_inline_budget() -> None:
 
 
 def test_seal_moves_the_upper_and_no_data() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 1))
     assert scene.do(Seal(at(11)), now_ms=4) == at(11)
     assert scene.state.trace.upper == at(0)
@@ -171,13 +171,13 @@ def test_seal_moves_the_upper_and_no_data() -> None:
 
 
 def test_seal_where_it_is_sealed_already_changes_nothing() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(Seal(at(11)))
     assert scene.declined(Seal(at(11))) == at(11)
 
 
 def test_seal_going_back_is_a_usage_error() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(Seal(at(11)))
     reply = scene.declined(Seal(at(10)))
     assert isinstance(reply, UsageError)
@@ -185,17 +185,17 @@ def test_seal_going_back_is_a_usage_error() -> None:
 
 
 def test_seal_at_an_incomparable_frontier_is_a_usage_error() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.do(Seal(at(0, 3)))
     assert isinstance(scene.declined(Seal(at(3, 0))), UsageError)
 
 
 def test_seal_at_a_frontier_of_another_shape_is_a_usage_error() -> None:
-    assert isinstance(Scene().declined(Seal(at(1, 1))), UsageError)
+    assert isinstance(StateHarness().declined(Seal(at(1, 1))), UsageError)
 
 
 def test_seal_of_a_finalized_collection_is_refused() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(Seal(CLOSED))
     assert scene.declined(Seal(CLOSED)) == CLOSED
     scene.do(Retain(CLOSED))
@@ -207,7 +207,7 @@ def test_seal_of_a_finalized_collection_is_refused() -> None:
 
 
 def test_drain_lets_the_trace_catch_up_by_reference() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 1), key="c/w1/p1")
     scene.write(up("b", 2), up("c", 7), key="c/w1/p2")
     scene.write(up("d", 8), key="c/w1/p3")
@@ -224,7 +224,7 @@ def test_drain_lets_the_trace_catch_up_by_reference() -> None:
 
 
 def test_a_write_of_a_schema_that_the_collection_does_not_have_is_refused() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.evolve(1)
     reply = scene.declined(Write(at(1), (1,), (inline_part([up("a", 1)]),), schema=1))
     assert isinstance(reply, UsageError)
@@ -232,7 +232,7 @@ def test_a_write_of_a_schema_that_the_collection_does_not_have_is_refused() -> N
 
 
 def test_drain_keeps_the_schema_of_each_write() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.evolve(5)
     scene.do(Write(at(1), (1,), (inline_part([up("a", 1)]),), schema=4))
     scene.do(Seal(at(2)))
@@ -242,7 +242,7 @@ def test_drain_keeps_the_schema_of_each_write() -> None:
 
 
 def test_drain_of_a_trace_that_does_not_lag_changes_nothing() -> None:
-    scene = Scene()
+    scene = StateHarness()
     assert scene.declined(Drain()) == at(0)
     scene.append(at(3), up("a", 1))
     scene.write(up("b", 5))
@@ -250,7 +250,7 @@ def test_drain_of_a_trace_that_does_not_lag_changes_nothing() -> None:
 
 
 def test_drain_of_an_empty_range_pushes_an_empty_batch_that_fuses() -> None:
-    scene = Scene()
+    scene = StateHarness()
     for upper in (3, 5, 9):
         scene.do(Seal(at(upper)))
         assert scene.do(Drain()) == at(upper)
@@ -260,7 +260,7 @@ def test_drain_of_an_empty_range_pushes_an_empty_batch_that_fuses() -> None:
 
 
 def test_drain_takes_every_update_once_however_often_it_is_sealed() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(*[up("a", when) for when in range(8)])
     for upper in range(1, 10):
         scene.do(Seal(at(upper)))
@@ -271,7 +271,7 @@ def test_drain_takes_every_update_once_however_often_it_is_sealed() -> None:
 
 
 def test_drain_counts_inline_bytes_that_are_referred_to_twice() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 1))
     once = scene.state.inline_bytes
     scene.do(Seal(at(2)))
@@ -282,7 +282,7 @@ def test_drain_counts_inline_bytes_that_are_referred_to_twice() -> None:
 
 
 def test_drain_after_closing_takes_all_that_is_left() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 1), up("b", 10**12))
     scene.do(Seal(CLOSED))
     scene.agree()
@@ -295,7 +295,7 @@ def test_drain_after_closing_takes_all_that_is_left() -> None:
 
 
 def test_evict_drops_exactly_what_is_wholly_in_the_trace() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("k", 0))
     scene.write(up("k", 1))
     scene.write(up("k", 0), up("k", 1))
@@ -318,7 +318,7 @@ def test_evict_drops_exactly_what_is_wholly_in_the_trace() -> None:
 
 
 def test_evict_keeps_what_may_still_be_ahead_where_times_are_partially_ordered() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.write(up("a", (0, 1)), up("b", (1, 0)))
     scene.do(Seal(Frontier(((0, 2), (1, 1)))))
     scene.do(Drain())
@@ -331,7 +331,7 @@ def test_evict_keeps_what_may_still_be_ahead_where_times_are_partially_ordered()
 
 
 def test_numbers_of_evicted_writes_are_not_given_again() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 0))
     scene.do(Seal(at(1)))
     scene.do(Drain())
@@ -340,7 +340,7 @@ def test_numbers_of_evicted_writes_are_not_given_again() -> None:
 
 
 def test_many_writes_are_kept_in_order_and_evicted_in_one_go() -> None:
-    scene = Scene()
+    scene = StateHarness()
     for when in range(300):
         scene.write(up("a", when))
     assert numbers(scene) == list(range(300))
@@ -355,9 +355,9 @@ def test_many_writes_are_kept_in_order_and_evicted_in_one_go() -> None:
 # Trimming.
 
 
-def trimmed_scene() -> Scene:
+def trimmed_scene() -> StateHarness:
     """Updates at 0, 1 and 2 of which the first is drained."""
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("k", 0), up("k", 1), up("k", 2))
     scene.do(Seal(at(1)))
     scene.agree()
@@ -434,7 +434,7 @@ def test_trim_cannot_add_updates() -> None:
 
 
 def test_trim_of_what_is_not_there_or_wholly_ahead_or_wholly_below_changes_nothing() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 0))
     scene.write(up("a", 5))
     assert scene.declined(Trim(0)) is False, "nothing is drained yet"
@@ -465,7 +465,7 @@ def test_bytes_that_were_trimmed_are_not_trimmed_again() -> None:
 
 
 def test_trim_to_nothing_leaves_a_batch_that_reads_as_empty() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.write(up("a", (0, 1)), up("b", (1, 0)))
     scene.do(Seal(Frontier(((0, 2), (1, 1)))))
     scene.do(Drain())
@@ -477,7 +477,7 @@ def test_trim_to_nothing_leaves_a_batch_that_reads_as_empty() -> None:
 
 
 def test_trim_leaves_neighbours_alone() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 0), up("b", 4))
     scene.write(up("c", 0), up("d", 4))
     scene.do(Seal(at(2)))
@@ -491,9 +491,9 @@ def test_trim_leaves_neighbours_alone() -> None:
 
 
 @pytest.fixture
-def ranged() -> Scene:
+def ranged() -> StateHarness:
     """Updates at 3 and 5, none of them sealed."""
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 3), up("b", 5))
     return scene
 
@@ -513,17 +513,19 @@ def ranged() -> Scene:
         (at(5), at(6), "b"),
     ],
 )
-def test_unsealed_updates_are_found_by_range(ranged: Scene, lower: Frontier, upper: Frontier, expected: str) -> None:
+def test_unsealed_updates_are_found_by_range(
+    ranged: StateHarness, lower: Frontier, upper: Frontier, expected: str
+) -> None:
     assert unsealed_rows(ranged, lower, upper) == expected
 
 
-def unsealed_rows(scene: Scene, lower: Frontier, upper: Frontier) -> str:
+def unsealed_rows(scene: StateHarness, lower: Frontier, upper: Frontier) -> str:
     """The rows of unsealed updates in a range, one after the other."""
     runs = plan_unsealed(scene.state, lower, upper)
     return "".join(str(row) for run in runs for part in run.parts for row, _, _ in scene.visible(part))
 
 
-def test_unsealed_updates_are_the_same_before_and_after_each_step_of_a_drain(ranged: Scene) -> None:
+def test_unsealed_updates_are_the_same_before_and_after_each_step_of_a_drain(ranged: StateHarness) -> None:
     ranged.do(Seal(at(4)))
     assert unsealed_rows(ranged, at(0), CLOSED) == "b"
     for step in (Drain(), Evict(), Trim(0)):
@@ -532,11 +534,11 @@ def test_unsealed_updates_are_the_same_before_and_after_each_step_of_a_drain(ran
         assert unsealed_rows(ranged, at(0), at(4)) == ""
 
 
-def test_an_append_that_has_seen_all_writes_that_it_seals_is_taken(ranged: Scene) -> None:
+def test_an_append_that_has_seen_all_writes_that_it_seals_is_taken(ranged: StateHarness) -> None:
     assert ranged.do(CompareAndAppend((), at(0), at(6), written=ranged.state.unsealed_next)) == at(6)
 
 
-def test_an_append_that_would_seal_a_write_it_has_not_seen_is_refused(ranged: Scene) -> None:
+def test_an_append_that_would_seal_a_write_it_has_not_seen_is_refused(ranged: StateHarness) -> None:
     seen = ranged.state.unsealed_next
     ranged.write(up("c", 5))
     committed, refusal = ranged.attempt(CompareAndAppend((), at(0), at(6), written=seen))
@@ -545,13 +547,15 @@ def test_an_append_that_would_seal_a_write_it_has_not_seen_is_refused(ranged: Sc
     assert ranged.do(CompareAndAppend((), at(0), at(5), written=seen)) == at(5)
 
 
-def test_unsealed_range_that_ends_before_it_begins_is_a_usage_error(ranged: Scene) -> None:
+def test_unsealed_range_that_ends_before_it_begins_is_a_usage_error(ranged: StateHarness) -> None:
     with pytest.raises(UsageError):
         plan_unsealed(ranged.state, at(4), at(3))
 
 
 @pytest.mark.parametrize(("lower", "upper"), [(at(1, 1), at(3)), (at(1), at(3, 3))])
-def test_unsealed_range_of_another_shape_is_a_usage_error(ranged: Scene, lower: Frontier, upper: Frontier) -> None:
+def test_unsealed_range_of_another_shape_is_a_usage_error(
+    ranged: StateHarness, lower: Frontier, upper: Frontier
+) -> None:
     with pytest.raises(UsageError):
         plan_unsealed(ranged.state, lower, upper)
 
@@ -560,7 +564,7 @@ def test_unsealed_range_of_another_shape_is_a_usage_error(ranged: Scene, lower: 
 
 
 def test_since_moved_beyond_the_seal_holds_for_what_is_drained_later() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(2), up("k1", 0), up("k2", 1))
     scene.write(up("k3", 10), up("k4", 11))
     scene.do(Seal(at(10)))
@@ -584,7 +588,7 @@ def test_since_moved_beyond_the_seal_holds_for_what_is_drained_later() -> None:
 
 
 def test_read_at_the_seal_is_not_sealed() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 5))
     scene.do(Seal(at(5)))
     with pytest.raises(NotSealed):
@@ -593,7 +597,7 @@ def test_read_at_the_seal_is_not_sealed() -> None:
 
 
 def test_part_referred_to_by_trace_and_unsealed_stays_until_both_are_done_with_it() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.append(at(1), up("z", 0))
     scene.write(up("a", 1), up("b", 5), key="c/w1/p1")
     scene.do(Seal(at(3)))
@@ -613,7 +617,7 @@ def test_part_referred_to_by_trace_and_unsealed_stays_until_both_are_done_with_i
 
 
 def test_writes_of_different_shapes_of_time_never_mix() -> None:
-    scene = Scene(arity=2)
+    scene = StateHarness(arity=2)
     scene.write(up("a", (0, 1)), up("b", (2, 0)))
     scene.write(up("c", (1, 1)))
     for upper in (at(1, 1), Frontier(((1, 2), (2, 1))), at(3, 3)):
@@ -630,14 +634,14 @@ def test_writes_of_different_shapes_of_time_never_mix() -> None:
 
 
 def test_seqno_of_the_state_is_not_the_number_of_a_write() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.state = msgspec.structs.replace(scene.state, seqno=100)
     scene.follower = msgspec.structs.replace(scene.follower, seqno=100)
     assert scene.write(up("a", 1)) == 0
 
 
 def test_trimming_that_puts_too_much_into_the_state_is_refused() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 3), up("b", 5), key=f"c/{WRITER}/p")
     scene.do(Seal(at(4)))
     scene.do(Drain())
@@ -651,7 +655,7 @@ def test_trimming_that_puts_too_much_into_the_state_is_refused() -> None:
 
 
 def test_trimming_with_a_schema_that_is_not_known_is_refused() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.write(up("a", 3), up("b", 5))
     scene.do(Seal(at(4)))
     scene.do(Drain())
@@ -661,7 +665,7 @@ def test_trimming_with_a_schema_that_is_not_known_is_refused() -> None:
 
 
 def test_a_closed_collection_is_not_sealed_again() -> None:
-    scene = Scene()
+    scene = StateHarness()
     scene.do(Seal(CLOSED))
     committed, refusal = scene.attempt(Seal(at(4)))
     assert not committed

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import timespine as ts
-from timespine.columnar.scan.request import Wanted
+from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
 from timespine.config import DEFAULT
 from timespine.spark import merge_job, merging_on
@@ -61,7 +61,7 @@ def test_a_merge_is_cut_into_tasks_of_about_the_same_size(visits, spark, monkeyp
     def counted(work, schema, parts):
         found = real(work, schema, parts)
         for each in found:
-            wanted = Wanted(schema, schema.names, timed=True, lower=each.lower, upper=each.upper)
+            wanted = ScanRequest(schema, schema.names, timed=True, lower=each.lower, upper=each.upper)
             sizes.append(sum(table.num_rows for table in scan(parts, each.runs, wanted, 1 << 20)))
         return found
 

@@ -24,7 +24,7 @@ def store(tmp_path_factory, spark):
         orders.append([{"id": 0, "name": "a"}])
         opened.create("un-usual.name", key={"id": "int64"}).append([{"id": 1}])
         opened.create("empty", key={"id": "int64"}, timeline="counter")
-        opened.create("grid", key={"id": "int64"}, arity=2)
+        opened.create("grid", key={"id": "int64"}, time_coordinates=2)
         _odd(opened)
         assert register(opened, spark) == ["empty", "negative", "odd", "orders", "un_usual_name"]
         yield opened
@@ -107,11 +107,11 @@ def test_two_collections_with_one_view_are_an_error_before_anything_is_registere
     ("text", "says"),
     [
         ("orders_asof(9)", "not complete yet"),
-        ("orders_asof(-1)", "cannot be read any more"),
+        ("orders_asof(-1)", "cannot be read: history"),
         ("orders_asof(null)", "it is null"),
         ("empty_asof(0)", "not complete yet"),
         ("empty_asof(null)", "it is null"),
-        ("negative_asof(0)", "count less than zero"),
+        ("negative_asof(0)", "negative count"),
         ("timespine_changes('orders', 1, 9)", "register again"),
         ("timespine_changes('nobody', 1, 1)", "no collection nobody"),
     ],
@@ -130,5 +130,5 @@ def test_history_that_is_gone_is_an_error_and_never_an_empty_answer(tmp_path, sp
         assert register(store) == ["orders"]
         assert spark.sql("SELECT * FROM orders_asof(2)").count() == 3
         for text in ("orders_asof(0)", "timespine_changes('orders', 1, 2)"):
-            with pytest.raises(PySparkException, match="cannot be read any more"):
+            with pytest.raises(PySparkException, match="cannot be read: history"):
                 spark.sql(f"SELECT * FROM {text}").collect()

@@ -9,7 +9,7 @@ import pytest
 
 import timespine.spark
 from timespine.errors import UsageError
-from timespine.spark.setup import workers
+from timespine.spark.setup import worker_python
 from timespine.spark.setup.session import prepare, session
 
 module = sys.modules["timespine.spark.setup.session"]
@@ -308,4 +308,4 @@ def test_so_it_is_on_spark_connect_where_only_the_server_can_choose(told_by, tmp
 
 def test_a_python_that_does_not_run_is_refused():
     with pytest.raises(UsageError, match=r"^the workers of Spark run /no/python, which cannot run Timespine \("):
-        workers._ask_python("/no/python")
+        worker_python._ask_python("/no/python")

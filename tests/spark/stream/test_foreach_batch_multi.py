@@ -9,11 +9,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 import timespine as ts
-from timespine.client.commit.group_commit import Committer
+from timespine.client.commit.group_commit import GroupCommitter
 from timespine.core.transitions import CommitSink
 from timespine.errors import Determinate, Indeterminate, UsageError
-from timespine.spark import drop_sink, foreach_batch_together
+from timespine.spark import drop_sink, foreach_batch, foreach_batch_together
 from timespine.spark.stream.foreach_batch import ForeachBatchWriter
+from timespine.spark.stream.sink_progress import SinkProgress
 from timespine.spark.write import run_tasks
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
@@ -71,7 +72,7 @@ def histories(store):
 
 
 def sinks(store, *asked):
-    return [dict(store.collection(name)._access.state().sinks) for name in asked]
+    return [dict(store.collection(name)._handle.state().sinks) for name in asked]
 
 
 @BOTH
@@ -101,8 +102,8 @@ def test_all_that_a_batch_is_split_into_is_committed_at_one_time(store, spark, s
     assert sinks(store, "orders", "items", "gone", "events") == [{"shop": 0}] * 4
     # Writers of jobs are gone with them.
     for name in done:
-        access = store[name]._access
-        assert access.state().writers.keys() <= {access.committer.session.writer}
+        handle = store[name]._handle
+        assert handle.state().writers.keys() <= {handle.committer.session.writer}
 
 
 @BOTH
@@ -125,17 +126,17 @@ def test_a_batch_that_comes_again_is_passed_over(store, spark, small_rows, monke
 
 def failing(monkeypatch, error, *, after):
     """The next commit of a batch fails: before it happens, or after."""
-    original = Committer.commit
+    original = GroupCommitter.commit
 
     def commit(self, *pairs, **options):
         if not any(isinstance(command, CommitSink) for _, command in pairs):
             return original(self, *pairs, **options)
-        monkeypatch.setattr(Committer, "commit", original)
+        monkeypatch.setattr(GroupCommitter, "commit", original)
         if after:
             original(self, *pairs, **options)
         raise error
 
-    monkeypatch.setattr(Committer, "commit", commit)
+    monkeypatch.setattr(GroupCommitter, "commit", commit)
 
 
 @BOTH
@@ -173,11 +174,11 @@ def test_whoever_was_first_is_looked_at_again(store, spark, monkeypatch):
     """An upsert that was worked out from rows that are not the newest any more is worked out anew, with its time."""
     monkeypatch.setattr(run_tasks, "SMALL_ROWS", 1)
     store["items"].append([{"id": 10, "name": "old"}])
-    original = Committer.commit
+    original = GroupCommitter.commit
 
     def commit(self, *pairs, **options):
         if any(isinstance(command, CommitSink) for _, command in pairs):
-            monkeypatch.setattr(Committer, "commit", original)
+            monkeypatch.setattr(GroupCommitter, "commit", original)
             store["items"].append(
                 [
                     {"id": 10, "name": "old", "_diff": -1},
@@ -187,7 +188,7 @@ def test_whoever_was_first_is_looked_at_again(store, spark, monkeypatch):
             )
         return original(self, *pairs, **options)
 
-    monkeypatch.setattr(Committer, "commit", commit)
+    monkeypatch.setattr(GroupCommitter, "commit", commit)
     write = foreach_batch_together(store, split, sink="shop")
     write(batch(spark, *ROWS), 0)
     assert names(store, "items") == {10: "new", 11: "new", 12: "new"}
@@ -195,6 +196,20 @@ def test_whoever_was_first_is_looked_at_again(store, spark, monkeypatch):
     assert store["orders"].upper == store["items"].upper
     store.maintain(sweep=True)
     assert store.vacuum().blobs == []
+
+
+def test_batch_that_another_process_committed_first_leaves_no_writer_and_no_blob(store, spark, monkeypatch):
+    """The collections said that the batch is new, and the commit that it is in."""
+    monkeypatch.setattr(run_tasks, "SMALL_ROWS", 1)
+    orders = store["orders"]
+    rows = spark.createDataFrame([(id, "a") for id in range(3)], "id long, name string")
+    foreach_batch(orders, sink="shop")(rows, 0)
+    kept = sorted(info.key for info in orders._handle.context.blob.list_keys(f"{orders.id}/"))
+    monkeypatch.setattr(SinkProgress, "is_in", lambda self, state, batch: False)
+    foreach_batch(orders, sink="shop")(rows, 0)
+    assert len(orders.history()) == 1
+    assert [each for each in orders._handle.state().writers if each.startswith("wj")] == []
+    assert sorted(info.key for info in orders._handle.context.blob.list_keys(f"{orders.id}/")) == kept
 
 
 def only(**kinds):
@@ -281,7 +296,7 @@ def test_another_checkpoint_under_the_same_name_is_an_error(store, spark):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (lambda frame: frame, "by the names of collections"),
+        (lambda frame: frame, "names of collections to rows"),
         (lambda frame: {"orders": [1]}, "for orders give a DataFrame"),
         (lambda frame: {"orders": ("replace", frame)}, "for orders give a DataFrame"),
         (lambda frame: {"orders": ("append",)}, "for orders give a DataFrame"),

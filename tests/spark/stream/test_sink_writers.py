@@ -11,14 +11,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import timespine as ts
-from timespine.client.engines import access_of, commit_steps
-from timespine.columnar.ingest.update_table import updates
+from timespine.client.engine_interface import commit_steps, handle_of
+from timespine.columnar.ingest.update_table import to_update_table
 from timespine.errors import Determinate, Indeterminate
 from timespine.spark.options import Options
-from timespine.spark.stream.data_source_writer import StreamSink, writing_of
-from timespine.spark.write.seal_rule import Rule
-from timespine.spark.write.unsealed import UnsealedRuns, WriteRunsStep
+from timespine.spark.write.data_source_writer import StreamSink, sink_writer
+from timespine.spark.write.seal_rule import SealRule
 from timespine.spark.write.write_task import UnsealedOptions
+from timespine.spark.write.write_unsealed import UnsealedRuns, WriteRunsStep
 
 NAMED = StructType([StructField("id", LongType()), StructField("name", StringType())])
 
@@ -42,17 +42,17 @@ def wide(start, stop):
 def sent_to_tasks(store, **options):
     """A sink as a task gets it, and as another process makes it to commit the batch."""
     given = Options({"path": f"{store.location}/items", **options})
-    sink, committing = (StreamSink(*writing_of(given, NAMED, overwrite=False)) for _ in range(2))
+    sink, committing = (StreamSink(*sink_writer(given, NAMED, overwrite=False)) for _ in range(2))
     return pickle.loads(pickle.dumps(sink)), committing
 
 
 def blobs(items):
-    return [info.key for info in items._access.shared.blob.list_keys(f"{items.id}/") if "/p" in info.key]
+    return [info.key for info in items._handle.context.blob.list_keys(f"{items.id}/") if "/p" in info.key]
 
 
 def job_writers(items):
     """The writers of jobs, which are told from those of processes by their ids."""
-    return [each for each in items._access.state().writers if each.startswith(("ws", "wj"))]
+    return [each for each in items._handle.state().writers if each.startswith(("ws", "wj"))]
 
 
 def test_a_commit_takes_the_blobs_of_the_tasks_and_ends_their_writer(store, items):
@@ -63,7 +63,7 @@ def test_a_commit_takes_the_blobs_of_the_tasks_and_ends_their_writer(store, item
     message = sink.write(wide(0, 300))
     committing.commit([message], 0)
     assert items.count() == 300
-    assert writer not in items._access.state().writers
+    assert writer not in items._handle.state().writers
     assert len(blobs(items)) == 2
     store.maintain(sweep=True)
     assert len(blobs(items)) == 1
@@ -165,13 +165,13 @@ def test_every_batch_of_a_stream_has_its_writer(store, items, spark, tmp_path):
 def test_unsealed_rows_of_tasks_that_find_no_room_in_the_state_go_to_a_blob(tmp_path):
     with ts.open(tmp_path / "full", maintenance=False, config=ts.Config(inline_total_bytes=1)) as store:
         events = store.create("events", key={"id": "int64"}, timeline="counter")
-        access = access_of(events)
+        handle = handle_of(events)
         with events.writer().builder(3) as builder:
-            builder.add(updates([{"id": 1}], events.schema, (3,)))
+            builder.add(to_update_table([{"id": 1}], events.schema, (3,)))
             runs = builder.finish(ts.Frontier.at(4)).runs
         assert all(part.inline is not None for run in runs for part in run.parts)
-        how = UnsealedOptions("_time", "refuse", Rule(0))
-        (done,) = commit_steps(WriteRunsStep(access, how, UnsealedRuns(0, runs, 1, 0, 3)))
+        how = UnsealedOptions("_time", "refuse", SealRule(0))
+        (done,) = commit_steps(WriteRunsStep(handle, how, UnsealedRuns(0, runs, 1, 0, 3)))
         assert (done.rows, done.first, done.last) == (1, 3, 3)
         assert events.snapshot(3).to_pylist() == [{"id": 1}]
-        assert access.state().inline_bytes == 0
+        assert handle.state().inline_bytes == 0

@@ -17,8 +17,8 @@ from timespine.errors import UsageError
 from timespine.spark import drop_hold, drop_sink, foreach_batch
 from timespine.spark.options import Options
 from timespine.spark.read.stream_reader import FeedReader
-from timespine.spark.stream.data_source_writer import StreamSink, writing_of
-from timespine.spark.stream.sink_progress import Sink, query_in
+from timespine.spark.stream.sink_progress import SinkProgress, find_query
+from timespine.spark.write.data_source_writer import StreamSink, sink_writer
 
 WAIT_S = 120
 
@@ -83,9 +83,9 @@ def test_a_feed_through_the_sink_makes_a_copy_and_goes_on_where_it_was(orders, c
     assert len(copy.history()) == 2
     to_sink(frame, store, checkpoint)
     assert len(copy.history()) == 2
-    (record,) = copy._access.state().sinks
-    assert record == query_in(str(checkpoint))
-    (hold,) = orders._access.state().holds
+    (record,) = copy._handle.state().sinks
+    assert record == find_query(str(checkpoint))
+    (hold,) = orders._handle.state().holds
     assert drop_hold(orders, hold)
     assert not drop_hold(orders, hold)
     assert drop_sink(copy, record) == 1
@@ -130,7 +130,7 @@ def test_rows_of_a_batch_never_change_what_was_read_before_it_was_committed(orde
     orders.append([{"id": 0, "name": "first"}])
     options = Options({"path": f"{store.location}/orders", "sinkId": "sink"})
     for batch in range(3):
-        sink = StreamSink(*writing_of(options, NAMED, overwrite=False))
+        sink = StreamSink(*sink_writer(options, NAMED, overwrite=False))
         sink.begin()
         rows = pa.record_batch({"id": [10 + batch], "name": [f"batch {batch}"]})
         message = sink.write(iter([rows]))
@@ -147,7 +147,7 @@ def test_rows_of_a_batch_never_change_what_was_read_before_it_was_committed(orde
 
 def sink_of(store, name, schema, **options):
     given = {"path": f"{store.location}/{name}", "sinkId": "sink", **options}
-    return StreamSink(*writing_of(Options(given), schema, overwrite=False))
+    return StreamSink(*sink_writer(Options(given), schema, overwrite=False))
 
 
 NAMED = StructType([StructField("id", LongType()), StructField("name", StringType())])
@@ -170,7 +170,7 @@ def test_a_stream_does_not_go_on_with_another_collection_of_the_same_name(orders
     ):
         with pytest.raises(UsageError, match=r"another collection than the one .* checkpoint"):
             goes_on()
-    assert other._access.state().holds == {}
+    assert other._handle.state().holds == {}
     old = {name: value for name, value in end.items() if name != "collection"}
     assert again.latestOffset(old, ReadAllAvailable()) == {**end, "after": 2, "collection": other.id}
 
@@ -182,7 +182,7 @@ def test_a_sink_does_not_go_on_with_another_collection_of_the_same_name(copy, st
 
     sink = sink_of(store, "copy", NAMED)
     sink.commit([sink.write(iter([]))], 0)  # no rows, and noted all the same: it is the first
-    assert copy._access.state().sinks == {"sink": 0}
+    assert copy._handle.state().sinks == {"sink": 0}
     assert copy.history() == []
     batch(sink, 1)
     other = store.create("copy", key={"id": "int64"}, value={"name": "string"}, timeline="counter", replace=True)
@@ -258,13 +258,13 @@ def test_a_fresh_checkpoint_under_a_sink_in_use_is_an_error(orders, copy, store,
 
 def test_a_sink_needs_something_to_be_known_by():
     with pytest.raises(UsageError, match="checkpointLocation"):
-        Sink(None, None).check()
+        SinkProgress(None, None).check()
     with pytest.raises(UsageError, match="longer"):
-        Sink("x" * 50, None).check()
+        SinkProgress("x" * 50, None).check()
     with pytest.raises(UsageError, match="sink id"):
-        Sink("Not A Name", None).check()
-    assert query_in(None) is None
-    assert query_in("/nowhere") is None
+        SinkProgress("Not A Name", None).check()
+    assert find_query(None) is None
+    assert find_query("/nowhere") is None
 
 
 def test_mistakes_are_said_before_anything_is_written(orders, copy, store, spark, tmp_path):
@@ -343,7 +343,7 @@ def test_a_query_that_has_read_all_there_is_holds_only_what_comes_next(orders, c
     to_sink(changes_of(followed(spark, store, maxRowsPerTrigger=1)), store, tmp_path / "checkpoint")
     # That the last batch is done is not known before the next one: its hold is where the batch began.
     assert orders.expire(before=2).since.elements == ((1,),)
-    assert orders._access.state().readers == {}
+    assert orders._handle.state().readers == {}
 
 
 def test_a_stream_may_begin_at_a_time_or_with_what_comes_next(orders, copy, store, spark, tmp_path):

@@ -77,7 +77,7 @@ def test_an_upsert_that_is_computed_again_writes_the_same_rows(store, items, cou
         runs.append(answers)
         return answers
 
-    monkeypatch.setattr("timespine.spark.write.upsert_delete.run_write_tasks", racing)
+    monkeypatch.setattr("timespine.spark.write.delta_by_tasks.run_write_tasks", racing)
     items.upsert(frame)
     assert (len(runs), count.value, items.count()) == (2, 40, 40)
 

@@ -11,15 +11,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 import timespine as ts
-from timespine.client.commit.group_commit import Committer
+from timespine.client.commit.group_commit import GroupCommitter
 from timespine.config import Config
 from timespine.core.transitions import Write
 from timespine.errors import Determinate, UsageError
 from timespine.spark import foreach_batch
 from timespine.spark.options import Options
-from timespine.spark.stream.data_source_writer import StreamSink, writing_of
 from timespine.spark.write import run_tasks
-from timespine.spark.write.seal_rule import Rule, rule_of
+from timespine.spark.write.data_source_writer import StreamSink, sink_writer
+from timespine.spark.write.seal_rule import SealRule, parse_seal_rule
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
 DDL = "id long, name string, t long"
@@ -71,7 +71,7 @@ def unsealed(collection):
     ],
 )
 def test_a_rule_for_the_seal_is_named(text, timeline, delay):
-    assert rule_of(text, timeline) == Rule(delay)
+    assert parse_seal_rule(text, timeline) == SealRule(delay)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_a_rule_for_the_seal_is_named(text, timeline, delay):
 )
 def test_a_rule_that_says_nothing_is_an_error(text, timeline, says):
     with pytest.raises(UsageError, match=says):
-        rule_of(text, timeline)
+        parse_seal_rule(text, timeline)
 
 
 def test_what_a_rule_seals():
-    assert Rule(None).upper(7) is None
-    assert Rule(0).upper(None) is None
-    assert Rule(0).upper(7).elements == ((8,),)
-    assert Rule(7).upper(7).elements == ((1,),)
-    assert Rule(8).upper(7) is None
+    assert SealRule(None).upper(7) is None
+    assert SealRule(0).upper(None) is None
+    assert SealRule(0).upper(7).elements == ((8,),)
+    assert SealRule(7).upper(7).elements == ((1,),)
+    assert SealRule(8).upper(7) is None
 
 
 # foreach_batch.
@@ -122,7 +122,7 @@ def test_rows_out_of_order_are_durable_at_once_and_part_of_the_collection_when_t
         (1, 2, 7, 8, 0),
         (2, 2, 11, 12, 0),
     ]
-    assert events._access.state().writers.keys() <= {events._access.committer.session.writer}
+    assert events._handle.state().writers.keys() <= {events._handle.committer.session.writer}
 
 
 @BOTH
@@ -135,7 +135,7 @@ def test_rows_that_come_too_late_go_by_rule_and_are_counted(events, store, spark
     if times is None:
         with pytest.raises(UsageError, match=r"rows at 3 come too late: events is complete up to \[10\]"):
             write(frame, 0)
-        assert events._access.state().sinks == {}
+        assert events._handle.state().sinks == {}
         times = {}
     else:
         write(frame, 0)
@@ -170,7 +170,7 @@ def test_late_rows_push_no_seal_ahead_of_what_came(events, spark, small_rows):
 @BOTH
 def test_what_is_sealed_while_tasks_write_is_looked_at_again(events, spark, small_rows, monkeypatch):
     write = foreach_batch(events, sink="s", times="t", late="move")
-    original = Committer.commit
+    original = GroupCommitter.commit
 
     def commit(self, *pairs, **options):
         if any(isinstance(command, Write) for _, command in pairs):
@@ -180,7 +180,7 @@ def test_what_is_sealed_while_tasks_write_is_looked_at_again(events, spark, smal
             events.seal(7)
         return original(self, *pairs, **options)
 
-    monkeypatch.setattr(Committer, "commit", commit)
+    monkeypatch.setattr(GroupCommitter, "commit", commit)
     write(batch(spark, (1, "a", 3), (2, "b", 8)), 0)
     assert unsealed(events) == {1: 7, 2: 8}
     assert len([entry for entry in events.history() if entry.operation == "write"]) == 1
@@ -206,7 +206,7 @@ def test_a_commit_that_fails_leaves_nothing_and_the_batch_goes_in_when_it_comes_
 ):
     write = foreach_batch(events, sink="s", times="t", seal="max")
     frame = batch(spark, *((id, "x" * 500, id) for id in range(40)))
-    original = Committer.commit
+    original = GroupCommitter.commit
 
     def commit(self, *pairs, **options):
         if any(isinstance(command, Write) for _, command in pairs):
@@ -214,10 +214,10 @@ def test_a_commit_that_fails_leaves_nothing_and_the_batch_goes_in_when_it_comes_
         return original(self, *pairs, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Committer, "commit", commit)
+        patched.setattr(GroupCommitter, "commit", commit)
         with pytest.raises(Determinate):
             write(frame, 0)
-    state = events._access.state()
+    state = events._handle.state()
     assert (state.sinks, len(state.unsealed), state.upper.elements) == ({}, 0, ((0,),))
     store.maintain(sweep=True)
     assert store.vacuum().blobs == []
@@ -229,10 +229,10 @@ def test_a_commit_that_fails_leaves_nothing_and_the_batch_goes_in_when_it_comes_
 def test_a_batch_without_rows_is_noted_all_the_same(events, spark, small_rows):
     write = foreach_batch(events, sink="s", times="t", seal="max", late="drop")
     write(batch(spark), 0)
-    assert events._access.state().sinks == {"s": 0}
+    assert events._handle.state().sinks == {"s": 0}
     write(batch(spark, (1, "a", 9)), 1)
     write(batch(spark, (2, "b", 3), (3, "c", 4)), 2)  # all too late
-    assert (events._access.state().sinks, sealed(events), unsealed(events)) == ({"s": 2}, [1], {})
+    assert (events._handle.state().sinks, sealed(events), unsealed(events)) == ({"s": 2}, [1], {})
 
 
 @BOTH
@@ -284,7 +284,7 @@ def test_frames_are_written_ahead_of_the_seal_by_the_collection_too(events, spar
 def test_rows_that_do_not_fit_are_one_clear_error_and_nothing_is_written(events, spark, small_rows, change, says):
     with pytest.raises(UsageError, match=says):
         foreach_batch(events, sink="s", times="t", seal="max")(change(batch(spark, (1, "a", 3), (2, "b", 4))), 0)
-    state = events._access.state()
+    state = events._handle.state()
     assert (state.sinks, len(state.unsealed), state.upper.elements) == ({}, 0, ((0,),))
 
 
@@ -344,7 +344,7 @@ def test_the_sink_writes_by_a_column_of_times_and_seals_by_rule(events, store, s
 def test_options_of_the_sink_that_cannot_be_meant_are_errors(events, store, wrong, says):
     options = Options({"path": f"{store.location}/events", **wrong})
     with pytest.raises(UsageError, match=says):
-        writing_of(options, TIMED, overwrite=False)
+        sink_writer(options, TIMED, overwrite=False)
 
 
 def test_a_stream_through_the_sink_is_written_ahead_of_the_seal_once(events, store, spark, tmp_path):
@@ -383,13 +383,13 @@ def test_an_empty_batch_of_the_sink_is_noted_and_each_has_a_writer(events, store
     )
 
     def begun():
-        sink = StreamSink(*writing_of(options, TIMED, overwrite=False))
+        sink = StreamSink(*sink_writer(options, TIMED, overwrite=False))
         sink.begin()
         return sink
 
     sink = begun()
     sink.commit([sink.write(iter([]))], 0)
-    assert events._access.state().sinks == {"s": 0}
+    assert events._handle.state().sinks == {"s": 0}
     for number in (1, 2):
         sink = begun()
         sink.commit([sink.write(iter([pa.record_batch({"id": [number], "t": [10 * number]})]))], number)
@@ -412,9 +412,9 @@ def test_tasks_that_write_little_fill_the_state_no_further_than_it_may(tmp_path,
         options = Options({"path": f"{store.location}/events", "sinkId": "s"})
         schema = StructType([StructField("id", LongType())])
         for number in range(12):
-            sink = StreamSink(*writing_of(options, schema, overwrite=False))
-            sink._handle = lambda: events._access
+            sink = StreamSink(*sink_writer(options, schema, overwrite=False))
+            sink._handle = lambda: events._handle
             sink.begin()
             sink.commit([sink.write(iter([pa.record_batch({"id": [number]})]))], number)
         assert sealed(events) == list(range(12))
-        assert 0 < events._access.state().inline_bytes <= 3000
+        assert 0 < events._handle.state().inline_bytes <= 3000

@@ -13,7 +13,7 @@ from timespine.core.transitions import AdvanceUpper
 from timespine.errors import SchemaChanged, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
 from timespine.spark.write import run_tasks, write_task
-from timespine.spark.write.upsert_delete import DeltaByTasksStep
+from timespine.spark.write.delta_by_tasks import DeltaByTasksStep
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
 
@@ -109,20 +109,20 @@ def test_diffs_and_times_may_come_with_the_rows(items, spark, small_rows):
     [
         (lambda f: f.withColumn("more", F.lit(1)), "column 'more'"),
         (lambda f: f.withColumn("name", F.lit(1)), "'name'"),
-        (lambda f: f.drop("id"), "id is not there"),
+        (lambda f: f.drop("id"), "id is missing"),
         (lambda f: f.withColumn("id", F.when(F.col("id") > 3, F.col("id"))), "of the key has nulls"),
         (lambda f: f.withColumn("wide", F.lit(-1).cast("long")), "does not fit uint64"),
     ],
     ids=["unknown", "type", "no key", "null key", "range"],
 )
 def test_rows_that_do_not_fit_are_one_clear_error_and_nothing_is_committed(items, spark, small_rows, wrong, says):
-    before = items._access.state().seqno
+    before = items._handle.state().seqno
     for write in (items.append, items.upsert):
         with pytest.raises(UsageError, match=says):
             write(wrong(frame(spark, 0, 20)))
     assert items.history() == []
-    assert not items._access.state().writers or items._access.state().seqno >= before
-    assert list(items._access.shared.blob.list_keys(f"{items.id}/")) == []
+    assert not items._handle.state().writers or items._handle.state().seqno >= before
+    assert list(items._handle.context.blob.list_keys(f"{items.id}/")) == []
 
 
 @BOTH
@@ -143,8 +143,8 @@ def beside(monkeypatch, items, *works):
             left.pop(0)()
         return sent
 
-    monkeypatch.setattr("timespine.spark.write.upsert_delete.run_write_tasks", racing)
-    items._access.changing = _Open()  # the same thread plays both
+    monkeypatch.setattr("timespine.spark.write.delta_by_tasks.run_write_tasks", racing)
+    items._handle.changing = _Open()  # the same thread plays both
     return calls
 
 
@@ -157,10 +157,10 @@ def test_an_upsert_by_tasks_is_patched_by_what_others_committed_first(items, spa
     assert names(items)[7] == "b"
     assert items.count() == 100
     assert len(jobs) == 1
-    counters = items._access.committer.counters
+    counters = items._handle.committer.counters
     assert (counters["changes read"], counters["changes patched"]) == (2, 1)
     assert "changes started again" not in counters
-    assert done.seqno == items._access.state().seqno
+    assert done.seqno == items._handle.state().seqno
 
 
 @pytest.mark.parametrize("small_rows", [1])
@@ -175,7 +175,7 @@ def test_rows_of_other_keys_only_move_a_change_by_tasks(items, spark, small_rows
     gone = set(range(5, 10)) if mode == "delete" else set()
     assert set(names(items)) == {*range(100), *range(1000, 1020)} - gone
     assert len(jobs) == 1
-    assert "changes patched" not in items._access.committer.counters
+    assert "changes patched" not in items._handle.committer.counters
 
 
 @pytest.mark.parametrize("small_rows", [1])
@@ -188,7 +188,7 @@ def test_a_change_by_tasks_in_a_transaction_follows_what_others_committed(
     jobs = beside(monkeypatch, items, lambda: items.append([{"id": 7, "name": "more"}, {"id": 777, "name": "other"}]))
     with store.transaction() as tx:
         rows = frame(spark, 5, 10, "b")
-        tx.add(DeltaByTasksStep(items._access, "change", rows.select("id") if deletes else rows, deletes))
+        tx.add(DeltaByTasksStep(items._handle, "change", rows.select("id") if deletes else rows, deletes))
         tx.append(notes, [{"id": 1}])
     assert tx.time == 2
     assert tx.replies[0].time == tx.replies[1].time == 2
@@ -196,7 +196,7 @@ def test_a_change_by_tasks_in_a_transaction_follows_what_others_committed(
     assert set(names(items)) == (left if deletes else {*range(100), 777})
     assert items.count() == len(names(items)), "each key once"
     assert len(jobs) == 1
-    assert items._access.committer.counters["changes patched"] == 1
+    assert items._handle.committer.counters["changes patched"] == 1
 
 
 @pytest.mark.parametrize("small_rows", [1])
@@ -271,7 +271,7 @@ def test_what_failed_tasks_leave_behind_is_never_seen_and_swept(items, store, sp
     with pytest.raises(PySparkException, match="after it has put its parts"):
         items.append(wide)
     assert items.history() == []
-    assert list(items._access.shared.blob.list_keys(f"{items.id}/")) == []
+    assert list(items._handle.context.blob.list_keys(f"{items.id}/")) == []
     assert items.append(wide).rows == 3000
     assert items.count() == 3000
     assert not store.vacuum().blobs
@@ -283,24 +283,24 @@ def test_a_job_ends_with_its_writer_and_a_long_one_is_kept_alive(items, store, s
     original = run_tasks.run_write_tasks
 
     def looking(*arguments):
-        (writer,) = [each for each in items._access.shared.writing if each[0] == items.id]
-        before = items._access.state().writers[writer[1]].until_ms
-        items._access.shared.writing[writer] -= 3600
-        store._shared.clock, clock = lambda: clock() + 600, store._shared.clock
-        store.heart.beat()
+        (writer,) = [each for each in items._handle.context.writing if each[0] == items.id]
+        before = items._handle.state().writers[writer[1]].until_ms
+        items._handle.context.writing[writer] -= 3600
+        store._context.clock, clock = lambda: clock() + 600, store._context.clock
+        store._heartbeat_thread.beat()
         seen.append((writer[1], before))
         return original(*arguments)
 
     monkeypatch.setattr(run_tasks, "run_write_tasks", looking)
     items.append(frame(spark, 0, 100))
     ((writer, _),) = seen
-    assert writer not in items._access.state().writers
-    assert items._access.shared.writing == {}
+    assert writer not in items._handle.state().writers
+    assert items._handle.context.writing == {}
 
 
 @BOTH
 def test_a_closed_collection_takes_nothing(items, spark, small_rows):
-    items._access.committer.commit((items.id, AdvanceUpper(Frontier())))
+    items._handle.committer.commit((items.id, AdvanceUpper(Frontier())))
     for write in (items.append, items.upsert, items.delete):
         with pytest.raises(Exception, match="closed"):
             write(frame(spark, 0, 5) if write != items.delete else spark.range(5))

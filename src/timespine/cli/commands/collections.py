@@ -20,17 +20,17 @@ from timespine.cli.options import (
     TimelineOption,
     To,
     check_path,
-    opened,
+    open_store_at,
     to_types,
 )
 from timespine.cli.output.destination import destination, for_document
 from timespine.cli.output.row_writers import write_document, write_done, write_table
-from timespine.cli.output.text import Columns, amplified, clock, fields, size, typed
+from timespine.cli.output.text import Columns, amplification_text, clock, fields, size, type_text
 from timespine.client.catalog.retention import duration
-from timespine.client.collection import Collection, access_of
+from timespine.client.collection import Collection, handle_of
 from timespine.client.open_store import CONSENSUS
 from timespine.client.store import Store
-from timespine.client.time_args import plain
+from timespine.client.time_args import plain_frontier
 from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.model.time import ARITY_MAX
 
@@ -51,19 +51,19 @@ ValueColumns = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the verbs."""
-    app.command("init")(init)
-    app.command("create")(create)
-    app.command("list")(list_)
-    app.command("describe")(describe)
-    app.command("history")(history)
-    app.command("rename")(rename)
-    app.command("drop")(drop)
+    app.command("init")(init_verb)
+    app.command("create")(create_verb)
+    app.command("list")(list_verb)
+    app.command("describe")(describe_verb)
+    app.command("history")(history_verb)
+    app.command("rename")(rename_verb)
+    app.command("drop")(drop_verb)
 
 
-def init(store: StorePath, output: Output = None) -> None:
-    """Make a store in a folder. One that is there already stays as it is.
+def init_verb(store: StorePath, output: Output = None) -> None:
+    """Create a store in a folder. An existing one stays as it is.
 
     \b
     Example:
@@ -78,31 +78,31 @@ def init(store: StorePath, output: Output = None) -> None:
             raise UsageError(f"{store} is a file: give the path of a folder")
         if any(root.iterdir()):
             raise UsageError(f"{store} holds other files and is no store: give an empty or a new folder")
-    with opened(store, create=True):
+    with open_store_at(store, create=True):
         pass
     done = {"store": store, "created": not there}
     write_done(where, done, lambda: f"{store} {'was a store already' if there else 'is a store now'}\n")
 
 
-def create(
+def create_verb(
     store: StorePath,
     name: Name,
     key: KeyColumns = None,
     value: ValueColumns = None,
     cluster: ClusterColumns = None,
     timeline: TimelineOption = Timeline.clock,
-    arity: Annotated[
-        int, typer.Option("--arity", metavar="N", min=1, max=ARITY_MAX, help="Coordinates of a time.")
+    time_coordinates: Annotated[
+        int, typer.Option("--time-coordinates", metavar="N", min=1, max=ARITY_MAX, help="Integers of a time.")
     ] = 1,
     retain: Retain = None,
     forget_within: ForgetWithin = None,
     replace: Replace = False,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="Leave a collection of the same name and columns as it is.")
+        bool, typer.Option("--if-not-exists", help="Keep an existing collection with the same columns.")
     ] = False,
     output: Output = None,
 ) -> None:
-    """Make a collection. Without a key, all columns together identify a row.
+    """Create a collection. Without a key, all columns together identify a row.
 
     \b
     Types: bool, int8 to int64, uint8 to uint64, float, double, decimal(18,2),
@@ -116,14 +116,14 @@ def create(
     if not key and not value:
         raise UsageError("a collection needs columns: give at least one --key or --value, such as --key id:int64")
     if replace and if_not_exists:
-        raise UsageError("--replace drops a collection that is there, --if-not-exists keeps it: give one of them")
-    with opened(store) as open_store:
+        raise UsageError("--replace drops an existing collection, --if-not-exists keeps it: give one of them")
+    with open_store_at(store) as open_store:
         made = open_store.create(
             name,
             key=to_types(key or (), "--key"),
             value=to_types(value or (), "--value"),
             cluster=tuple(cluster or ()),
-            arity=arity,
+            time_coordinates=time_coordinates,
             timeline=timeline.value,
             retain=retain,
             forget_within=forget_within,
@@ -133,15 +133,15 @@ def create(
         write_done(where, {"name": name, "id": made.id}, lambda: f"collection {name} is there\n")
 
 
-def list_(
+def list_verb(
     store: StorePath,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also what each costs: amplification, garbage, log.")
+        bool, typer.Option("--verbose", "-v", help="Also list costs: amplification, garbage, log.")
     ] = False,
     output: Output = None,
     to: To = None,
 ) -> None:
-    """List the collections of a store: how far back and up to when each can be read, and its size.
+    """List the collections of a store, each with its readable times and its size.
 
     \b
     Example:
@@ -149,13 +149,13 @@ def list_(
     """
     where = destination(output, to)
     columns = (*_LISTED, *_COSTS) if verbose else _LISTED
-    with opened(store, read_only=True) as open_store:
+    with open_store_at(store, read_only=True) as open_store:
         found = [_listed(open_store, name) for name in open_store.names()]
     write_table(where, columns, [{column: each[column] for column in columns} for each in found])
 
 
 def _listed(store: Store, name: str) -> dict[str, Any]:
-    """One line. A collection that is damaged does not hide the others."""
+    """Make one line. A damaged collection does not hide the others."""
     try:
         found = store.collection(name).inspect()
     except (CorruptionError, VersionError) as error:
@@ -178,15 +178,15 @@ def _listed(store: Store, name: str) -> dict[str, Any]:
     }
 
 
-def describe(store: StorePath, name: Name, output: Output = None, to: To = None) -> None:
-    """Say what a collection is: its columns, its times, how long it keeps history, how large it is.
+def describe_verb(store: StorePath, name: Name, output: Output = None, to: To = None) -> None:
+    """Describe a collection: its columns, its times, its retention and its size.
 
     \b
     Example:
       timespine describe ./data orders
     """
     where = for_document(output, to)
-    with opened(store, read_only=True) as open_store:
+    with open_store_at(store, read_only=True) as open_store:
         found = _described(open_store.collection(name))
     write_document(where, found, lambda: _description(found))
 
@@ -194,7 +194,7 @@ def describe(store: StorePath, name: Name, output: Output = None, to: To = None)
 def _described(collection: Collection) -> dict[str, Any]:
     state = collection.inspect()
     schema = collection.schema
-    entry = access_of(collection).entry
+    entry = handle_of(collection).entry
     retention = collection.retention
     key = schema.key_names if schema.key else ()
     return {
@@ -204,7 +204,7 @@ def _described(collection: Collection) -> dict[str, Any]:
         "retain_ms": retention.duration_ms,
         "retain_by": retention.by,
         "history": f"kept {retention}, unless expired",
-        "forget_within_ms": access_of(collection).forget_within_ms,
+        "forget_within_ms": handle_of(collection).forget_within_ms,
         "created_ms": entry.created_ms,
         "coordinates": schema.arity,
         "since": state.since,
@@ -212,7 +212,7 @@ def _described(collection: Collection) -> dict[str, Any]:
         "updates": state.rows,
         "bytes": state.size,
         "amplification": asdict(state.amplification),
-        "cost": amplified(state.amplification),
+        "cost": amplification_text(state.amplification),
         "columns": [
             {
                 "name": field.name,
@@ -227,7 +227,7 @@ def _described(collection: Collection) -> dict[str, Any]:
 
 
 def _description(found: dict[str, Any]) -> str:
-    time = clock if found["timeline"] == "clock" else typed
+    time = clock if found["timeline"] == "clock" else type_text
     head = fields(
         [
             ("name", found["name"]),
@@ -253,19 +253,19 @@ def _times(found: dict[str, Any]) -> str:
     return kind if found["coordinates"] == 1 else f"{kind}, {found['coordinates']} coordinates"
 
 
-def history(store: StorePath, name: Name, output: Output = None, to: To = None) -> None:
-    """List what was committed when, oldest first, as far as it is remembered.
+def history_verb(store: StorePath, name: Name, output: Output = None, to: To = None) -> None:
+    """List the commits in the history of a collection, oldest first.
 
     \b
     Example:
       timespine history ./data orders
     """
     where = destination(output, to)
-    with opened(store, read_only=True) as open_store:
+    with open_store_at(store, read_only=True) as open_store:
         entries = open_store.collection(name).history()
     rows = [
         {
-            "upper": plain(entry.upper),
+            "upper": plain_frontier(entry.upper),
             "committed_ms": entry.committed_ms,
             "operation": entry.operation,
             "rows": entry.rows,
@@ -276,7 +276,7 @@ def history(store: StorePath, name: Name, output: Output = None, to: To = None) 
     write_table(where, _COMMITS, rows)
 
 
-def rename(store: StorePath, name: Name, new: NewName, output: Output = None) -> None:
+def rename_verb(store: StorePath, name: Name, new: NewName, output: Output = None) -> None:
     """Give a collection another name.
 
     \b
@@ -284,28 +284,28 @@ def rename(store: StorePath, name: Name, new: NewName, output: Output = None) ->
       timespine rename ./data orders orders_2024
     """
     where = for_document(output)
-    with opened(store) as open_store:
+    with open_store_at(store) as open_store:
         open_store.rename(name, new)
     write_done(where, {"name": new, "was": name}, lambda: f"{name} is now called {new}\n")
 
 
-def drop(
+def drop_verb(
     store: StorePath,
     name: Name,
     force: Annotated[
-        bool, typer.Option("--force", help="Also if there are critical holds on it, which go with it.")
+        bool, typer.Option("--force", help="Drop it even if it has critical holds, and end those.")
     ] = False,
     output: Output = None,
 ) -> None:
-    """Remove a collection with all its history. Its files go with the next `timespine maintain`.
+    """Drop a collection with all its history. The next `timespine maintain` deletes its files.
 
-    Its name stays blocked: `create --replace` and `load --replace` take it. Dropping it again is fine.
+    Its name stays blocked: only `create --replace` and `load --replace` use it again. To drop it twice is no error.
 
     \b
     Example:
       timespine drop ./data orders
     """
     where = for_document(output)
-    with opened(store) as open_store:
+    with open_store_at(store) as open_store:
         now = open_store.drop(name, force=force)
     write_done(where, {"dropped": name, "before": not now}, lambda: f"{name} was dropped{'' if now else ' before'}\n")

@@ -1,4 +1,4 @@
-"""The verb about columns: evolve."""
+"""The verb that changes columns: evolve."""
 
 from __future__ import annotations
 
@@ -6,45 +6,48 @@ from typing import Annotated, Any
 
 import typer
 
-from timespine.cli.input.values import from_text
-from timespine.cli.options import Name, Output, StorePath, opened, to_types
+from timespine.cli.input.value_codec import from_text
+from timespine.cli.options import Name, Output, StorePath, open_store_at, to_types
 from timespine.cli.output.destination import for_document
 from timespine.cli.output.row_writers import write_done
 from timespine.columnar.schema.types import parse_type
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 
-def register(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command("evolve")(evolve)
+    app.command("evolve")(evolve_verb)
 
 
 def _repeated(option: str, metavar: str, help: str) -> Any:
     return typer.Option(option, metavar=metavar, help=f"{help} May be repeated.", show_default=False)
 
 
-def evolve(
+def evolve_verb(
     store: StorePath,
     name: Name,
     add: Annotated[list[str] | None, _repeated("--add", "NAME:TYPE", "A new column, null in old rows.")] = None,
     default: Annotated[
-        list[str] | None, _repeated("--default", "NAME=VALUE", "What a new column holds instead of null.")
+        list[str] | None,
+        _repeated("--default", "NAME=VALUE", "The value of a new column in old rows, instead of null."),
     ] = None,
-    drop: Annotated[list[str] | None, _repeated("--drop", "NAME", "A column to drop.")] = None,
-    rename: Annotated[list[str] | None, _repeated("--rename", "OLD=NEW", "Another name for a column.")] = None,
+    drop: Annotated[list[str] | None, _repeated("--drop", "NAME", "The name of a column to drop.")] = None,
+    rename: Annotated[
+        list[str] | None, _repeated("--rename", "OLD=NEW", "The old and the new name of a column.")
+    ] = None,
     widen: Annotated[list[str] | None, _repeated("--widen", "NAME:TYPE", "A larger type for a column.")] = None,
     expected: Annotated[
         int | None,
         typer.Option(
             "--expected",
             metavar="ID",
-            help="Only if this is the number of the newest schema: else exit code 3.",
+            help="Evolve only if this is the number of the newest schema: else exit code 3.",
             show_default=False,
         ),
     ] = None,
     output: Output = None,
 ) -> None:
-    """Change the columns of a collection. No row is rewritten: old rows are seen under the new columns.
+    """Change the columns of a collection. No row is rewritten: reads convert old rows to the new columns.
 
     \b
     Example:
@@ -54,8 +57,8 @@ def evolve(
     where = for_document(output)
     added = _added(to_types(add or (), "--add"), _pairs(default or [], "--default", "currency=EUR"))
     if not any((add, drop, rename, widen)):
-        raise UsageError("say what changes: --add, --drop, --rename or --widen")
-    with opened(store) as open_store:
+        raise UsageError("name a change: --add, --drop, --rename or --widen")
+    with open_store_at(store) as open_store:
         collection = open_store.collection(name)
         id = collection.evolve(
             add=added,
@@ -70,10 +73,10 @@ def evolve(
 
 
 def _added(types: dict[str, str], defaults: dict[str, str]) -> dict[str, Any]:
-    """New columns with their types, and defaults where there are some."""
+    """Combine new columns with their types and their defaults."""
     unknown = next((name for name in defaults if name not in types), None)
     if unknown is not None:
-        raise UsageError(f"--default is for a column of --add, and {shown(unknown)} is none")
+        raise UsageError(f"--default is for a column of --add, and {short_repr(unknown)} is none")
     return {
         name: (type, from_text(defaults[name], parse_type(type))) if name in defaults else type
         for name, type in types.items()
@@ -85,8 +88,8 @@ def _pairs(given: list[str], option: str, example: str) -> dict[str, str]:
     for each in given:
         name, sign, text = each.partition("=")
         if not sign or not name:
-            raise UsageError(f"{option} {shown(each)} is not NAME=VALUE, such as {example}")
+            raise UsageError(f"{option} {short_repr(each)} is not NAME=VALUE, such as {example}")
         if name in pairs:
-            raise UsageError(f"{option} names {shown(name)} twice")
+            raise UsageError(f"{option} names {short_repr(name)} twice")
         pairs[name] = text
     return pairs

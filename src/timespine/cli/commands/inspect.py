@@ -7,23 +7,23 @@ from typing import Annotated, Any
 
 import typer
 
-from timespine.cli.options import Name, Output, StorePath, To, opened
+from timespine.cli.options import Name, Output, StorePath, To, open_store_at
 from timespine.cli.output.destination import Destination, destination, for_document
 from timespine.cli.output.row_writers import write_document, write_table
-from timespine.cli.output.text import amplified, fields, size, typed
-from timespine.client.collection import Collection, access_of
-from timespine.client.time_args import plain
-from timespine.columnar.scan.part_set import meta_of
+from timespine.cli.output.text import amplification_text, fields, size, type_text
+from timespine.client.collection import Collection, handle_of
+from timespine.client.time_args import plain_frontier
+from timespine.columnar.scan.part_access import meta_of
 from timespine.core.batch import Part
 from timespine.core.encoding.codec import decode_diff
-from timespine.core.encoding.envelope import Kind, kind_of
+from timespine.core.encoding.envelope import EnvelopeKind, envelope_kind
 from timespine.core.encoding.state_diff import StateDiff
 from timespine.core.state import State
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 
 class View(enum.StrEnum):
-    """What to look at."""
+    """The views of a stored collection."""
 
     state = "state"
     batches = "batches"
@@ -57,15 +57,15 @@ _CHANGES = {
 """The short names of a stored diff, in words."""
 
 
-def register(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command("inspect")(inspect)
+    app.command("inspect")(inspect_verb)
 
 
-def inspect(
+def inspect_verb(
     store: StorePath,
     name: Name,
-    view: Annotated[View, typer.Argument(metavar="VIEW", help="What to look at.")] = View.state,
+    view: Annotated[View, typer.Argument(metavar="VIEW", help="The view.")] = View.state,
     key: Annotated[
         str | None,
         typer.Argument(metavar="KEY", help="With `part`: its key, or the end of it.", show_default=False),
@@ -76,12 +76,12 @@ def inspect(
     """Show how a collection is stored.
 
     \b
-    state    times, sizes, counts (what you get without a VIEW)
-    batches  the batches of the trace, oldest first
+    state    times, sizes, counts (the default)
+    batches  the batches of the spine, oldest first
     parts    the parts of every batch
     levels   the layers of the spine
-    holds    who holds history, and from where on
-    diffs    the log: what each commit changed
+    holds    the holds, and the time from which each keeps history
+    diffs    the log: the changes of each commit
     part     one part: its footer, row groups and bounds of times
 
     \b
@@ -91,7 +91,7 @@ def inspect(
     where = (for_document if view in (View.state, View.part) else destination)(output, to)
     if (key is not None) != (view is View.part):
         raise UsageError("inspect STORE NAME part KEY shows one part; the other views take no key")
-    with opened(store, read_only=True) as open_store:
+    with open_store_at(store, read_only=True) as open_store:
         collection = open_store.collection(name)
         if view is View.part:
             _part(collection, where, key or "")
@@ -108,14 +108,14 @@ Table = tuple[tuple[str, ...], list[dict[str, Any]]]
 def _state(collection: Collection, where: Destination) -> None:
     found = collection.inspect()
     document = {**found.to_dict(), "batches": len(found.batches)}
-    held = [f"{who} at {typed(since)}" for who, since in found.held_by]
+    held = [f"{who} at {type_text(since)}" for who, since in found.held_by]
     text = fields(
         [
             ("name", found.name),
             ("id", found.id),
             ("seqno", found.seqno),
-            ("since", typed(found.since)),
-            ("upper", typed(found.upper)),
+            ("since", type_text(found.since)),
+            ("upper", type_text(found.upper)),
             ("held by", ", ".join(held) or "none"),
             ("updates", found.rows),
             ("size", size(found.size)),
@@ -129,7 +129,7 @@ def _state(collection: Collection, where: Destination) -> None:
             ("writers", found.writers),
             ("schemas", found.schemas),
             ("rollups", found.rollups),
-            ("amplification", amplified(found.amplification)),
+            ("amplification", amplification_text(found.amplification)),
             ("garbage", size(found.amplification.garbage_bytes)),
             ("log", size(found.amplification.log_bytes)),
             ("spine", ", ".join(f"{number} {kind}" for kind, number in found.spine.items())),
@@ -180,25 +180,26 @@ def _levels(collection: Collection) -> Table:
 
 
 def _holds(collection: Collection) -> Table:
-    state = access_of(collection).state()
+    state = handle_of(collection).state()
     rows = [
-        {"holder": who, "since": plain(since), "holds_back": since <= state.since} for who, since in state.holders()
+        {"holder": who, "since": plain_frontier(since), "holds_back": since <= state.since}
+        for who, since in state.holders()
     ]
     return _HOLDS, rows
 
 
 def _diffs(collection: Collection) -> Table:
-    access = access_of(collection)
+    handle = handle_of(collection)
     rows = []
-    for seqno, data in access.committer.driver.consensus.scan(access.id, 0):
-        kind = kind_of(data)
-        changed = ["everything"] if kind is Kind.STATE else _changed(decode_diff(data))
+    for seqno, data in handle.committer.driver.consensus.scan(handle.id, 0):
+        kind = envelope_kind(data)
+        changed = ["everything"] if kind is EnvelopeKind.STATE else _changed(decode_diff(data))
         rows.append({"seqno": seqno, "kind": kind.name.lower(), "bytes": len(data), "changes": ", ".join(changed)})
     return _DIFFS, rows
 
 
 def _changed(change: StateDiff) -> list[str]:
-    """What a diff changes, in words."""
+    """List the changes of a diff in words."""
     fresh = StateDiff(change.n)
     names = [name for name in StateDiff.__struct_fields__ if getattr(change, name) != getattr(fresh, name)]
     return [_CHANGES.get(name, name).replace("_", " ") for name in names]
@@ -214,10 +215,10 @@ _VIEWS = {
 
 
 def _part(collection: Collection, where: Destination, key: str) -> None:
-    """One part: what the state and its footer say of it."""
-    access = access_of(collection)
-    state = access.state()
-    parts = access.parts(state)
+    """Show one part: its entries in the state and its footer."""
+    handle = handle_of(collection)
+    state = handle.state()
+    parts = handle.parts(state)
     schema, part = _found(collection, state, key)
     if schema is None:
         raise UsageError(f"part {part.key} names no schema: see `timespine doctor`")
@@ -246,8 +247,8 @@ def _part(collection: Collection, where: Destination, key: str) -> None:
 
 
 def _found(collection: Collection, state: State, key: str) -> tuple[int | None, Part]:
-    """The part with rows whose key is, or ends in, that text."""
-    parts = access_of(collection).parts(state)
+    """Find the part whose blob key is, or ends in, a text."""
+    parts = handle_of(collection).parts(state)
     runs = [(run.schema, run.parts) for batch in state.hollow_batches() for run in batch.runs]
     runs += [(unsealed.schema, unsealed.parts) for unsealed in state.unsealed]
     found: dict[str, tuple[int | None, Part]] = {}
@@ -257,7 +258,7 @@ def _found(collection: Collection, state: State, key: str) -> tuple[int | None, 
                 found.setdefault(part.key, (schema, part))
     if len(found) != 1 and key not in found:
         raise UsageError(
-            f"{len(found)} parts of {collection.name} have a key that ends in {shown(key)}: "
+            f"{len(found)} parts of {collection.name} have a key that ends in {short_repr(key)}: "
             f"see `timespine inspect STORE {collection.name} parts`"
         )
     return found[key] if key in found else next(iter(found.values()))

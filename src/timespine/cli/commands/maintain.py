@@ -1,4 +1,4 @@
-"""Verbs that look after a store: compact, maintain, vacuum, doctor, metrics."""
+"""Verbs that maintain and check a store: compact, maintain, vacuum, doctor, metrics."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from typing import Annotated
 import typer
 
 from timespine.cli.error_report import CORRUPT, UNAVAILABLE
-from timespine.cli.options import Name, Output, StorePath, To, check_path, opened
-from timespine.cli.output.destination import Destination, Format, destination, for_document
+from timespine.cli.options import Name, Output, StorePath, To, check_path, open_store_at
+from timespine.cli.output.destination import Destination, OutputFormat, destination, for_document
 from timespine.cli.output.progress import progress, waiting
-from timespine.cli.output.row_writers import done, write_document, write_done, write_table
-from timespine.cli.output.text import counted, fields, one_line, size
+from timespine.cli.output.row_writers import done_document, write_document, write_done, write_table
+from timespine.cli.output.text import count_text, fields, one_line, size
 from timespine.client.diagnostics.doctor import HealthReport, examine
 from timespine.client.maintenance.report import MaintenanceReport
 from timespine.client.open_store import accept_loss as accept_loss_of
 from timespine.client.store import Store
 
 AcceptLoss = Annotated[
-    bool, typer.Option("--accept-loss", help="Accept that the log lost commits, and go on with those that are left.")
+    bool, typer.Option("--accept-loss", help="Accept that the log lost commits, and continue with the remaining ones.")
 ]
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME]...", help="Collections; all, if none is named.", show_default=False),
+    typer.Argument(metavar="[NAME]...", help="The names of collections; the default is all.", show_default=False),
 ]
 
 _FOUND = ("collection", "kind", "what", "key", "message")
 
 
-def register(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the verbs."""
-    app.command("compact")(compact)
-    app.command("maintain")(maintain)
-    app.command("vacuum")(vacuum)
-    app.command("doctor")(doctor)
-    app.command("metrics")(metrics)
+    app.command("compact")(compact_verb)
+    app.command("maintain")(maintain_verb)
+    app.command("vacuum")(vacuum_verb)
+    app.command("doctor")(doctor_verb)
+    app.command("metrics")(metrics_verb)
 
 
-def compact(store: StorePath, name: Name, output: Output = None) -> None:
-    """Merge a collection into one run, so that it is read fastest and takes the least space.
+def compact_verb(store: StorePath, name: Name, output: Output = None) -> None:
+    """Merge a collection into one run, for the fastest reads and the least space.
 
     \b
     Example:
       timespine compact ./data orders
     """
     where = for_document(output)
-    with opened(store) as open_store:
+    with open_store_at(store) as open_store:
         collection = open_store.collection(name)
         before = collection.inspect()
-        with waiting(f"merging {counted(before.rows, 'update')}"):
+        with waiting(f"merging {count_text(before.rows, 'update')}"):
             collection.compact(wait=True)
         after = collection.inspect()
     result = {
@@ -67,31 +67,29 @@ def compact(store: StorePath, name: Name, output: Output = None) -> None:
         where,
         result,
         lambda: (
-            f"{counted(result['runs'], 'run')}: {counted(after.rows, 'update')}, {size(after.size)}; "
-            f"before {counted(before.rows, 'update')}, {size(before.size)}\n"
+            f"{count_text(result['runs'], 'run')}: {count_text(after.rows, 'update')}, {size(after.size)}; "
+            f"before {count_text(before.rows, 'update')}, {size(before.size)}\n"
         ),
     )
 
 
-def maintain(
+def maintain_verb(
     store: StorePath,
     names: Names = None,
-    sweep: Annotated[
-        bool, typer.Option("--sweep", help="Also look for files that crashed writers left behind.")
-    ] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Also sweep the files of crashed writers.")] = False,
     spark: Annotated[
         bool, typer.Option("--spark", help="Merge millions of updates by jobs of Spark (needs timespine[spark]).")
     ] = False,
     every: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="Go on until interrupted, and pause in between.")
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Repeat with this pause until interrupted.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="With --every: the number of rounds.")] = None,
     output: Output = None,
 ) -> None:
-    """Do all upkeep that is due: merges, retention, expired leases, files that are no longer needed.
+    """Do all maintenance that is due: merges, retention, expired leases, garbage collection.
 
-    With --spark, where Spark runs is said by SPARK_REMOTE, SPARK_MASTER_URL or spark-defaults; else it is this
-    machine. A job that is stopped harms nothing. Exit code 5 if something could not be done, such as for want of space.
+    With --spark, SPARK_REMOTE, SPARK_MASTER_URL or spark-defaults name the cluster; the default is this machine. A
+    stopped job does no harm. The exit code is 5 if some maintenance failed, for example if the disk is full.
 
     \b
     Example:
@@ -100,11 +98,11 @@ def maintain(
     """
     where = for_document(output)
     failures = 0
-    with opened(store) as open_store, _on_spark(open_store) if spark else nullcontext():
+    with open_store_at(store) as open_store, _on_spark(open_store) if spark else nullcontext():
         for number in count(1):
-            with waiting("looking after the store"):
+            with waiting("maintaining the store"):
                 report = open_store.maintain(*names or (), sweep=sweep)
-            _tell(report, where)
+            _report(report, where)
             failures += report.failures
             if every is None or number == rounds:
                 break
@@ -115,7 +113,7 @@ def maintain(
 
 @contextmanager
 def _on_spark(store: Store) -> Iterator[None]:
-    """A session of Spark that does the large merges of a store."""
+    """Start a session of Spark that does the large merges of a store."""
     from timespine.spark import merging_on
     from timespine.spark.setup.session import session
 
@@ -127,25 +125,25 @@ def _on_spark(store: Store) -> Iterator[None]:
         made.stop()
 
 
-def _tell(report: MaintenanceReport, where: Destination) -> None:
-    """Say what a round of upkeep did."""
+def _report(report: MaintenanceReport, where: Destination) -> None:
+    """Print the report of a round of maintenance."""
     lines = [
-        f"{counted(report.merges, 'merge')}, {counted(report.rollups, 'rollup')}, "
-        f"{counted(report.collected + report.swept, 'file')} deleted, {counted(report.leases, 'lease')} expired",
+        f"{count_text(report.merges, 'merge')}, {count_text(report.rollups, 'rollup')}, "
+        f"{count_text(report.collected + report.swept, 'file')} deleted, {count_text(report.leases, 'lease')} expired",
         *(f"not done: {one_line(each)}" for each in report.skipped),
     ]
     write_done(where, asdict(report), lambda: "".join(f"{line}\n" for line in lines))
 
 
-def vacuum(
+def vacuum_verb(
     store: StorePath,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete them; without, they are only listed.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the files instead of listing them.")] = False,
     output: Output = None,
     to: To = None,
 ) -> None:
-    """List the files that no collection can ever reach, left behind by writers that crashed; delete them if told.
+    """List the files of crashed writers that no collection refers to; delete them with --delete.
 
-    No history is forgotten: `expire` is the verb for that.
+    This forgets no history: `expire` does.
 
     \b
     Example:
@@ -153,38 +151,38 @@ def vacuum(
       timespine vacuum ./data --delete
     """
     where = destination(output, to)
-    with opened(store, read_only=not delete) as open_store, waiting("looking for files that nothing refers to"):
+    with open_store_at(store, read_only=not delete) as open_store, waiting("looking for files that nothing refers to"):
         found = open_store.vacuum(dry_run=not delete)
     verb = "deleted" if found.deleted else "could be deleted: run it again with --delete"
-    summary = f"{counted(len(found.blobs), 'file')}, {size(found.bytes)}{f' {verb}' if found.blobs else ''}\n"
-    with done(lambda: summary) if found.deleted else nullcontext():
-        if where.format in (Format.csv, Format.parquet):
+    summary = f"{count_text(len(found.blobs), 'file')}, {size(found.bytes)}{f' {verb}' if found.blobs else ''}\n"
+    with done_document(lambda: summary) if found.deleted else nullcontext():
+        if where.format in (OutputFormat.csv, OutputFormat.parquet):
             write_table(where, ("key",), [{"key": key} for key in found.blobs])
         else:
             write_document(where, asdict(found), lambda: "".join(f"{key}\n" for key in found.blobs) + summary)
 
 
-def metrics(store: StorePath, output: Output = None, to: To = None) -> None:
-    """Print figures of a store: blobs and bytes of all its collections, and what this process counted.
+def metrics_verb(store: StorePath, output: Output = None, to: To = None) -> None:
+    """Print figures of a store: blobs and bytes of all its collections, and the counters of this process.
 
     \b
     Example:
       timespine metrics ./data --output json
     """
     where = destination(output, to)
-    with opened(store, read_only=True) as open_store:
+    with open_store_at(store, read_only=True) as open_store:
         for name in open_store.names():
             open_store.description(name)
             open_store.collection(name)
         found = open_store.metrics()
-    if where.format in (Format.csv, Format.parquet):
+    if where.format in (OutputFormat.csv, OutputFormat.parquet):
         write_table(where, ("name", "value"), [{"name": name, "value": float(found[name])} for name in sorted(found)])
     else:
         ordered = {name: found[name] for name in sorted(found)}
         write_document(where, ordered, lambda: fields([(name, f"{value:,g}") for name, value in ordered.items()]))
 
 
-def doctor(
+def doctor_verb(
     store: StorePath, names: Names = None, accept_loss: AcceptLoss = False, output: Output = None, to: To = None
 ) -> None:
     """Check every byte of every file of a store against its checksum. Without --accept-loss, nothing is changed.
@@ -202,26 +200,26 @@ def doctor(
         check_path(store, "the folder of the store")
         before, found = accept_loss_of(store)
         counted_before = "an unknown number" if before is None else before
-        typer.echo(f"accepted: {found} entries are there, of {counted_before} that were committed", err=True)
-    with opened(store, read_only=True) as open_store, progress("verifying", unit="bytes") as told:
+        typer.echo(f"accepted: {found} entries remain, of {counted_before} that were committed", err=True)
+    with open_store_at(store, read_only=True) as open_store, progress("verifying", unit="bytes") as told:
         report = examine(open_store, *names or (), progress=told)
-    if where.format in (Format.csv, Format.parquet):
+    if where.format in (OutputFormat.csv, OutputFormat.parquet):
         write_table(where, _FOUND, [asdict(each) for each in report.findings])
     else:
-        write_document(where, {**asdict(report), "is_sound": report.is_sound}, lambda: _told(report))
+        write_document(where, {**asdict(report), "is_sound": report.is_sound}, lambda: _report_findings(report))
     if not report.is_sound:
         raise typer.Exit(CORRUPT)
 
 
-def _told(report: HealthReport) -> str:
+def _report_findings(report: HealthReport) -> str:
     lines = [
         f"{each.kind.value}: {each.what}{f' of {each.collection}' if each.collection else ''}: {one_line(each.message)}"
         for each in report.findings
     ]
     looked = (
-        f"{counted(report.collections, 'collection')}: {counted(report.parts, 'part')}, "
-        f"{counted(report.inline, 'inline part')}, {counted(report.runs, 'hollow run')}, "
-        f"{counted(report.rollups, 'rollup')}, {size(report.bytes)}"
+        f"{count_text(report.collections, 'collection')}: {count_text(report.parts, 'part')}, "
+        f"{count_text(report.inline, 'inline part')}, {count_text(report.runs, 'hollow run')}, "
+        f"{count_text(report.rollups, 'rollup')}, {size(report.bytes)}"
     )
-    verdict = "all as it was written" if report.is_sound else f"{counted(len(report.findings), 'finding')}"
+    verdict = "all as it was written" if report.is_sound else f"{count_text(len(report.findings), 'finding')}"
     return "".join(f"{line}\n" for line in (*lines, f"{looked}: {verdict}"))

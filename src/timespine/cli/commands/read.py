@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 import typer
 
+from timespine.cli.input.column_values import KeyValues, Null, to_key, to_values
 from timespine.cli.options import (
     AsOf,
     Columns,
@@ -21,21 +22,20 @@ from timespine.cli.options import (
     To,
     Wait,
     Where,
-    opened,
-    to_moment,
+    open_store_at,
+    parse_time_option,
     to_names,
 )
-from timespine.cli.output.columns import KeyValues, Null, to_key, to_values
-from timespine.cli.output.destination import Destination, Format, Sink, destination
+from timespine.cli.output.destination import Destination, OutputFormat, OutputStream, destination
 from timespine.cli.output.progress import progress
 from timespine.cli.output.row_writers import TextRows, write_rows, writer_for
-from timespine.cli.output.text import typed
+from timespine.cli.output.text import type_text
 from timespine.client.read.rows import Rows
-from timespine.client.time_args import plain
+from timespine.client.time_args import plain_frontier
 from timespine.columnar.schema.schema import DIFF, TIME
 from timespine.errors import UsageError
 
-Begin = Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Begin with the rows that are there already.")]
+Begin = Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Begin with the present rows.")]
 
 Timeout = Annotated[
     float | None,
@@ -43,29 +43,29 @@ Timeout = Annotated[
         "--timeout",
         metavar="SECONDS",
         min=0,
-        help="End after this time without news; else only Ctrl-C ends it.",
+        help="End after this time without an update; the default is to run until Ctrl-C.",
         show_default=False,
     ),
 ]
 
 
 class Multiplicity(enum.StrEnum):
-    """How a row that counts more than once is given."""
+    """The output of a row that counts more than once."""
 
     rows = "rows"
     column = "column"
 
 
-def register(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the verbs."""
-    app.command("snapshot")(snapshot)
-    app.command("changes")(changes)
-    app.command("lookup")(lookup)
-    app.command("tail")(tail)
-    app.command("listen")(listen)
+    app.command("snapshot")(snapshot_verb)
+    app.command("changes")(changes_verb)
+    app.command("lookup")(lookup_verb)
+    app.command("tail")(tail_verb)
+    app.command("listen")(listen_verb)
 
 
-def snapshot(
+def snapshot_verb(
     store: StorePath,
     name: Name,
     as_of: AsOf = None,
@@ -76,16 +76,16 @@ def snapshot(
         Multiplicity,
         typer.Option(
             "--multiplicity",
-            help="Give each row as often as it counts, or once with its count in the column _diff.",
+            help="Repeat each row by its count, or print it once with its count in the column _diff.",
         ),
     ] = Multiplicity.rows,
     wait: Wait = 0.0,
     output: Output = None,
     to: To = None,
 ) -> None:
-    """Print the rows of a collection as of a time; of the newest complete one, if none is given.
+    """Print the rows of a collection as of a time; the default is the newest complete one.
 
-    Takes a lease while it reads, so that nothing it needs is merged away.
+    Holds a lease while it reads, so that no other process deletes what it needs.
 
     \b
     Example:
@@ -94,34 +94,37 @@ def snapshot(
     """
     out = destination(output, to)
     names = to_names(columns)
-    with opened(store) as open_store:
+    with open_store_at(store) as open_store:
         rows = open_store.collection(name).snapshot(
-            to_moment(as_of), columns=names, where=where, multiplicity=multiplicity.value, timeout=wait
+            parse_time_option(as_of), columns=names, where=where, multiplicity=multiplicity.value, timeout=wait
         )
-        # Distinct rows of some columns only can be told apart when all of them are there.
+        # Without all columns, distinct rows can look equal.
         _write(out, rows, limit, whole=multiplicity is Multiplicity.column and names is not None)
 
 
-def changes(
+def changes_verb(
     store: StorePath,
     name: Name,
     after: Annotated[
         str | None,
         typer.Option(
-            "--after", metavar="TIME", help="Changes after this time; all there were, if not given.", show_default=False
+            "--after", metavar="TIME", help="Changes after this time; the default is all.", show_default=False
         ),
     ] = None,
     until: Annotated[
         str | None,
         typer.Option(
-            "--until", metavar="TIME", help="Up to and with this time; the newest complete one.", show_default=False
+            "--until",
+            metavar="TIME",
+            help="Changes up to and including this time; the default is the newest complete one.",
+            show_default=False,
         ),
     ] = None,
     images: Annotated[
         bool,
         typer.Option(
             "--images",
-            help="Pair what went and what came by key, with _change_type: insert, delete, update_preimage, "
+            help="Pair retracted and added rows by key, with _change_type: insert, delete, update_preimage, "
             "update_postimage.",
         ),
     ] = False,
@@ -132,9 +135,9 @@ def changes(
     output: Output = None,
     to: To = None,
 ) -> None:
-    """Print what changed after one time and up to another: exactly, and net of what came and went.
+    """Print the exact net changes after one time and up to another.
 
-    Every row has its change of count in _diff. Takes a lease while it reads.
+    Every row has its change of count in _diff. Holds a lease while it reads.
 
     \b
     Example:
@@ -142,14 +145,14 @@ def changes(
     """
     out = destination(output, to)
     names = to_names(columns)
-    with opened(store) as open_store:
+    with open_store_at(store) as open_store:
         rows = open_store.collection(name).changes(
-            to_moment(after), to_moment(until), columns=names, where=where, images=images, timeout=wait
+            parse_time_option(after), parse_time_option(until), columns=names, where=where, images=images, timeout=wait
         )
         _write(out, rows, limit, whole=images or names is not None)
 
 
-def lookup(
+def lookup_verb(
     store: StorePath,
     name: Name,
     key: KeyValues = None,
@@ -159,13 +162,15 @@ def lookup(
         typer.Option(
             "--low",
             metavar="COLUMN=VALUE",
-            help="Only keys from this on: of the key columns that are not given, from the first on. May be repeated.",
+            help="The lowest key of the range, by the key columns after the given ones. May be repeated.",
             show_default=False,
         ),
     ] = None,
     high: Annotated[
         list[str] | None,
-        typer.Option("--high", metavar="COLUMN=VALUE", help="Only keys up to and with this.", show_default=False),
+        typer.Option(
+            "--high", metavar="COLUMN=VALUE", help="The highest key of the range. May be repeated.", show_default=False
+        ),
     ] = None,
     as_of: AsOf = None,
     columns: Columns = None,
@@ -175,8 +180,8 @@ def lookup(
 ) -> None:
     """Print the rows of a key, of all keys that begin with some columns, or of a range of keys.
 
-    There may be none, or several. Takes a lease while it reads. Rows of a collection
-    without key columns are known by all of their columns.
+    There may be none, or several. Holds a lease while it reads. In a collection
+    without key columns, all columns together are the key.
 
     \b
     Example:
@@ -185,7 +190,7 @@ def lookup(
       timespine lookup ./data visits tenant=acme --low day=2024-01-01 --high day=2024-01-31
     """
     out = destination(output, to)
-    with opened(store) as open_store:
+    with open_store_at(store) as open_store:
         collection = open_store.collection(name)
         schema = collection.schema
         wanted = to_key(key, null, schema, whole=not schema.key)
@@ -193,15 +198,16 @@ def lookup(
         ends = [to_values(end, (), schema, names, "a key column") if end else None for end in (low, high)]
         if wanted is None and not any(ends):
             raise UsageError(
-                f"say which rows: COLUMN=VALUE, --null COLUMN, --low or --high; key columns: {', '.join(names)}"
+                f"name the rows: COLUMN=VALUE, --null COLUMN, --low or --high; key columns: {', '.join(names)}"
             )
         between = (ends[0], ends[1]) if any(ends) else None
-        found = collection.lookup(wanted, to_moment(as_of), between=between, columns=to_names(columns), timeout=wait)
-        assert isinstance(found, pa.Table)
+        found = collection.lookup(
+            wanted, parse_time_option(as_of), between=between, columns=to_names(columns), timeout=wait
+        )
     write_rows(out, found.schema, found.to_batches())
 
 
-def tail(
+def tail_verb(
     store: StorePath,
     name: Name,
     as_of: AsOf = None,
@@ -211,20 +217,19 @@ def tail(
     timeout: Timeout = None,
     output: Output = None,
 ) -> None:
-    """Follow a collection: its rows as of a time, then every update as it comes, until Ctrl-C.
+    """Follow a collection: its rows as of a time, then every update as it becomes complete, until Ctrl-C.
 
-    Each row has its _time and _diff. With JSON, lines that say {"_progress": T}
-    mean that everything up to T has been told. Holds a lease that moves along, and
-    is given back at the end.
+    Each row has its _time and _diff. With JSON, a line {"_progress": T} means that
+    all updates up to T are printed. Holds a lease, and ends it afterwards.
 
     \b
     Example:
       timespine tail ./data orders --output json
     """
     out = _endless(output)
-    with opened(store) as open_store:
+    with open_store_at(store) as open_store:
         feed = open_store.collection(name).subscribe(
-            to_moment(as_of), columns=to_names(columns), where=where, snapshot=snapshot, timeout=timeout
+            parse_time_option(as_of), columns=to_names(columns), where=where, snapshot=snapshot, timeout=timeout
         )
         with feed, out.open() as stream:
             follower = _Follower(out, stream)
@@ -232,10 +237,10 @@ def tail(
                 if event.rows is not None:
                     follower.tell(_timed(event.rows, event.through))
                 else:
-                    follower.say("_progress", event.through, f"complete through {typed(event.through)}")
+                    follower.say("_progress", event.through, f"complete through {type_text(event.through)}")
 
 
-def listen(
+def listen_verb(
     store: StorePath,
     name: Name,
     columns: Columns = None,
@@ -244,18 +249,18 @@ def listen(
     timeout: Timeout = None,
     output: Output = None,
 ) -> None:
-    """Hear every commit of a collection as it is committed, until Ctrl-C.
+    """Print every commit of a collection as it happens, until Ctrl-C.
 
-    First all updates that are there, then those of each commit, also at times that are
-    not complete yet. With JSON, lines that say {"_sealed": T} mean that nothing more
-    will come before T. Holds a lease that moves along, and is given back at the end.
+    First all present updates, then those of each commit, also at times that are
+    not complete yet. With JSON, a line {"_sealed": T} means that no more updates
+    come before T. Holds a lease, and ends it afterwards.
 
     \b
     Example:
       timespine listen ./data orders --output json
     """
     out = _endless(output)
-    with opened(store) as open_store:
+    with open_store_at(store) as open_store:
         listener = open_store.collection(name).listen(
             columns=to_names(columns), where=where, snapshot=snapshot, timeout=timeout
         )
@@ -265,24 +270,24 @@ def listen(
                 if event.rows is not None:
                     follower.tell(event.rows)
                 else:
-                    follower.say("_sealed", plain(event.upper), f"sealed up to {typed(event.upper)}")
+                    follower.say("_sealed", plain_frontier(event.upper), f"sealed up to {type_text(event.upper)}")
 
 
-def _endless(output: Format | None) -> Destination:
-    """Where rows go that never end."""
+def _endless(output: OutputFormat | None) -> Destination:
+    """Return the destination of rows without an end; refuse Parquet."""
     out = destination(output, None)
-    if out.format is Format.parquet:
+    if out.format is OutputFormat.parquet:
         raise UsageError("a feed has no end, and a Parquet file needs one: use --output text, json or csv")
     return out
 
 
 class _Follower:
-    """Writes events as they come, each at once."""
+    """A writer of events, which flushes each of them at once."""
 
-    def __init__(self, where: Destination, stream: Sink) -> None:
+    def __init__(self, where: Destination, stream: OutputStream) -> None:
         self._where = where
         self._stream = stream
-        self._writer = None if where.format is not Format.json else writer_for(where, stream, pa.schema([]))
+        self._writer = None if where.format is not OutputFormat.json else writer_for(where, stream, pa.schema([]))
 
     def tell(self, table: pa.Table) -> None:
         """Write rows."""
@@ -293,8 +298,8 @@ class _Follower:
         self._stream.flush()
 
     def say(self, what: str, value: Any, text: str) -> None:
-        """Write how far it is: a line of its own in JSON, a remark in text, nothing where there are only rows."""
-        if self._where.format is Format.json:
+        """Write the progress: a line of its own in JSON, a remark in text, nothing in formats of rows only."""
+        if self._where.format is OutputFormat.json:
             self._stream.write(msgspec.json.encode({what: value}) + b"\n")
         elif isinstance(self._writer, TextRows):
             self._writer.line(f"-- {text}")
@@ -302,7 +307,7 @@ class _Follower:
 
 
 def _timed(table: pa.Table, time: int) -> pa.Table:
-    """Rows with their times: those of a snapshot stand at the time that it is of."""
+    """Add the column of times to rows: those of a snapshot have its as-of time."""
     if TIME in table.column_names:
         return table
     times = pa.array([time] * table.num_rows, pa.int64())
@@ -310,7 +315,7 @@ def _timed(table: pa.Table, time: int) -> pa.Table:
 
 
 def _write(out: Destination, rows: Rows, limit: int | None, *, whole: bool) -> None:
-    """Write rows as they are read, or all at once where they cannot be given piece by piece."""
+    """Write rows as they are read, or all at once if they cannot be read in pieces."""
     with rows, progress("reading", shown=not out.is_terminal) as told:
         if whole:
             table = rows.to_arrow()

@@ -1,4 +1,4 @@
-"""Rows out of CSV. What is wrong is told with its line; the header is line 1."""
+"""Read rows from CSV. Errors name the line; the header is line 1."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from timespine.cli.hints import reword
-from timespine.cli.input.row_errors import first_wrong, header_of, line_of, without_row
-from timespine.cli.input.source import Source
-from timespine.cli.input.values import decode_json, from_json
+from timespine.cli.input.input_file import InputFile
+from timespine.cli.input.row_errors import find_first_wrong_row, header_of, line_of, without_row
+from timespine.cli.input.value_codec import decode_json, from_json
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import is_nested, type_name
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 BLOCK_BYTES = 1 << 20
-"""Bytes that are parsed at once. A row must fit in, so they become more if one does not."""
+"""The bytes that Arrow parses at once. A row must fit, so the reader enlarges them if one does not."""
 
 BLOCK_BYTES_MAX = 1 << 30
 
@@ -28,8 +28,8 @@ _PLACE = re.compile(r"^(?:CSV parse error: )?(?:In CSV column #\d+: )?(?:Row #(?
 _COLUMN = re.compile(r"In CSV column #(\d+): ")
 
 
-def read_csv(source: Source, schema: Schema) -> pa.Table:
-    """All rows of a CSV."""
+def read_csv(source: InputFile, schema: Schema) -> pa.Table:
+    """Read all rows of a CSV."""
     types = {**schema.types, **dict.fromkeys(schema.system_names, pa.int64())}
     odd = {name: type for name, type in types.items() if is_nested(type) or pa.types.is_binary(type)}
     read = _Csv(source, {**types, **dict.fromkeys(odd, pa.string())}, single=len(schema.names) == 1)
@@ -42,16 +42,16 @@ def read_csv(source: Source, schema: Schema) -> pa.Table:
 
 
 class _Csv:
-    """A CSV that can be read again, to find out where it is wrong."""
+    """A CSV that can be read again, to find an error."""
 
-    def __init__(self, source: Source, types: dict[str, pa.DataType], *, single: bool) -> None:
+    def __init__(self, source: InputFile, types: dict[str, pa.DataType], *, single: bool) -> None:
         self._source = source
         self._types = types
         self._single = single
-        """Of a single column, an empty line is a null; of several, it is nothing."""
+        """Open a CSV. With a single column, an empty line is a null; with several, it is skipped."""
 
     def table(self) -> pa.Table:
-        """All of it."""
+        """Read all rows."""
         block = BLOCK_BYTES
         while True:
             try:
@@ -62,7 +62,7 @@ class _Csv:
             block *= 32
 
     def line(self, record: int) -> str:
-        """Where a record is, for a message. The header is the first one."""
+        """Name the line of a record, for a message. The header is the first record."""
         with self._source.text() as lines:
             line = line_of(lines, record, empty_counts=self._single)
         return f"line {line}" if line is not None else f"row {record - 1}"
@@ -81,7 +81,7 @@ class _Csv:
         )
 
     def _told(self, error: Exception, block: int) -> UsageError:
-        """What is wrong, with line and column. Arrow tells the row only to those who read with one thread."""
+        """Describe an error with line and column. Arrow reports the row only to a reader with one thread."""
         try:
             self._read(block, threads=False)
         except _FAILURES as again:
@@ -91,7 +91,7 @@ class _Csv:
         if found is None or found["row"] is None:
             return UsageError(f"the CSV cannot be read: {text}")
         column = _COLUMN.search(text)
-        named = f"column {shown(self._name(int(column[1])))}: " if column else ""
+        named = f"column {short_repr(self._name(int(column[1])))}: " if column else ""
         return UsageError(f"{self.line(int(found['row']))}: {named}{text[found.end() :]}")
 
     def _name(self, place: int) -> str:
@@ -100,7 +100,7 @@ class _Csv:
 
 
 def _converted(read: _Csv, texts: list[str | None], name: str, type: pa.DataType, schema: Schema) -> pa.ChunkedArray:
-    """Cells that CSV has no form for: the text of a list or struct, or base64."""
+    """Convert cells without a CSV form: the text of a list or struct, or base64."""
     convert = from_json(type)
     values: list[dict[str, Any]] = []
     for number, text in enumerate(texts, 2):
@@ -109,14 +109,14 @@ def _converted(read: _Csv, texts: list[str | None], name: str, type: pa.DataType
             values.append({name: convert(value)})
         except (msgspec.MsgspecError, RecursionError):
             raise UsageError(
-                f"{read.line(number)}: column {shown(name)} is not the JSON of a {type_name(type)}"
+                f"{read.line(number)}: column {short_repr(name)} is not the JSON of a {type_name(type)}"
             ) from None
         except UsageError as error:
-            raise UsageError(f"{read.line(number)}: column {shown(name)} {error}") from None
+            raise UsageError(f"{read.line(number)}: column {short_repr(name)} {error}") from None
     try:
         return to_arrow(values, schema).column(0)
     except UsageError:
-        wrong = first_wrong(values, lambda some: to_arrow(some, schema))
+        wrong = find_first_wrong_row(values, lambda some: to_arrow(some, schema))
         if wrong is None:
             raise
         place, why = wrong

@@ -1,4 +1,4 @@
-"""Rows out of JSON: one object per line, or one array of objects. What is wrong is told with its line."""
+"""Read rows from JSON: one object per line, or one array of objects. Errors name the line."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import msgspec
 import pyarrow as pa
 
 from timespine.cli.hints import reword
-from timespine.cli.input.row_errors import first_wrong, without_row
-from timespine.cli.input.source import Source
-from timespine.cli.input.values import from_json
+from timespine.cli.input.input_file import InputFile
+from timespine.cli.input.row_errors import find_first_wrong_row, without_row
+from timespine.cli.input.value_codec import from_json
 from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.schema.schema import Schema
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 _FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _one = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)
 _many = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def read_json(source: Source, schema: Schema) -> pa.Table:
-    """All rows; every one must have the key columns, if the collection has any."""
+def read_json(source: InputFile, schema: Schema) -> pa.Table:
+    """Read all rows; every one must have the key columns, if the collection has any."""
     needed = schema.key_names if schema.key else ()
     types = {**schema.types, **dict.fromkeys(schema.system_names, pa.int64())}
     converts = {name: from_json(type) for name, type in types.items()}
@@ -34,19 +34,19 @@ def read_json(source: Source, schema: Schema) -> pa.Table:
     for place, row in _objects(source.bytes()):
         for name in needed:
             if name not in row:
-                raise UsageError(f"{place}: there is no {shown(name)}, which is part of the key")
+                raise UsageError(f"{place}: there is no {short_repr(name)}, which is part of the key")
         for name, convert in converts.items():
             if name in row:
                 try:
                     row[name] = convert(row[name])
                 except UsageError as error:
-                    raise UsageError(f"{place}: column {shown(name)} {error}") from None
+                    raise UsageError(f"{place}: column {short_repr(name)} {error}") from None
         rows.append(row)
         places.append(place)
     try:
         return _table(rows, schema)
     except UsageError:
-        wrong = first_wrong(rows, lambda some: _table(some, schema))
+        wrong = find_first_wrong_row(rows, lambda some: _table(some, schema))
         if wrong is None:
             raise
         number, why = wrong
@@ -63,7 +63,7 @@ def _table(rows: Sequence[dict[str, Any]], schema: Schema) -> pa.Table:
 
 
 def _objects(data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects, each with the place that it has."""
+    """List the objects, each with its place."""
     for place, text in _texts(data.removeprefix(b"\xef\xbb\xbf")):
         try:
             row = _one.decode(text)
@@ -88,10 +88,10 @@ def _texts(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _check_names(text: bytes, names: int, place: str) -> None:
-    """Refuse an object that names something twice: which one is meant?
+    """Refuse an object with a repeated name.
 
-    There is a colon for every name, also for one that is there twice. If there are no more colons than
-    names were found, nothing was. If there are, in texts or objects inside, it is looked at more closely.
+    Every name has a colon, also a repeated one. If there are as many colons as distinct names, no name
+    is repeated. If there are more, which may be in texts or nested objects, parse the object again.
     """
     if text.count(b":") == names:
         return
@@ -100,7 +100,7 @@ def _check_names(text: bytes, names: int, place: str) -> None:
         seen = set()
         for name, _ in pairs:
             if name in seen:
-                raise UsageError(f"{place}: {shown(name)} is there twice")
+                raise UsageError(f"{place}: {short_repr(name)} is repeated")
             seen.add(name)
 
     json.loads(text.decode(), object_pairs_hook=check, parse_int=len, parse_float=len, strict=False)

@@ -1,4 +1,4 @@
-"""Rows out of files: CSV, JSON lines, Parquet. Types are those of the collection; nothing is guessed."""
+"""Read rows from files: CSV, JSON lines, Parquet. Types are those of the collection, never inferred."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from timespine.cli.hints import describe, reword
+from timespine.cli.hints import error_text, reword
 from timespine.cli.input.csv_rows import read_csv
+from timespine.cli.input.input_file import STDIN, InputFile
 from timespine.cli.input.json_rows import read_json
-from timespine.cli.input.row_errors import counted_from
-from timespine.cli.input.source import STDIN, Source
+from timespine.cli.input.row_errors import first_line_number
 from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import check_names
 from timespine.columnar.schema.schema import Schema
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 
 class FileFormat(enum.StrEnum):
-    """What a file of rows looks like."""
+    """The format of a file of rows."""
 
     csv = "csv"
     json = "json"
@@ -38,30 +38,30 @@ _ENDINGS = {
 
 
 def read_rows(file: str, given: FileFormat | None, schema: Schema) -> pa.Table:
-    """All rows of a file, or of standard input. They must have the key columns, if the collection has any."""
+    """Read all rows of a file, or of standard input. They must have the key columns, if the collection has any."""
     kind = given or _ENDINGS.get(Path(file).suffix.lower())
     if kind is None:
         where = "standard input" if file == STDIN else file
-        raise UsageError(f"{where} does not say what it holds: add --format csv, json or parquet")
-    source = Source(file)
+        raise UsageError(f"{where} has no known suffix: add --format csv, json or parquet")
+    source = InputFile(file)
     try:
         return _read(source, kind, schema)
     except UsageError as error:
-        raise reword(error, f"{source.name}: {describe(error)}") from None
+        raise reword(error, f"{source.name}: {error_text(error)}") from None
 
 
-def _read(source: Source, kind: FileFormat, schema: Schema) -> pa.Table:
+def _read(source: InputFile, kind: FileFormat, schema: Schema) -> pa.Table:
     if kind is FileFormat.json:
         return read_json(source, schema)
     table = read_csv(source, schema) if kind is FileFormat.csv else _read_parquet(source, schema)
     check_names(table.column_names, schema, schema.system_names)
     missing = next((name for name in schema.key_names if name not in table.column_names), None)
     if schema.key and missing is not None:
-        raise UsageError(f"there is no column {shown(missing)}, which is part of the key")
+        raise UsageError(f"there is no column {short_repr(missing)}, which is part of the key")
     return table
 
 
-def _read_parquet(source: Source, schema: Schema) -> pa.Table:
+def _read_parquet(source: InputFile, schema: Schema) -> pa.Table:
     try:
         with pq.ParquetFile(source.arrow()) as file:
             table = file.read()
@@ -73,5 +73,5 @@ def _read_parquet(source: Source, schema: Schema) -> pa.Table:
             if name in schema.types:
                 table = table.set_column(place, name, cast_column(name, table.column(name), schema.types[name]))
     except UsageError as error:
-        raise reword(error, counted_from(1, error)) from None
+        raise reword(error, first_line_number(1, error)) from None
     return table

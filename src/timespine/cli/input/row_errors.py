@@ -1,4 +1,4 @@
-"""Find the row that an error is about. Nothing is searched unless rows were refused."""
+"""Find the row of an error. The search runs only after an error."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from timespine.cli.hints import describe
+from timespine.cli.hints import error_text
 from timespine.errors import InvalidRows, UsageError
 
 R = TypeVar("R")
 
 
-def first_wrong(rows: Sequence[R], convert: Callable[[Sequence[R]], object]) -> tuple[int, UsageError] | None:
-    """The place of the first row that cannot be converted, and why; None if each can be by itself. By halves."""
+def find_first_wrong_row(rows: Sequence[R], convert: Callable[[Sequence[R]], object]) -> tuple[int, UsageError] | None:
+    """Find by bisection the first row that cannot be converted, and its error; None if each can be by itself."""
     low, high = 0, len(rows)
     while high - low > 1:
         middle = (low + high) // 2
@@ -34,18 +34,18 @@ def _refused(rows: Sequence[R], convert: Callable[[Sequence[R]], object]) -> Usa
 
 
 def without_row(error: UsageError) -> str:
-    """Describe an error of a row that was converted alone, where its number says nothing."""
-    return describe(error, "it")
+    """Describe an error of a row that was converted alone, without its number."""
+    return error_text(error, "it")
 
 
-def counted_from(first: int, error: UsageError) -> str:
-    """Describe an error of rows, with their numbers as people count them."""
+def first_line_number(first: int, error: UsageError) -> str:
+    """Describe an error of rows, with row numbers that begin at `first`."""
     row = error.row if isinstance(error, InvalidRows) else None
-    return describe(error, None if row is None else f"row {first + row}")
+    return error_text(error, None if row is None else f"row {first + row}")
 
 
 def line_of(lines: Iterable[str], record: int, *, empty_counts: bool) -> int | None:
-    """The line of a CSV that a record begins on. The header is record 1; cells may have line breaks."""
+    """Return the first line of a record of a CSV. The header is record 1; cells may have line breaks."""
     reader = csv.reader(lines)
     begins = 1
     try:
@@ -61,5 +61,5 @@ def line_of(lines: Iterable[str], record: int, *, empty_counts: bool) -> int | N
 
 
 def header_of(lines: Iterable[str]) -> list[str]:
-    """The names of the columns of a CSV."""
+    """Read the names of the columns of a CSV."""
     return next(cells for cells in csv.reader(lines) if cells)

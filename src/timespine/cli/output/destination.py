@@ -1,4 +1,4 @@
-"""Where results go, and as what. What cannot work is refused here, before anything is done."""
+"""The destination and format of results. It refuses impossible ones before the verb does anything."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from timespine.errors import UsageError
 STDOUT = "standard output"
 
 
-class Format(enum.StrEnum):
-    """How results are written."""
+class OutputFormat(enum.StrEnum):
+    """The formats of results."""
 
     text = "text"
     json = "json"
@@ -29,29 +29,29 @@ class Format(enum.StrEnum):
 
 
 _ENDINGS = {
-    ".json": Format.json,
-    ".jsonl": Format.json,
-    ".ndjson": Format.json,
-    ".csv": Format.csv,
-    ".parquet": Format.parquet,
-    ".pq": Format.parquet,
+    ".json": OutputFormat.json,
+    ".jsonl": OutputFormat.json,
+    ".ndjson": OutputFormat.json,
+    ".csv": OutputFormat.csv,
+    ".parquet": OutputFormat.parquet,
+    ".pq": OutputFormat.parquet,
 }
 
 
-class Sink:
-    """A stream that takes bytes, and says what it is called when it cannot."""
+class OutputStream:
+    """A stream of bytes whose errors contain its name."""
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self._stream = stream
         self._name = name
 
     def write(self, data: Any) -> None:
-        """Take some bytes."""
+        """Write some bytes."""
         with self._named():
             self._stream.write(data)
 
     def flush(self) -> None:
-        """Hand on what was taken."""
+        """Flush the stream."""
         with self._named():
             self._stream.flush()
 
@@ -67,33 +67,33 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where results go, and as what."""
+    """The destination and format of results."""
 
-    format: Format
+    format: OutputFormat
     path: Path | None = None
-    """A file; None: standard output."""
+    """A file, or None for standard output."""
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person reads it as it comes."""
+        """Return whether the output goes to a terminal."""
         return self.path is None and sys.stdout.isatty()
 
     @property
     def encoding(self) -> str:
-        """How text becomes bytes."""
+        """Return the encoding of text."""
         return sys.stdout.encoding if self.path is None else "utf-8"
 
     @contextmanager
-    def open(self) -> Iterator[Sink]:
-        """The stream. A file appears when all is written, or not at all."""
+    def open(self) -> Iterator[OutputStream]:
+        """Open the stream. A file appears when it is complete, or not at all."""
         if self.path is None:
-            sink = Sink(sys.stdout.buffer, STDOUT)
+            sink = OutputStream(sys.stdout.buffer, STDOUT)
             sink.flush()
             yield sink
             sink.flush()
             return
         target = _target(self.path)
-        if _is_special(target):  # a pipe or a device is written to, never replaced
+        if _is_special(target):  # write to a pipe or a device, and never replace it
             with _written(target, "wb", str(self.path)) as sink:
                 yield sink
             return
@@ -107,31 +107,31 @@ class Destination:
             raise
 
 
-def destination(output: Format | None, to: Path | None) -> Destination:
-    """Where to write rows and as what: as told, or as the name of the file says."""
+def destination(output: OutputFormat | None, to: Path | None) -> Destination:
+    """Choose the destination and format of rows: those of the options, or the format of the suffix."""
     chosen = output
     if chosen is None:
-        chosen = _ENDINGS.get(to.suffix.lower(), Format.text) if to is not None else Format.text
+        chosen = _ENDINGS.get(to.suffix.lower(), OutputFormat.text) if to is not None else OutputFormat.text
     if to is not None:
         _check_writable(to)
     elif sys.stdout is None:
         raise OutputClosed(f"{STDOUT} is closed, and nothing was done: send it to a file, or to /dev/null")
     found = Destination(chosen, to)
-    if chosen is Format.parquet and found.is_terminal:
+    if chosen is OutputFormat.parquet and found.is_terminal:
         raise UsageError("Parquet is not for a terminal: add --to FILE, or send it into a pipe")
     return found
 
 
-def for_document(output: Format | None, to: Path | None = None) -> Destination:
-    """Where to write one thing that has no rows, and as what."""
+def for_document(output: OutputFormat | None, to: Path | None = None) -> Destination:
+    """Choose the destination and format of a document, which has no rows."""
     found = destination(output, to)
-    if found.format in (Format.csv, Format.parquet):
-        raise UsageError(f"this has no rows that could be {found.format}: use --output text or json")
+    if found.format in (OutputFormat.csv, OutputFormat.parquet):
+        raise UsageError(f"this result has no rows to write as {found.format}: use --output text or json")
     return found
 
 
 def silence_stdout() -> None:
-    """Whoever read our output is gone: what is still buffered goes nowhere, and nobody complains about it."""
+    """Discard buffered output after its reader has closed it, without an error at exit."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -141,15 +141,15 @@ def silence_stdout() -> None:
 
 
 @contextmanager
-def _written(path: Path, mode: str, name: str) -> Iterator[Sink]:
-    """A file that is written under another name."""
+def _written(path: Path, mode: str, name: str) -> Iterator[OutputStream]:
+    """Write a file under a temporary name, and rename it at the end."""
     stream = cast(BinaryIO, path.open(mode))
-    sink = Sink(stream, name)
+    sink = OutputStream(stream, name)
     try:
         yield sink
         sink.flush()
     except BaseException:
-        with suppress(OSError):  # what could not be written cannot be on the way out either
+        with suppress(OSError):  # a flush that failed fails again when the stream closes
             stream.close()
         raise
     stream.close()
@@ -168,13 +168,13 @@ def _unfinished(target: Path) -> Path:
 
 
 def _check_writable(path: Path) -> None:
-    """Refuse a file that cannot be written. Tried, not asked for: permissions say less than a try does."""
+    """Refuse a file that cannot be written. Try it, because permissions do not tell everything."""
     target = _target(path)
     try:
         if target.is_dir() or not target.parent.is_dir():
-            raise UsageError(f"{path} cannot be written: give the name of a file in a folder that is there")
+            raise UsageError(f"{path} cannot be written: give the name of a file in an existing folder")
         if any((above / CONSENSUS).is_file() and (above / BLOBS).is_dir() for above in target.parents):
-            raise UsageError(f"{path} cannot be written: it lies inside of a store")
+            raise UsageError(f"{path} cannot be written: it is inside of a store")
         if not _is_special(target):
             trial = _unfinished(target)
             trial.open("xb").close()

@@ -1,4 +1,4 @@
-"""Progress of long work: on standard error, and only if a person can see it."""
+"""Show the progress of long work on standard error, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.progress import TimeElapsedColumn as Elapsed
 from timespine.cli.output.text import one_line
 
 Told = Callable[[int, int | None], None]
-"""Called with how much is done, and how much there is as far as is known."""
+"""A function that takes the amount of finished work, and the total if it is known."""
 
 
 @contextmanager
 def progress(what: str, *, unit: str = "rows", shown: bool = True) -> Iterator[Told]:
-    """A bar while the block runs; what it gives is told how far the work is."""
+    """Show a bar while the block runs; give the function that updates it."""
     if not shown or not _is_seen():
         yield lambda done, total: None
         return
@@ -32,7 +32,7 @@ def progress(what: str, *, unit: str = "rows", shown: bool = True) -> Iterator[T
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """A sign of life while the block runs."""
+    """Show a spinner while the block runs."""
     if not _is_seen():
         yield
         return
@@ -45,5 +45,5 @@ def _is_seen() -> bool:
 
 
 def _plain(text: str) -> str:
-    """Text that means nothing but itself: the name of a file may look like a colour."""
+    """Escape a text for rich: the name of a file may look like markup."""
     return escape(one_line(text))

@@ -1,4 +1,4 @@
-"""What a verb gives: a stream of rows, a table, a document; as text, JSON, CSV or Parquet."""
+"""Write the result of a verb: a stream of rows, a table or a document, as text, JSON, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.text import Text
 
-from timespine.cli.error_report import NotTold, message
-from timespine.cli.input.values import to_flat, to_rows
-from timespine.cli.output.destination import Destination, Format, Sink
-from timespine.cli.output.text import SAMPLE_ROWS, Columns, one_line, typed
+from timespine.cli.error_report import ResultNotWritten, message
+from timespine.cli.input.value_codec import to_flat, to_rows
+from timespine.cli.output.destination import Destination, OutputFormat, OutputStream
+from timespine.cli.output.text import SAMPLE_ROWS, Columns, one_line, type_text
 
 # Rows.
 
 
-class Writer(Protocol):
-    """Takes rows, and writes them in one format."""
+class RowWriter(Protocol):
+    """A writer of rows in one format."""
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Some rows."""
 
     def close(self) -> None:
-        """That was all of them."""
+        """Finish the output after the last row."""
 
 
 def write_rows(
@@ -40,7 +40,7 @@ def write_rows(
     limit: int | None = None,
     told: Callable[[int], None] | None = None,
 ) -> int:
-    """Write a stream of rows, in bounded memory; how many there were."""
+    """Write a stream of rows in bounded memory; return their number."""
     rows = 0
     with where.open() as stream:
         writer = writer_for(where, stream, schema)
@@ -53,14 +53,14 @@ def write_rows(
     return rows
 
 
-def writer_for(where: Destination, stream: Sink, schema: pa.Schema) -> Writer:
-    """The writer of a format."""
+def writer_for(where: Destination, stream: OutputStream, schema: pa.Schema) -> RowWriter:
+    """Make the writer of a format."""
     plain = pa.schema([field.remove_metadata() for field in schema])
-    if where.format is Format.json:
+    if where.format is OutputFormat.json:
         return JsonRows(stream)
-    if where.format is Format.csv:
+    if where.format is OutputFormat.csv:
         return CsvRows(stream, plain)
-    if where.format is Format.parquet:
+    if where.format is OutputFormat.parquet:
         return ParquetRows(stream, plain)
     return TextRows(stream, plain, where)
 
@@ -80,9 +80,9 @@ def _limited(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[p
 
 
 class JsonRows:
-    """One JSON object per line."""
+    """A writer of one JSON object per line."""
 
-    def __init__(self, stream: Sink) -> None:
+    def __init__(self, stream: OutputStream) -> None:
         self._stream = stream
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -93,9 +93,9 @@ class JsonRows:
 
 
 class CsvRows:
-    """Comma-separated values, with the names of the columns in the first line."""
+    """A writer of comma-separated values, with the names of the columns in the first line."""
 
-    def __init__(self, stream: Sink, schema: pa.Schema) -> None:
+    def __init__(self, stream: OutputStream, schema: pa.Schema) -> None:
         self._stream = stream
         self._put(pa.RecordBatch.from_pylist([], schema=schema), header=True)
 
@@ -106,16 +106,16 @@ class CsvRows:
         return None
 
     def _put(self, batch: pa.RecordBatch, *, header: bool) -> None:
-        # Into memory first: Arrow would close the stream, which is not its own.
+        # Write into memory first, because Arrow would close the stream.
         buffer = io.BytesIO()
         csv.write_csv(to_flat(batch), buffer, csv.WriteOptions(include_header=header, quoting_style="needed"))
         self._stream.write(buffer.getvalue())
 
 
 class ParquetRows:
-    """A Parquet file."""
+    """A writer of a Parquet file."""
 
-    def __init__(self, stream: Sink, schema: pa.Schema) -> None:
+    def __init__(self, stream: OutputStream, schema: pa.Schema) -> None:
         self._schema = schema
         self._writer = pq.ParquetWriter(_Counting(stream), schema, compression="zstd")
 
@@ -127,9 +127,9 @@ class ParquetRows:
 
 
 class TextRows:
-    """Columns for people, lined up by the first rows that come."""
+    """A writer of aligned columns of text; the first rows decide their widths."""
 
-    def __init__(self, stream: Sink, schema: pa.Schema, where: Destination) -> None:
+    def __init__(self, stream: OutputStream, schema: pa.Schema, where: Destination) -> None:
         self._stream = stream
         self._names = schema.names
         self._where = where
@@ -143,7 +143,7 @@ class TextRows:
         self.line("\n".join(map(self._columns.row, rows)))
 
     def line(self, text: str) -> None:
-        """Something else than a row."""
+        """Write a line that is no row."""
         if text:
             self._stream.write(f"{text}\n".encode(self._where.encoding, "backslashreplace"))
 
@@ -157,11 +157,11 @@ class TextRows:
 
 
 class _Counting:
-    """A stream that knows how much went into it: a pipe does not, and Parquet asks."""
+    """A stream that counts its bytes for Parquet, since a pipe has no position."""
 
     closed = False
 
-    def __init__(self, stream: Sink) -> None:
+    def __init__(self, stream: OutputStream) -> None:
         self._stream = stream
         self._written = 0
 
@@ -189,12 +189,12 @@ class _Counting:
         return False
 
 
-# Tables and documents: small, and all there at once.
+# Tables and documents, which are small.
 
 
 def write_table(where: Destination, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     """Write a small table: as JSON it is one array."""
-    if where.format is Format.json:
+    if where.format is OutputFormat.json:
         write_document(where, rows, lambda: "")
         return
     table = pa.table({name: pa.array(_of_one_type([_cell(name, row.get(name)) for row in rows])) for name in names})
@@ -202,15 +202,15 @@ def write_table(where: Destination, names: Sequence[str], rows: Sequence[dict[st
 
 
 def _of_one_type(cells: list[Any]) -> list[Any]:
-    """Make all cells of a column text if one of them is: frontiers of several times stand beside plain times."""
+    """Make all cells of a column text if one of them is: a column may have frontiers and plain times."""
     if any(isinstance(cell, str) for cell in cells):
         return [cell if cell is None or isinstance(cell, str) else str(cell) for cell in cells]
     return cells
 
 
 def write_document(where: Destination, value: Any, text: Callable[[], str]) -> None:
-    """Write one thing: as a JSON document, or as the text of it."""
-    if where.format is Format.json:
+    """Write a document, as JSON or as text."""
+    if where.format is OutputFormat.json:
         data = msgspec.json.format(_encoder.encode(value), indent=2) + b"\n"
     else:
         data = text().encode(where.encoding, "backslashreplace")
@@ -219,32 +219,34 @@ def write_document(where: Destination, value: Any, text: Callable[[], str]) -> N
 
 
 def write_done(where: Destination, value: Any, text: Callable[[], str]) -> None:
-    """Write what a verb did. The text of it, such as the token of a hold, is not lost if that fails."""
-    with done(text):
+    """Write the result of a verb that changed something. If that fails, the error contains the text of the result."""
+    with done_document(text):
         write_document(where, value, text)
 
 
 @contextmanager
-def done(text: Callable[[], str]) -> Iterator[None]:
-    """Within this, something was changed already: if it cannot be told, the error says so, and what it was."""
+def done_document(text: Callable[[], str]) -> Iterator[None]:
+    """Turn an error in this block, which writes the result of a change, into one that contains the result."""
     try:
         yield
     except OSError as error:
-        raise NotTold(f"this was done: {one_line(text())}; but it could not be written to {message(error)}") from error
+        raise ResultNotWritten(
+            f"this was done: {one_line(text())}; but it could not be written to {message(error)}"
+        ) from error
 
 
 def _cell(name: str, value: Any) -> Any:
     if name in _FRONTIERS and isinstance(value, list):
-        return typed(value)
+        return type_text(value)
     return msgspec.json.encode(value).decode() if isinstance(value, list | dict | tuple) else value
 
 
 _FRONTIERS = frozenset({"lower", "upper", "since"})
-"""Columns of tables that hold frontiers: those are written as they can be typed."""
+"""The columns of tables with frontiers, which are written as a user types them."""
 
 
 def _bold(text: str) -> str:
-    """Text as a terminal shows it in bold, if it can."""
+    """Make text bold, if the terminal can show it."""
     console = Console(highlight=False, soft_wrap=True)
     with console.capture() as captured:
         console.print(Text(text, style="bold"), end="")

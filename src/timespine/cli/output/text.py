@@ -1,4 +1,4 @@
-"""Text for people: nothing that comes out of data can move the cursor, and columns line up."""
+"""Format text for people: aligned columns, and no control characters from data."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 
 from timespine.client.diagnostics.amplification import Amplification
-from timespine.client.time_args import plain
+from timespine.client.time_args import plain_frontier
 from timespine.model.frontier import Frontier
 
 CELL_MAX = 60
-"""The widest cell on a terminal. Elsewhere nothing is cut."""
+"""The widest cell on a terminal. Other output is not cut."""
 
 SAMPLE_ROWS = 1000
-"""Rows that decide how wide the columns of a stream are."""
+"""The number of first rows that decide the widths of the columns of a stream."""
 
 
 def printable(text: str) -> str:
-    """The text with everything that a terminal would act upon, or not show, written out."""
+    """Escape the control and invisible characters of a text."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks and without anything that a terminal would act upon."""
+    """Remove line breaks from a text, and escape its control characters."""
     return printable(" ".join(text.split()))
 
 
 def cell(value: Any) -> str:
-    """A value as a cell of a table."""
+    """Format a value as a cell of a table."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -46,7 +46,7 @@ def cell(value: Any) -> str:
 
 
 class Columns:
-    """Lines of cells, lined up by the first rows. Numbers stand on the right."""
+    """Lines of aligned cells; the first rows decide the widths. Numbers are right-aligned."""
 
     def __init__(self, names: Sequence[str], sample: Sequence[Sequence[Any]], *, cut: bool) -> None:
         self._names = [printable(name) for name in names]
@@ -59,7 +59,7 @@ class Columns:
         ]
 
     def head(self) -> str:
-        """The names, and a line below them."""
+        """Format the names, and a line below them."""
         return f"{self._line(self._names)}\n{'  '.join('-' * width for width in self._widths)}"
 
     def row(self, values: Sequence[Any]) -> str:
@@ -81,24 +81,24 @@ class Columns:
 
 
 def fields(pairs: Sequence[tuple[str, Any]]) -> str:
-    """Names and values, one pair per line."""
+    """Format names and values, one pair per line."""
     width = max((len(name) for name, _ in pairs), default=0)
     return "".join(f"{name + ':':{width + 1}} {cell(value)}\n" for name, value in pairs)
 
 
-def typed(value: Any) -> str:
-    """A time or a frontier as it can be typed: 3, or 0,3; several of them with "and" in between."""
+def type_text(value: Any) -> str:
+    """Format a time or a frontier as a user types it: 3, or 0,3; several times separated by "and"."""
     if isinstance(value, Frontier):
-        value = plain(value)
+        value = plain_frontier(value)
     if value is None:
         return "closed"
     if isinstance(value, list):
-        return " and ".join(map(typed, map(tuple, value)))
+        return " and ".join(map(type_text, map(tuple, value)))
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def size(count: int) -> str:
-    """A number of bytes as people say it."""
+    """Format a number of bytes with a unit."""
     if count < 1024:
         return f"{count} B"
     power = min((count.bit_length() - 1) // 10, 4)
@@ -106,9 +106,9 @@ def size(count: int) -> str:
 
 
 def clock(time_ms: Any) -> str:
-    """A time of the wall clock, in milliseconds, as a number and as a date."""
+    """Format a time of the wall clock, in milliseconds, as a number and as a date."""
     if not isinstance(time_ms, int):
-        return typed(time_ms)
+        return type_text(time_ms)
     try:
         moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
     except (ValueError, OverflowError, OSError):
@@ -116,8 +116,8 @@ def clock(time_ms: Any) -> str:
     return f"{time_ms} ({moment.isoformat(timespec='milliseconds').replace('+00:00', 'Z')})"
 
 
-def counted(count: int, what: str) -> str:
-    """A number and a noun."""
+def count_text(count: int, what: str) -> str:
+    """Format a number with its noun."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -126,6 +126,6 @@ def _is_numbers(column: Sequence[Any]) -> bool:
     return bool(given) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in given)
 
 
-def amplified(found: Amplification) -> str:
-    """Write, read and space amplification, as people read them."""
+def amplification_text(found: Amplification) -> str:
+    """Format write, read and space amplification."""
     return f"write {found.write:.2f}, read {found.read}, space {found.space:.2f}"

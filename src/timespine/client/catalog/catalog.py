@@ -1,9 +1,9 @@
-"""The names of a store: which collection has which name, and how it is kept.
+"""The catalog of a store: the names of its collections, and how long each keeps history.
 
 The catalog is one small log in consensus. Every entry is the whole catalog, and
-older ones are dropped: names change rarely, and a reader wants all of them. A
-new collection and its name appear in one compare-and-set, so there is never one
-without the other.
+older ones are truncated: names change rarely, and a reader wants all of them. One
+compare-and-set creates a collection and its name, so neither exists without the
+other.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from timespine.client.commit.driver import Driver, fresh_id
+from timespine.client.commit.effect_driver import Driver, fresh_id
 from timespine.core.effects import CompareAndSet, Protocol, Scan, Sleep, Truncate
 from timespine.core.encoding.codec import encode_state
-from timespine.core.encoding.envelope import Kind, seal, unseal
-from timespine.core.protocols.commit import Beside
-from timespine.core.protocols.session import Session, determinately_retried, pause_ms, retried
+from timespine.core.encoding.envelope import EnvelopeKind, unwrap_payload, wrap_payload
+from timespine.core.protocols.commit import ExtraWrites
+from timespine.core.protocols.session import Session, pause_ms, retry, retry_determinate
 from timespine.core.state import Commit, State, new_state
 from timespine.core.transitions import AddSchema, apply
 from timespine.errors import (
@@ -33,7 +33,7 @@ from timespine.errors import (
     Unavailable,
     UnknownCollection,
     UsageError,
-    shown,
+    short_repr,
 )
 from timespine.hints import Hint
 from timespine.ids import check_segment
@@ -47,56 +47,56 @@ FOR_EVER = INT64_MAX
 """The policy of a collection that keeps all history, whatever the policy of the store is."""
 NAME_MAX = 128
 NAMED_MAX = 10
-"""Names of collections that a message repeats, at most."""
+"""Most names of collections in a message."""
 
 CHANGES_KEPT = 32
-"""Changes that the catalog remembers by their ids."""
+"""Changes whose ids the catalog remembers."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class CatalogEntry(msgspec.Struct, frozen=True, array_like=True):
     """One collection of the store."""
 
     id: str
-    """Its id: the key of its log, and the folder of its blobs. Never used again."""
+    """The id of the collection: the key of its log, and the folder of its blobs. Never used again."""
     timeline: str = "clock"
-    """Where the next free time comes from: the wall clock in milliseconds, or counting."""
+    """The source of the next free time: the wall clock in milliseconds, or a counter."""
     retain_ms: int | None = None
-    """Maintenance expires history that is older; FOR_EVER: none of it; None: the policy of the store decides."""
+    """The age at which maintenance expires history; FOR_EVER: never; None: the policy of the store."""
     created_ms: int = 0
-    """When it was created."""
+    """The time of creation."""
     forget_within_ms: int | None = None
-    """After how long expired history is physically gone; None: as the store says."""
+    """The deadline for forgetting expired history; None: the deadline of the store."""
 
 
 class Names(msgspec.Struct, frozen=True, omit_defaults=True):
     """The whole catalog."""
 
-    entries: dict[str, Entry] = {}
+    entries: dict[str, CatalogEntry] = {}
     """Collections by name."""
     dropped: tuple[str, ...] = ()
-    """Ids of collections that were dropped or replaced and whose data may still be there."""
+    """Ids of dropped or replaced collections whose blobs may still exist."""
     retain_ms: int | None = None
     """How long collections without a policy of their own keep history; None: for ever."""
-    graves: dict[str, str] = {}
-    """Names that stay blocked, and the id of the collection that was dropped under each, the last one."""
+    tombstones: dict[str, str] = {}
+    """Blocked names, each with the id of the collection that was last dropped under it."""
     forced: tuple[str, ...] = ()
-    """Those of `dropped` whose critical holds go, too."""
+    """Ids of dropped collections whose critical holds are to be released."""
     forget_within_ms: int | None = None
-    """After how long expired history is physically gone, where a collection does not say so; None: as in Config."""
-    expected: dict[str, int] = {}
-    """Ids that a transaction puts blobs under, and that are not collections before it is committed; and since when."""
+    """The deadline for forgetting expired history, of collections without one; None: that of Config."""
+    reserved: dict[str, int] = {}
+    """Reservations: ids under which a running transaction puts blobs, and the time of each reservation."""
     changes: tuple[str, ...] = ()
-    """Ids of the last changes, oldest first: whoever is told that its change was lost sees whether that is true."""
-    given_up: dict[str, int] = {}
-    """Ids that were expected, and that no transaction will create; and since when. Blobs may still arrive there."""
+    """Ids of the last changes, oldest first: a process whose reply was lost finds out whether its change is stored."""
+    cancelled: dict[str, int] = {}
+    """Cancelled reservations: ids that no transaction will create, and since when. Blobs may still arrive there."""
     seqno: int | None = None
-    """The place of the entry that it was read from, which is not stored in it; None: there is none yet."""
+    """The sequence number of the entry that this was read from, which is not stored in it; None: there is no entry."""
 
     def unknown(self, name: str) -> UnknownCollection:
-        """What to raise for a name that no collection has: it names the ones there are."""
-        gone = " any more: it was dropped" if name in self.graves else ""
+        """Make the error for a name that no collection has: it lists the existing ones."""
+        gone = ": it was dropped" if name in self.tombstones else ""
         there = ", ".join(sorted(self.entries)[:NAMED_MAX]) or "none"
         return UnknownCollection(f"there is no collection {name}{gone}; there are: {there}", name)
 
@@ -104,49 +104,49 @@ class Names(msgspec.Struct, frozen=True, omit_defaults=True):
 _decoder = msgspec.msgpack.Decoder(Names)
 
 
-def check_name(name: object) -> str:
-    """The name of a collection itself, or a UsageError that says what one looks like."""
+def check_collection_name(name: object) -> str:
+    """Return the name of a collection if it is valid; otherwise raise a UsageError that says what is."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise UsageError(
-            f"collection name {shown(name)} is not valid: 1 to {NAME_MAX} letters, digits, '_', '-' or '.', "
+            f"collection name {short_repr(name)} is not valid: 1 to {NAME_MAX} letters, digits, '_', '-' or '.', "
             "beginning with a letter or digit"
         )
     return name
 
 
 def fresh_collection_id(name: str) -> str:
-    """An id that tells people whose folder it is, and that nobody had before."""
+    """Return a fresh id that begins with the name, so that people recognize the folder."""
     slug = re.sub(r"[^a-z0-9_-]", "-", name.lower())[:40]
     return f"{slug}-{fresh_id('')[:16]}"
 
 
 def first_name(id: str) -> str:
-    """What a collection was called when it was created, as far as its id tells."""
+    """Return the name that a collection was created under, as far as its id tells."""
     return id.rpartition("-")[0] or id
 
 
-def encode(names: Names) -> bytes:
-    """The catalog as an entry."""
-    return seal(Kind.CATALOG, msgspec.msgpack.encode(msgspec.structs.replace(names, seqno=None)))
+def encode_catalog(names: Names) -> bytes:
+    """Encode the catalog as an entry."""
+    return wrap_payload(EnvelopeKind.CATALOG, msgspec.msgpack.encode(msgspec.structs.replace(names, seqno=None)))
 
 
-def decode(seqno: int, data: bytes) -> Names:
-    """The catalog in an entry; anything else is a CorruptionError."""
-    payload = unseal(Kind.CATALOG, data)
+def decode_catalog(seqno: int, data: bytes) -> Names:
+    """Decode the catalog from an entry; raise a CorruptionError for anything else."""
+    payload = unwrap_payload(EnvelopeKind.CATALOG, data)
     try:
         image = _decoder.decode(payload)
         for name, entry in image.entries.items():
-            _check_entry(check_name(name), entry)
-        for id in (*image.dropped, *image.forced, *image.graves.values(), *image.expected, *image.given_up):
+            _check_entry(check_collection_name(name), entry)
+        for id in (*image.dropped, *image.forced, *image.tombstones.values(), *image.reserved, *image.cancelled):
             check_segment(id, "collection id")
         for change in image.changes:
             check_segment(change, "change id")
-        for name in image.graves:
-            check_name(name)
-        if both := image.entries.keys() & image.graves.keys():
-            raise UsageError(f"collection {min(both)} is there and was dropped")
+        for name in image.tombstones:
+            check_collection_name(name)
+        if both := image.entries.keys() & image.tombstones.keys():
+            raise UsageError(f"collection {min(both)} is both live and dropped")
         if not set(image.forced) <= set(image.dropped):
-            raise UsageError("a collection that was not dropped was forced to be")
+            raise UsageError("a collection that is not dropped is marked as dropped by force")
         _check_ids(image)
         for given, what in ((image.retain_ms, "keeps history for"), (image.forget_within_ms, "forgets within")):
             if given is not None and given <= 0:
@@ -157,44 +157,44 @@ def decode(seqno: int, data: bytes) -> Names:
 
 
 def _check_ids(names: Names) -> None:
-    """A UsageError if a collection is in two states at once."""
+    """Raise a UsageError if a collection is in two states at once."""
     there = {entry.id for entry in names.entries.values()}
     if not there.isdisjoint(names.dropped):
-        raise UsageError("a collection is there and was dropped")
-    if not {*there, *names.dropped}.isdisjoint({*names.expected, *names.given_up}):
-        raise UsageError("a collection is there, or was dropped, and is yet to come")
-    if not names.expected.keys().isdisjoint(names.given_up):
-        raise UsageError("a collection is yet to come, and was given up")
+        raise UsageError("an id is both live and dropped")
+    if not {*there, *names.dropped}.isdisjoint({*names.reserved, *names.cancelled}):
+        raise UsageError("an id is both reserved and live or dropped")
+    if not names.reserved.keys().isdisjoint(names.cancelled):
+        raise UsageError("an id is both reserved and cancelled")
 
 
-def _check_entry(name: str, entry: Entry) -> None:
-    """A UsageError if an entry says what no entry may say."""
+def _check_entry(name: str, entry: CatalogEntry) -> None:
+    """Raise a UsageError if an entry has an invalid value."""
     check_segment(entry.id, "collection id")
     if entry.timeline not in TIMELINES:
-        raise UsageError(f"collection {name} has a time line {shown(entry.timeline)}")
+        raise UsageError(f"collection {name} has a time line {short_repr(entry.timeline)}")
     if entry.retain_ms is not None and entry.retain_ms <= 0:
         raise UsageError(f"collection {name} keeps history for {entry.retain_ms} milliseconds")
     if entry.forget_within_ms is not None and entry.forget_within_ms <= 0:
         raise UsageError(f"collection {name} forgets within {entry.forget_within_ms} milliseconds")
 
 
-# Changes. Each may be applied twice, if many others came after a lost reply: it knows by ids that it is done.
+# Changes. Each may be applied twice, if many others came after a lost reply: it sees by ids that it is done.
 
 
-def renamed(id: str, old: str, new: str, names: Names) -> Names | None:
-    """With another name for a collection; None if the old name is not that of this collection."""
+def with_renamed(id: str, old: str, new: str, names: Names) -> Names | None:
+    """Rename a collection; None if the old name is not that of this collection."""
     if old not in names.entries or names.entries[old].id != id:
         return None
     if new in names.entries:
         raise CollectionExists(new, f"there is a collection {new} already")
-    if new in names.graves:
+    if new in names.tombstones:
         raise NameBlocked(new, hint=Hint("use-another-name"))
     entries = {new if name == old else name: entry for name, entry in names.entries.items()}
     return msgspec.structs.replace(names, entries=entries)
 
 
-def dropped(id: str, name: str, force: bool, names: Names) -> Names | None:
-    """Without the collection of a name, whose data is still there; the name stays blocked."""
+def with_dropped(id: str, name: str, force: bool, names: Names) -> Names | None:
+    """Remove a collection whose data still exists; its name stays blocked."""
     known = names.entries.get(name)
     if known is None or known.id != id:
         return None
@@ -202,15 +202,15 @@ def dropped(id: str, name: str, force: bool, names: Names) -> Names | None:
         names,
         entries={each: entry for each, entry in names.entries.items() if each != name},
         dropped=(*names.dropped, id),
-        graves={**names.graves, name: id},
+        tombstones={**names.tombstones, name: id},
         forced=(*names.forced, id) if force else names.forced,
     )
 
 
-def discarded(id: str, name: str, names: Names) -> Names | None:
-    """Without a collection that nobody was to see: its name can be given again.
+def with_undone_create(id: str, name: str, names: Names) -> Names | None:
+    """Remove a collection that no caller has seen: its name becomes free.
 
-    SUBTLE: a collection that another call has renamed since was meant to be seen, and stays (test_bulk_load.py).
+    SUBTLE: if another call has renamed the collection since, a caller has seen it, and it stays (test_bulk_load.py).
     """
     known = names.entries.get(name)
     if known is None or known.id != id:
@@ -219,178 +219,186 @@ def discarded(id: str, name: str, names: Names) -> Names | None:
     return msgspec.structs.replace(names, entries=entries, dropped=(*names.dropped, id))
 
 
-def _named(names: Names, name: str, entry: Entry) -> Names:
-    """With a name for a collection, whoever had it before: that one is dropped."""
+def _with_name(names: Names, name: str, entry: CatalogEntry) -> Names:
+    """Name a collection; drop the one that had the name before."""
     known = names.entries.get(name)
     gone = (*names.dropped, known.id) if known is not None else names.dropped
-    graves = {each: id for each, id in names.graves.items() if each != name} if name in names.graves else names.graves
-    return msgspec.structs.replace(names, entries={**names.entries, name: entry}, dropped=gone, graves=graves)
+    tombstones = (
+        {each: id for each, id in names.tombstones.items() if each != name}
+        if name in names.tombstones
+        else names.tombstones
+    )
+    return msgspec.structs.replace(names, entries={**names.entries, name: entry}, dropped=gone, tombstones=tombstones)
 
 
-def no_retention() -> UsageError:
+def no_retention_error() -> UsageError:
     """Make the error for a retention policy of times that are not points of the wall clock."""
     return UsageError("retain needs times of one coordinate that are points of the wall clock", hint=Hint("use-clock"))
 
 
 def check_not_blocked(names: Names, name: str) -> None:
-    """NameBlocked if a name was that of a collection that was dropped."""
-    if name in names.graves:
+    """Raise NameBlocked if a name was that of a dropped collection."""
+    if name in names.tombstones:
         raise NameBlocked(name, hint=Hint("replace-blocked-name"))
 
 
-def born(births: Sequence[tuple[str, Entry, bool]], awaited: Collection[str], names: Names) -> Names:
-    """With names for new collections: (name, collection, whether it may take the name of another one).
+def with_created(creates: Sequence[tuple[str, CatalogEntry, bool]], reserved: Collection[str], names: Names) -> Names:
+    """Name new collections: (name, collection, whether it may take the name of another one).
 
-    Determinate if one that was announced is not expected any more: its blobs may be gone.
+    Raise Determinate if a reservation was cancelled: the blobs of its collection may be deleted.
     """
-    for name, entry, replace in births:
-        if entry.id in awaited and entry.id not in names.expected:
-            raise Determinate(f"the transaction took so long that {name} is not expected any more: do it again")
+    for name, entry, replace in creates:
+        if entry.id in reserved and entry.id not in names.reserved:
+            raise Determinate(f"the transaction took so long that the reservation of {name} was cancelled: do it again")
         if not replace:
             check_not_blocked(names, name)
             if name in names.entries:
                 raise CollectionExists(name)
-        names = _named(names, name, entry)
-    ids = {entry.id for _, entry, _ in births}
-    expected = {id: since for id, since in names.expected.items() if id not in ids}
-    return msgspec.structs.replace(names, expected=expected)
+        names = _with_name(names, name, entry)
+    ids = {entry.id for _, entry, _ in creates}
+    reserved = {id: since for id, since in names.reserved.items() if id not in ids}
+    return msgspec.structs.replace(names, reserved=reserved)
 
 
-def taken_over(id: str, name: str, names: Names) -> Names | None:
-    """With a collection under the name that another one has, which is dropped, or that nobody has."""
+def with_taken_over(id: str, name: str, names: Names) -> Names | None:
+    """Give a collection a name that is free or that another one has, which is dropped."""
     known = names.entries.get(name)
     if known is not None and known.id == id:
         return None
     entry = next((each for each in names.entries.values() if each.id == id), None)
     if entry is None:
-        raise UsageError(f"the collection that was to be called {name} was dropped")
+        raise UsageError(f"the collection that was to take the name {name} was dropped")
     entries = {each: other for each, other in names.entries.items() if other.id != id}
-    return _named(msgspec.structs.replace(names, entries=entries), name, entry)
+    return _with_name(msgspec.structs.replace(names, entries=entries), name, entry)
 
 
-def retained(id: str, retain_ms: int | None, names: Names) -> Names | None:
-    """With another policy for the history of a collection."""
+def with_retention(id: str, retain_ms: int | None, names: Names) -> Names | None:
+    """Set the retention policy of a collection."""
     name, entry = entry_by_id(id, names)
     if retain_ms not in (None, FOR_EVER) and entry.timeline != "clock":
-        raise no_retention()
+        raise no_retention_error()
     if entry.retain_ms == retain_ms:
         return None
     changed = msgspec.structs.replace(entry, retain_ms=retain_ms)
     return msgspec.structs.replace(names, entries={**names.entries, name: changed})
 
 
-def entry_by_id(id: str, names: Names) -> tuple[str, Entry]:
-    """The name and the entry of a collection, or a UsageError if it was dropped."""
+def entry_by_id(id: str, names: Names) -> tuple[str, CatalogEntry]:
+    """Return the name and the entry of a collection; raise a UsageError if it was dropped."""
     found = next(((name, entry) for name, entry in names.entries.items() if entry.id == id), None)
     if found is None:
         raise UsageError(f"collection {first_name(id)} was dropped")
     return found
 
 
-def buried_for_good(id: str, names: Names) -> Names | None:
-    """Without a dropped collection of which nothing is left."""
+def with_purged(id: str, names: Names) -> Names | None:
+    """Remove a dropped collection that has no data left."""
     if id not in names.dropped:
         return None
     left = tuple(each for each in names.dropped if each != id)
     return msgspec.structs.replace(names, dropped=left, forced=tuple(each for each in names.forced if each != id))
 
 
-def retained_by_all(retain_ms: int | None, names: Names) -> Names | None:
-    """With another policy for collections that have none of their own."""
+def with_default_retention(retain_ms: int | None, names: Names) -> Names | None:
+    """Set the retention policy of collections without one of their own."""
     return None if names.retain_ms == retain_ms else msgspec.structs.replace(names, retain_ms=retain_ms)
 
 
 class Catalog:
-    """Reads and changes the names of a store."""
+    """The reader and writer of the catalog of a store."""
 
     def __init__(self, driver: Driver, session: Session) -> None:
         self._driver = driver
         self._session = session
         self._known: Names | None = None
-        """The newest names that were read or stored: they are decoded once, however many there are."""
+        """The newest catalog that was read or stored, so that each is decoded once."""
 
     def read(self) -> Names:
-        """The names as of now."""
+        """Read the newest catalog."""
         names = self._driver.run(_read(self._session, self._known))
         self._known = names
         return names
 
-    def find(self, name: str) -> Entry:
-        """The collection of that name, or an UnknownCollection that names the ones there are."""
+    def find(self, name: str) -> CatalogEntry:
+        """Return the collection of a name; raise an UnknownCollection that lists the existing ones."""
         return self.find_all([name])[0]
 
-    def find_all(self, wanted: Sequence[str]) -> list[Entry]:
-        """The collections of some names, all as of one moment."""
+    def find_all(self, wanted: Sequence[str]) -> list[CatalogEntry]:
+        """Return the collections of some names, all from one read of the catalog."""
         names = self.read()
         for name in wanted:
-            if check_name(name) not in names.entries:
+            if check_collection_name(name) not in names.entries:
                 raise names.unknown(name)
         return [names.entries[name] for name in wanted]
 
-    def create(self, name: str, entry: Entry, schema: bytes, arity: int, *, replace: bool) -> tuple[Entry, bool]:
-        """Give a name to a new collection; the entry that has the name now, and whether it is the new one.
+    def create(
+        self, name: str, entry: CatalogEntry, schema: bytes, arity: int, *, replace: bool
+    ) -> tuple[CatalogEntry, bool]:
+        """Create a collection under a name; return the entry that has the name, and whether it is the new one.
 
-        The name of what was dropped stays blocked, unless it is to be replaced: whoever reads or writes by name
-        must not be taken to other rows without anybody having said so.
+        The name of a dropped collection stays blocked without `replace`: a program that reads or writes by name must
+        not meet other rows unless a caller asked for that.
         """
-        check_name(name)
+        check_collection_name(name)
         change = fresh_id("")
         for _ in range(self._session.config.commit_attempts):
             names = self.read()
             known = names.entries.get(name)
             if change in names.changes or (known is not None and known.id == entry.id):
-                return entry, True  # an earlier try went through, though its reply was lost, or said otherwise
+                return entry, True  # an earlier try is stored: its reply was lost, or was wrong
             if known is not None and not replace:
                 return known, False
             if not replace:
                 check_not_blocked(names, name)
             if self._store(
                 change,
-                _named(names, name, entry),
+                _with_name(names, name, entry),
                 ((entry.id, None, encode_state(first_state(entry.id, arity, schema))),),
             ):
                 return entry, True
-        raise Determinate(f"collection {name} could not be created: others keep changing the catalog")
+        raise Determinate(f"collection {name} could not be created: other processes keep changing the catalog")
 
-    def beside(self, births: Sequence[tuple[str, Entry, bool]], awaited: Collection[str] = ()) -> Beside:
-        """The entry that names new collections, to appear together with them; some must have been announced."""
-        names = born(births, awaited, self.read())
+    def entry_with_created(
+        self, creates: Sequence[tuple[str, CatalogEntry, bool]], reserved: Collection[str] = ()
+    ) -> ExtraWrites:
+        """Make the catalog entry that names new collections, for the commit that creates them; check reservations."""
+        names = with_created(creates, reserved, self.read())
         _check_ids(names)
-        return ((LOG, names.seqno, encode(names)),)
+        return ((LOG, names.seqno, encode_catalog(names)),)
 
-    def announce(self, id: str, now_ms: int) -> None:
-        """Say that blobs are put under an id before it is a collection.
+    def reserve_id(self, id: str, now_ms: int) -> None:
+        """Reserve an id, before blobs are put under it and a transaction creates its collection.
 
-        SUBTLE: once and never again. Whoever finds that it was given up, perhaps because the reply was lost and
-        much time went by, must not announce it anew: its blobs are about to be deleted (test_transaction.py).
+        SUBTLE: once and never again. A process that finds its reservation cancelled, perhaps long after a lost reply,
+        must not reserve the id again: maintenance is about to delete its blobs (test_transaction.py).
         """
         in_doubt, change = False, fresh_id("")
         for _ in range(self._session.config.commit_attempts):
             names = self.read()
-            if id in names.expected or any(entry.id == id for entry in names.entries.values()):
-                return  # what was born, though its transaction was not told so, is not to come any more
-            if in_doubt or change in names.changes or id in names.given_up:
-                raise Determinate("nothing was committed: what was to be created is not expected any more: do it again")
-            expected = {**names.expected, id: now_ms}
-            stored = self._store(change, msgspec.structs.replace(names, expected=expected))
+            if id in names.reserved or any(entry.id == id for entry in names.entries.values()):
+                return  # reserved, or already created: the reply of an earlier try was lost
+            if in_doubt or change in names.changes or id in names.cancelled:
+                raise Determinate("nothing was committed: a reservation was cancelled: do it again")
+            reserved = {**names.reserved, id: now_ms}
+            stored = self._store(change, msgspec.structs.replace(names, reserved=reserved))
             if stored:
                 return
             in_doubt = stored is None
-        raise Determinate("nothing was committed: others keep changing the catalog")
+        raise Determinate("nothing was committed: other processes keep changing the catalog")
 
     def change(self, what: Callable[[Names], Names | None], *, frees_space: bool = False) -> bool:
-        """Apply a function from names to names (or None for no change) until it is stored; whether this call did it.
+        """Apply a function from names to names (None: no change) until it is stored; return whether this call did.
 
-        What frees space may use the reserve. If a reply was lost and it is done, it counts as done by this call.
+        A change that frees space may use the reserve. After a lost reply, a stored change counts as that of this call.
 
-        SUBTLE: it is applied again after a reply was lost, perhaps to names in which it is done already: it
-        must see that, and change nothing then (test_catalog.py).
+        SUBTLE: the function is applied again after a lost reply, perhaps to names that it has changed already: it must
+        see that, and change nothing then (test_catalog.py).
         """
         in_doubt, change = False, fresh_id("")
         for _ in range(self._session.config.commit_attempts):
             names = self.read()
             if change in names.changes:
-                return True  # an earlier try went through, though its reply was lost, or said otherwise
+                return True  # an earlier try is stored: its reply was lost, or was wrong
             changed = what(names)
             if changed is None:
                 return in_doubt
@@ -398,19 +406,19 @@ class Catalog:
             if stored:
                 return True
             in_doubt = in_doubt or stored is None
-        raise Determinate("the catalog could not be changed: others keep changing it")
+        raise Determinate("the catalog could not be changed: other processes keep changing it")
 
     def rename(self, old: str, new: str) -> str:
-        """Give the collection of a name another one; its id."""
+        """Rename a collection; return its id."""
         while True:
             id = self.find(old).id
-            if old == new or self.change(partial(renamed, id, old, new)):
+            if old == new or self.change(partial(with_renamed, id, old, new)):
                 return id
-            # Another process gave the old name to another collection, or took it away: look again.
+            # Another process gave the old name to another collection, or removed it: look again.
 
-    def _store(self, change: str, names: Names, more: Beside = (), *, frees_space: bool = False) -> bool | None:
+    def _store(self, change: str, names: Names, more: ExtraWrites = (), *, frees_space: bool = False) -> bool | None:
         names = msgspec.structs.replace(names, changes=(*names.changes, change)[-CHANGES_KEPT:])
-        _check_ids(names)  # what nobody could read is not written
+        _check_ids(names)  # never write a catalog that no process could read
         stored = self._driver.run(_store(self._session, names, more), frees_space=frees_space)
         if stored:
             self._known = msgspec.structs.replace(names, seqno=0 if names.seqno is None else names.seqno + 1)
@@ -418,7 +426,7 @@ class Catalog:
 
 
 def first_state(id: str, arity: int, schema: bytes) -> State:
-    """The state of a collection that was just created: empty, with its schema."""
+    """Return the first state of a collection: empty, with its schema."""
     outcome = apply(new_state(id, arity), AddSchema(None, schema), 0)
     if not isinstance(outcome, Commit):
         raise UsageError(str(outcome.reply))
@@ -426,39 +434,39 @@ def first_state(id: str, arity: int, schema: bytes) -> State:
 
 
 def _read(session: Session, known: Names | None) -> Protocol[Names]:
-    """The newest names; those that are known, if there are none after them."""
+    """Read the newest names; return the known ones if there are none after them."""
     after = known.seqno if known is not None else None
-    entries: list[tuple[int, bytes]] = yield from retried(session, Scan(LOG, 0 if after is None else after + 1))
+    entries: list[tuple[int, bytes]] = yield from retry(session, Scan(LOG, 0 if after is None else after + 1))
     if entries:
-        return decode(*entries[-1])
+        return decode_catalog(*entries[-1])
     return known if known is not None else Names()
 
 
 def _store(session: Session, names: Names, more: tuple[tuple[str, int | None, bytes], ...]) -> Protocol[bool | None]:
-    """Store the catalog, and what must appear with it, in one compare-and-set; whether it is in.
+    """Store the catalog, and the entries that must appear with it, in one compare-and-set; return whether it is stored.
 
-    None: it was lost, perhaps to itself. A loss may be to itself also if storage says that it is sure: the
-    caller finds its change in the newest names then.
+    None: it lost, perhaps to itself. A loss may be to itself also if storage reports it as certain: then the
+    caller finds its change in the newest names.
     """
-    write = CompareAndSet(((LOG, names.seqno, encode(names)), *more))
+    write = CompareAndSet(((LOG, names.seqno, encode_catalog(names)), *more))
     lost: bool | None = False
     try:
-        mismatch = yield from determinately_retried(session, write)
+        mismatch = yield from retry_determinate(session, write)
     except Indeterminate:
         lost = None
         mismatch = yield from _sent_again(session, write)
     if mismatch is not None:
         return lost
     if names.seqno is not None:
-        with contextlib.suppress(Unavailable):  # what stays is dropped with the next change
+        with contextlib.suppress(Unavailable):  # the next change truncates older entries too
             yield Truncate(LOG, names.seqno + 1)
     return True
 
 
 def _sent_again(session: Session, write: CompareAndSet) -> Protocol[Any]:
-    """The answer to a compare-and-set that may have happened, sent again byte for byte until there is one.
+    """Repeat a compare-and-set that may have happened, byte for byte, until storage answers; return the answer.
 
-    It goes to one slot, so it cannot be in twice. If it is lost, it may be to itself: the caller looks.
+    It names one sequence number, so it cannot happen twice. If it loses, it may have lost to itself: the caller checks.
     """
     for attempt in range(session.config.storage_attempts):
         yield Sleep(pause_ms(session.config, attempt))

@@ -1,12 +1,12 @@
-"""Dropping: the name goes at once, the data when nobody can read it any more.
+"""Drop a collection: its name at once, its data when no lease or hold keeps it.
 
-1. the name is taken out of the catalog, and stays blocked
-2. the collection is closed: whoever has a handle still is told so, and feeds end
-3. maintenance buries it: when the last lease and hold are gone it is emptied, and its blobs go
+1. the caller removes the name from the catalog, where it stays blocked
+2. the caller closes the collection: writes through open handles raise an error, and feeds end
+3. maintenance purges it: when the last lease and hold are gone, it empties the state and deletes the blobs
 
-Whoever stops in between leaves the rest to the next who comes along: what is not buried is in the catalog.
+If a process stops in between, the next one goes on: the catalog lists collections that are not purged.
 
-Maintenance also deletes the blobs of collections that a transaction did not come to create: see `reservations`.
+Maintenance also deletes the blobs of reservations that no transaction used: see `reservations`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,18 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
-from timespine.client.catalog.catalog import Catalog, Names, buried_for_good, check_name, dropped, first_name
-from timespine.client.catalog.reservations import REMEMBERED_MS, forget_given_up, give_up_late
-from timespine.client.commit.group_commit import Committer
-from timespine.client.context import Access
-from timespine.client.maintenance.report import MaintenanceReport, said
+from timespine.client.catalog.catalog import (
+    Catalog,
+    Names,
+    check_collection_name,
+    first_name,
+    with_dropped,
+    with_purged,
+)
+from timespine.client.catalog.reservations import REMEMBERED_MS, expire_reservations, forget_cancelled
+from timespine.client.commit.group_commit import GroupCommitter
+from timespine.client.context import CollectionHandle
+from timespine.client.maintenance.report import MaintenanceReport, describe_error
 from timespine.client.maintenance.scheduler import Maintenance
 from timespine.columnar.parts.hollow_run import delete_keys
 from timespine.core.state import State
@@ -30,42 +37,42 @@ from timespine.location.blob import Blob
 from timespine.model.frontier import CLOSED
 
 LOOK_MS = 3_600_000
-"""How often a process looks for blobs under an id that was given up."""
+"""Milliseconds between two looks of a process for blobs under a cancelled id."""
 
 HOLDS_NAMED = 5
-"""Critical holds that a message names, at most."""
+"""Most critical holds in a message."""
 
 
-class Dropping:
-    """Drops the collections of one open store, and buries them."""
+class DropService:
+    """The service that drops the collections of one open store, and purges them."""
 
-    def __init__(self, catalog: Catalog, committer: Committer) -> None:
+    def __init__(self, catalog: Catalog, committer: GroupCommitter) -> None:
         self._catalog = catalog
         self._committer = committer
         self._looked_ms: dict[str, int] = {}
-        """By ids that were given up: when this process last looked for blobs under them."""
+        """The last look of this process for blobs, by cancelled id."""
 
     def drop(self, name: str, *, force: bool) -> bool:
-        """Drop the collection of a name; False if it was dropped before."""
-        check_name(name)
+        """Drop a collection; return False if it was dropped before."""
+        check_collection_name(name)
         while True:
             names = self._catalog.read()
             entry = names.entries.get(name)
-            if entry is None and name in names.graves:
+            if entry is None and name in names.tombstones:
                 return False
             if entry is None:
                 raise names.unknown(name)
             if not force:
                 self.check_unheld(name, entry.id, Hint("release-or-force"))
-            if self._catalog.change(partial(dropped, entry.id, name, force), frees_space=True):
+            if self._catalog.change(partial(with_dropped, entry.id, name, force), frees_space=True):
                 self.close()
                 return True
-            # Somebody else dropped, renamed or replaced it just now: look again.
+            # Another process dropped, renamed or replaced it just now: look again.
 
     def check_unheld(self, name: str, id: str, hint: Hint) -> None:
-        """CollectionInUse if there are critical holds on a collection; it names them, and what to do instead.
+        """Raise CollectionInUse if a collection has critical holds; the message lists them and what to do.
 
-        One that is taken at this moment is kept all the same: nothing is buried that a hold can reach.
+        A hold that is taken at this moment is safe: maintenance purges no collection with a hold.
         """
         holds = sorted(self._committer.state(id).holds)
         if holds:
@@ -74,9 +81,9 @@ class Dropping:
             raise CollectionInUse(f"collection {name} is under critical holds ({listed})", hint=hint)
 
     def close(self) -> None:
-        """Close what was dropped: whoever has a handle still is told so, and is not promised what nobody will keep.
+        """Close dropped collections: writes through open handles raise an error, as no process will keep their rows.
 
-        The names are changed by now. What fails here is done by maintenance, before the data goes.
+        The catalog is changed already. If closing fails, maintenance does it before it deletes the data.
         """
         with contextlib.suppress(TimespineError):
             names = self._catalog.read()
@@ -84,51 +91,51 @@ class Dropping:
                 with contextlib.suppress(TimespineError):
                     is_forced = id in names.forced
                     state = self._committer.state(id) if is_forced else self._committer.known(id)
-                    freed = released(state) if is_forced else []
+                    freed = release_commands(state) if is_forced else []
                     if freed or not state.upper.is_closed:
                         self._committer.commit(*((id, each) for each in (*freed, AdvanceUpper(CLOSED))))
 
-    def bury(self, maintenance: Maintenance, access_of: Callable[[str], Access]) -> tuple[list[str], int]:
-        """Let the data of dropped collections go, as far as nobody reads it any more; which, and blobs that went.
+    def purge(self, maintenance: Maintenance, handle_of: Callable[[str], CollectionHandle]) -> tuple[list[str], int]:
+        """Delete the data of dropped collections that no lease or hold keeps; return which, and how many blobs.
 
-        One that cannot be buried, because it is damaged, does not keep the others from it.
+        A damaged collection that cannot be purged does not stop the others.
         """
         names = self._catalog.read()
-        buried: list[str] = []
+        purged: list[str] = []
         gone = 0
         for id in names.dropped:
-            access = access_of(id)
+            handle = handle_of(id)
             try:
-                freed = released(access.state()) if id in names.forced else []
-                is_buried, collected = maintenance.bury(access, freed)
+                freed = release_commands(handle.state()) if id in names.forced else []
+                is_purged, collected = maintenance.purge(handle, freed)
             except TimespineError as error:
-                maintenance.report.skip(f"{first_name(id)}, which was dropped: {said(error)}")
+                maintenance.report.skip(f"{first_name(id)}, which was dropped: {describe_error(error)}")
                 continue
             gone += collected
-            if is_buried:
-                self._catalog.change(partial(buried_for_good, id), frees_space=True)
-                buried.append(id)
+            if is_purged:
+                self._catalog.change(partial(with_purged, id), frees_space=True)
+                purged.append(id)
         if gone:
             self._committer.driver.consensus.restore_reserve()
-        return buried, gone
+        return purged, gone
 
-    def sweep_given_up(self, blob: Blob, report: MaintenanceReport, *, at_once: bool) -> int:
-        """Give up ids that were expected for too long, and delete what is under such ids; how many blobs went.
+    def sweep_cancelled(self, blob: Blob, report: MaintenanceReport, *, at_once: bool) -> int:
+        """Cancel reservations that are too old, and delete blobs under cancelled ids; return how many.
 
-        A process looks under an id that was given up once an hour, unless it is to look `at_once`.
+        A process looks under a cancelled id once an hour, or `at_once`.
         """
         now_ms = self._committer.driver.now_ms()
-        names = self._with_late_given_up(now_ms)
-        self._looked_ms = {id: at_ms for id, at_ms in self._looked_ms.items() if id in names.given_up}
+        names = self._with_expired_reservations(now_ms)
+        self._looked_ms = {id: at_ms for id, at_ms in self._looked_ms.items() if id in names.cancelled}
         gone = 0
         forgotten: set[str] = set()
-        for id, since_ms in names.given_up.items():
+        for id, since_ms in names.cancelled.items():
             if not at_once and now_ms - self._looked_ms.get(id, -LOOK_MS) < LOOK_MS:
                 continue
             try:
                 keys = [info.key for info in blob.list_keys(f"{id}/")]
             except TimespineError as error:
-                report.skip(f"{first_name(id)}, which was never created: {said(error)}")
+                report.skip(f"{first_name(id)}, which was never created: {describe_error(error)}")
                 continue
             left = delete_keys(keys, blob, None)
             gone += len(keys) - left
@@ -138,17 +145,17 @@ class Dropping:
             if now_ms - since_ms >= REMEMBERED_MS:
                 forgotten.add(id)
         if forgotten:
-            self._catalog.change(partial(forget_given_up, forgotten), frees_space=True)
+            self._catalog.change(partial(forget_cancelled, forgotten), frees_space=True)
         return gone
 
-    def _with_late_given_up(self, now_ms: int) -> Names:
+    def _with_expired_reservations(self, now_ms: int) -> Names:
         names = self._catalog.read()
-        if give_up_late(now_ms, names) is None:
+        if expire_reservations(now_ms, names) is None:
             return names
-        self._catalog.change(partial(give_up_late, now_ms), frees_space=True)
+        self._catalog.change(partial(expire_reservations, now_ms), frees_space=True)
         return self._catalog.read()
 
 
-def released(state: State) -> list[Command]:
-    """What removes every critical hold of a collection, whoever has it."""
+def release_commands(state: State) -> list[Command]:
+    """List the commands that release every critical hold of a collection."""
     return [ReleaseHold(name, hold.token) for name, hold in state.holds.items()]

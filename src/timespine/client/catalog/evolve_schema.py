@@ -1,38 +1,38 @@
-"""Changing the schema of a collection: nothing is rewritten, and nobody's change is lost."""
+"""Change the schema of a collection: rewrite no data, and lose no concurrent change."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from timespine.client.context import Access
+from timespine.client.context import CollectionHandle
 from timespine.columnar.schema.schema import Schema
+from timespine.columnar.schema.types import TypeLike
 from timespine.core.transitions import AddSchema
-from timespine.errors import SchemaConflict, UsageError, shown
+from timespine.errors import SchemaConflict, UsageError, short_repr
 
 
-def evolve(
-    access: Access,
-    add: Mapping[str, Any],
+def evolve_schema(
+    handle: CollectionHandle,
+    add: Mapping[str, TypeLike | tuple[TypeLike, object]],
     drop: Sequence[str],
     rename: Mapping[str, str],
-    widen: Mapping[str, Any],
+    widen: Mapping[str, TypeLike],
     expected: int | None,
 ) -> int:
-    """Commit a changed schema; its id. Without `expected` it is tried again on what somebody else made of it."""
+    """Commit a changed schema; return its id. Without `expected`, try again on the schema of another process."""
     if isinstance(drop, str) or not isinstance(drop, Sequence):
-        raise UsageError(f"drop is a list of names of columns, not {shown(drop)}")
+        raise UsageError(f"drop is a list of names of columns, not {short_repr(drop)}")
     for what, given in (("add", add), ("rename", rename), ("widen", widen)):
         if not isinstance(given, Mapping):
-            raise UsageError(f"{what} is a dictionary by names of columns, not {shown(given)}")
+            raise UsageError(f"{what} is a dictionary by names of columns, not {short_repr(given)}")
     while True:
-        state = access.state()
-        id, schema = access.schema(state)
+        state = handle.state()
+        id, schema = handle.schema(state)
         if expected is not None and expected != id:
             raise SchemaConflict(expected, id)
         changed = _evolved(schema, add, drop, rename, widen)
         try:
-            (reply,) = access.committer.commit((access.id, AddSchema(id, changed.encode())))
+            (reply,) = handle.committer.commit((handle.id, AddSchema(id, changed.encode())))
         except SchemaConflict:
             if expected is not None:
                 raise
@@ -41,7 +41,11 @@ def evolve(
 
 
 def _evolved(
-    schema: Schema, add: Mapping[str, Any], drop: Sequence[str], rename: Mapping[str, str], widen: Mapping[str, Any]
+    schema: Schema,
+    add: Mapping[str, TypeLike | tuple[TypeLike, object]],
+    drop: Sequence[str],
+    rename: Mapping[str, str],
+    widen: Mapping[str, TypeLike],
 ) -> Schema:
     for name in drop:
         schema = schema.drop(name)

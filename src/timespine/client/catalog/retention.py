@@ -1,29 +1,36 @@
 """How long history is kept: the policy of a collection, that of its store, or for ever.
 
 orders.retain("7 days")     its own policy
-orders.retain(None)         its own policy: for ever, whatever the store says
-orders.retain("store")      no policy of its own: that of the store holds
+orders.retain(None)         its own policy: for ever, whatever the policy of the store is
+orders.retain("store")      no policy of its own: that of the store applies
 store.retain("7 days")      for all collections without a policy of their own
 """
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
-from timespine.client.catalog.catalog import FOR_EVER, Catalog, Entry, Names, entry_by_id, no_retention, retained
-from timespine.client.time_args import to_ms
+from timespine.client.catalog.catalog import (
+    FOR_EVER,
+    Catalog,
+    CatalogEntry,
+    Names,
+    entry_by_id,
+    no_retention_error,
+    with_retention,
+)
+from timespine.client.time_args import DurationLike, parse_duration_ms
 from timespine.errors import UsageError
 from timespine.hints import Hint
 
-Policy = str | float | datetime.timedelta | None
-"""A duration; None or "for ever"; for a collection also "store"."""
+RetentionLike = DurationLike | None
+"""How long history is kept: a duration; None or "for ever"; for a collection also "store"."""
 
 OF_STORE = "store"
-"""What gives up the policy of a collection, so that the one of the store holds."""
+"""The argument that removes the policy of a collection, so that the one of the store applies."""
 
 _FOR_EVER = "for ever"
 _UNITS = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000), ("millisecond", 1))
@@ -31,12 +38,12 @@ _UNITS = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long a collection keeps history, and which policy says so."""
+    """How long a collection keeps history, and by which policy."""
 
     duration_ms: int | None
     """Milliseconds; None: for ever."""
     by: str
-    """Which policy holds: that of the "collection", that of the "store", or "none" if no policy applies."""
+    """The policy that applies: that of the "collection", that of the "store", or "none"."""
 
     def __str__(self) -> str:
         whose = {"collection": "its own policy", "store": "the policy of the store"}.get(self.by, "no policy")
@@ -44,7 +51,7 @@ class Retention:
 
 
 def duration(milliseconds: int | None) -> str:
-    """A duration as people say it."""
+    """Format a duration for people."""
     if milliseconds is None:
         return _FOR_EVER
     unit, size = next((unit, size) for unit, size in _UNITS if milliseconds % size == 0)
@@ -52,38 +59,38 @@ def duration(milliseconds: int | None) -> str:
     return f"for {number:,} {unit}{'s' * (number != 1)}"
 
 
-def policy_of(given: Policy) -> int | None:
-    """The policy of a collection as its entry has it: milliseconds, FOR_EVER, or None if the one of the store holds."""
+def policy_of(given: RetentionLike) -> int | None:
+    """Return the policy of a collection for its entry: milliseconds, FOR_EVER, or None for that of the store."""
     if given is None or given == _FOR_EVER:
         return FOR_EVER
-    return None if given == OF_STORE else to_ms(given)
+    return None if given == OF_STORE else parse_duration_ms(given)
 
 
-def policy_of_store(given: Policy) -> int | None:
-    """The policy of a store: milliseconds, or None for ever."""
+def policy_of_store(given: RetentionLike) -> int | None:
+    """Return the policy of a store: milliseconds, or None for ever."""
     if given == OF_STORE:
         raise UsageError("a store has no other policy to go by", hint=Hint("give-retention"))
-    return None if given is None or given == _FOR_EVER else to_ms(given)
+    return None if given is None or given == _FOR_EVER else parse_duration_ms(given)
 
 
 def change_policy(catalog: Catalog, id: str, arity: int, retain_ms: int | None) -> None:
-    """Give a collection a policy of its own, or none."""
+    """Set or remove the policy of a collection."""
     if retain_ms not in (None, FOR_EVER) and arity != 1:
-        raise no_retention()
-    catalog.change(partial(retained, id, retain_ms))
+        raise no_retention_error()
+    catalog.change(partial(with_retention, id, retain_ms))
 
 
-def change_deadline(catalog: Catalog, id: str | None, forget_within: Policy) -> None:
-    """Change after how long expired history is physically gone: of a collection, or of all that do not say so.
+def change_deadline(catalog: Catalog, id: str | None, forget_within: DurationLike | None) -> None:
+    """Set the deadline for forgetting expired history: of a collection, or of the store for those without one.
 
-    None: as the store says, and for the store as its configuration says.
+    None: that of the store, and for the store that of its configuration.
     """
-    within_ms = to_ms(forget_within) if forget_within is not None else None
+    within_ms = parse_duration_ms(forget_within) if forget_within is not None else None
     catalog.change(partial(_forgotten, id, within_ms))
 
 
 def _forgotten(id: str | None, within_ms: int | None, names: Names) -> Names | None:
-    """With another deadline by which expired history is gone."""
+    """Set a deadline for forgetting expired history."""
     if id is None:
         changed = msgspec.structs.replace(names, forget_within_ms=within_ms)
     else:
@@ -93,11 +100,11 @@ def _forgotten(id: str | None, within_ms: int | None, names: Names) -> Names | N
     return None if changed == names else changed
 
 
-def retention_of(names: Names, known: Entry, arity: int) -> Retention:
-    """What holds for a collection, by the names of its store; by what is known of it, if it was dropped."""
+def retention_of(names: Names, known: CatalogEntry, arity: int) -> Retention:
+    """Return the retention of a collection by the newest catalog; by its known entry, if it was dropped."""
     entry = next((each for each in names.entries.values() if each.id == known.id), known)
     if entry.retain_ms is not None:
         return Retention(None if entry.retain_ms == FOR_EVER else entry.retain_ms, "collection")
-    # The times of a counter, or of several coordinates, say nothing about age: the policy of the store passes them by.
+    # Times of a counter, or of several coordinates, have no age: the policy of the store does not apply to them.
     applies = names.retain_ms is not None and entry.timeline == "clock" and arity == 1
     return Retention(names.retain_ms, "store") if applies else Retention(None, "none")

@@ -1,8 +1,8 @@
-"""Which transactions free space: they may use the reserve of a full disk (`timespine.location.reserve`)."""
+"""Recognize transactions that free space: they may use the reserve of a full disk (`timespine.location.reserve`)."""
 
 from __future__ import annotations
 
-from timespine.core.group import Transaction
+from timespine.core.group import CommandTransaction
 from timespine.core.transitions import (
     AdvanceUpper,
     Command,
@@ -17,11 +17,11 @@ from timespine.core.transitions import (
 from timespine.model.frontier import CLOSED
 
 FREEING = (ExpireLeases, ExpireReader, Finalize, Forget, ReleaseHold, Retain, RollUpAll)
-"""Commands that add no row, and after which maintenance can delete more than before."""
+"""Commands that add no row, and after which maintenance can delete more blobs."""
 
 
-def is_freeing(transaction: Transaction) -> bool:
-    """Whether all that a transaction does is to let something go."""
+def is_freeing(transaction: CommandTransaction) -> bool:
+    """Return whether all commands of a transaction free space."""
     return bool(transaction.commands) and all(_frees_space(command) for _, command in transaction.commands)
 
 

@@ -1,56 +1,52 @@
-"""One committer per process and store: what arrives while a commit is under way goes into the next one.
+"""One committer per process and store: calls that arrive during a commit are committed together by the next one.
 
-The leading thread takes all that waits (`timespine.client.commit.leader_queue`) and commits it as one
-group: eight callers share one durable write.
+The leading thread commits the whole queue (`leader_queue`) as one group: eight callers share one durable write.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-import re
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any, TypeVar
 
-from timespine.client.commit.driver import Driver
+from timespine.client.commit.answer_group import Replies, answer_group
+from timespine.client.commit.draft import Draft, staged_by_kind
+from timespine.client.commit.effect_driver import Driver
 from timespine.client.commit.frees_space import is_freeing
-from timespine.client.commit.leader_queue import Line, Waiting
-from timespine.client.commit.refusals import accepted, is_fenced, is_taken
-from timespine.client.commit.schema_check import Judge, judged
-from timespine.client.commit.session import SharedSession
+from timespine.client.commit.leader_queue import LeaderQueue, PendingCall
+from timespine.client.commit.replies import is_fenced, is_turn_taken, require_accepted
+from timespine.client.commit.schema_check import SchemaCheck, offer_checked
+from timespine.client.commit.shared_session import SharedSession
 from timespine.client.commit.turn import Patience
 from timespine.config import Config
 from timespine.core.effects import Protocol
-from timespine.core.group import Answers, Refused, Transaction
+from timespine.core.group import Answers, CommandTransaction, Refused
 from timespine.core.protocols.commit import (
-    Beside,
-    Moved,
+    ExtraWrites,
+    SideLogMoved,
     commit_repeatable,
     commit_transactions,
-    enter,
-    entered,
     is_repeatable,
+    pending_state,
+    register_session,
     resolve,
-    unborn,
+    with_session_registered,
 )
-from timespine.core.protocols.load_state import refresh
+from timespine.core.protocols.load_state import refresh_state
 from timespine.core.protocols.session import Session
-from timespine.core.state import UNBORN, State
+from timespine.core.state import SEQNO_NOT_CREATED, State
 from timespine.core.transitions import Command, ExpireCommitter, ExpireWriter, HeartbeatWriter
 from timespine.errors import (
     ClosedError,
-    CorruptionError,
     Determinate,
     Fenced,
     Indeterminate,
     LeaseExpired,
-    NoSpace,
     ReadOnlyStore,
     StoreClosed,
     TimespineError,
     UsageError,
-    VersionError,
     WrongProcess,
 )
 from timespine.hints import Hint
@@ -58,27 +54,28 @@ from timespine.locks import Lock
 
 T = TypeVar("T")
 
-Replies = tuple[Answers | Refused, ...]
+Reply = Answers | Refused
+MakeTransaction = Callable[[], CommandTransaction]
 
 ENTER_MAX = 1024
-"""Collections that are registered with in one commit."""
+"""Most collections that one commit registers the process with."""
 
 NAMED = (ClosedError, Fenced, LeaseExpired, UsageError)
-"""Errors that speak of collections: people know those by their names, not by their ids."""
+"""Errors that mention collections: messages use their names, not their ids."""
 
 STORE_CLOSED = "this store is closed: open it again"
 
 OTHER_PROCESS = "this store was opened before the process was forked: open it again in this process"
 
 TURN_S = 600.0
-"""How long a thread waits for a commit of another one. Storage gives up long before that, but a merge may not."""
+"""Seconds that a thread waits for a commit of another one. Storage gives up long before that, but a merge may not."""
 
 CLOSE_S = 60.0
-"""How long closing waits for a commit that is under way."""
+"""Seconds that `close` waits for a running commit."""
 
 
-class Committer:
-    """Commits for all threads of a process. Renews itself when it was expired while it slept."""
+class GroupCommitter:
+    """The committer of all threads of a process. It takes new ids after its lease expired."""
 
     def __init__(
         self, driver: Driver, config: Config, *, read_only: bool = False, session: SharedSession | None = None
@@ -87,31 +84,31 @@ class Committer:
         self._read_only = read_only
         self.config = config
         self._turn = Lock("the committer of this process", TURN_S, is_reentrant=True)
-        # Reentrant, because what is placed in its turn may have to put rows, which may have to register a writer.
+        # Reentrant: placing a transaction may put rows, which may register a writer.
         self._pid = os.getpid()
-        self._line: Line[Transaction] = Line()
+        self._line: LeaderQueue[CommandTransaction | Draft] = LeaderQueue()
         self._entered: dict[tuple[str, str], str] = {}
-        # By writer and collection, the committer that was registered with it. SUBTLE: by writer, so that whoever
+        # By writer and collection, the committer that was registered with it. SUBTLE: by writer, so that a thread that
         # reads the session and then looks here sees both of one moment (test_group_commit.py).
         self._reserving: dict[str, Callable[[], None]] = {}
-        """By collections that are not there yet: what reserves their ids, and checks that they still are reserved."""
+        """By id of a collection to be created: a function that reserves the id, and checks the reservation."""
         self._kept: set[tuple[str, str]] = set()
-        """Writers and collections whose leases outlive this process: what they put was handed to another one."""
+        """Writers and collections whose leases outlive this process: it transmitted their batches to another one."""
         self._closed = False
-        self.told: list[Callable[[set[str]], None]] = []
-        """Called after every commit, with the collections that it was about."""
+        self.on_commit: list[Callable[[set[str]], None]] = []
+        """Functions to call after every commit, with the collections that it changed."""
         self.name_of: Callable[[str], str] = str
-        """What people call a collection: errors speak of it by its name."""
+        """The function that returns the name of a collection, for messages."""
         self.session = session if session is not None else SharedSession(config)
-        """Whoever commits holds the turn; whoever only reads states may use it at any time."""
+        """The session of the committer: a thread that commits holds the commit lock, one that reads needs no lock."""
 
     @property
     def counters(self) -> dict[str, int]:
-        """How often what happened."""
+        """Counters of events."""
         return self.session.counters
 
     def writer(self, collection: str) -> str:
-        """The registered writer under whose prefix this process puts blobs."""
+        """Return the registered writer under whose prefix this process puts blobs."""
         self.check_process()
         session = self.session
         is_entered = (session.writer, collection) in self._entered
@@ -121,67 +118,86 @@ class Committer:
             self._settle()
             reserve = self._reserving.get(collection)
             if reserve is not None:
-                # SUBTLE: before anything is put, every time. Otherwise what a transaction leaves that dies would be
-                # under an id that the catalog does not have, or that maintenance has given up (test_transaction.py).
+                # SUBTLE: before every put. Otherwise the orphaned blobs of a transaction that dies would have an id
+                # that the catalog lacks, or whose reservation maintenance has cancelled (test_transaction.py).
                 reserve()
             self._enter(collection)
             return self.session.writer
 
     def keep_writer(self, collection: str, writer: str, term_ms: int) -> None:
-        """Keep a writer registered for so long at least, also when this process closes the store before."""
+        """Keep a writer registered for at least `term_ms`, also if this process closes the store before."""
         self._kept.add((writer, collection))
         self.commit((collection, HeartbeatWriter(writer, term_ms)))
 
-    def commit(self, *commands: tuple[str, Command], reads: tuple[tuple[str, Any], ...] = ()) -> Answers:
-        """Commit (collection, command) pairs, all or nothing; their replies. A refusal is raised."""
-        transaction = Transaction(commands, reads)
+    def commit(
+        self,
+        *commands: tuple[str, Command],
+        reads: tuple[tuple[str, Any], ...] = (),
+        patience: Patience | None = None,
+    ) -> Answers:
+        """Commit (collection, command) pairs, all or nothing; return their replies, or raise a refusal."""
+        transaction = CommandTransaction(commands, reads)
+        patience = patience or self.patience()
         try:
-            return accepted(judged(transaction, self.offer, self.state))
+            return require_accepted(offer_checked(transaction, lambda each: self.offer(each, patience), self.state))
         except NAMED as error:
-            raise self._named(error, transaction) from error
+            raise self.named(error, transaction) from error
 
-    def offer(self, transaction: Transaction) -> Answers | Refused:
-        """Commit one transaction together with whatever else waits; its replies, or why it was refused.
+    def patience(self) -> Patience:
+        """Return a bound on how long one transaction waits for turns of other processes, over all its offers."""
+        return Patience(self.driver, self.session.count)
+
+    def offer(self, transaction: CommandTransaction, patience: Patience | None = None) -> Reply:
+        """Commit one transaction together with the rest of the queue; return its replies, or why it was refused.
 
         While a change of another process has its turn, this waits, and holds up no other thread.
         """
+        self._check_collections([name for name, _ in transaction.commands])
+        patience = patience or self.patience()
+        return patience.offer(transaction, lambda each: self._line.offer(each, self._lead))
+
+    def offer_draft(self, draft: Draft, collection: str) -> Any:
+        """Stage and commit a draft together with the rest of the queue; return its reply, or raise its error."""
+        self._check_collections([collection])
+        return self._line.offer(draft, self._lead)
+
+    def _check_collections(self, collections: list[str]) -> None:
+        """Raise a UsageError for a commit to collections that are not created yet."""
         self.check_writable()
-        if any(_is_unborn(self.session, name) for name, _ in transaction.commands):
+        if any(_is_pending(self.session, name) for name in collections):
             # SUBTLE: another thread may just have committed the transaction that creates it. The catalog shows its
             # name before this process has learned of that, so wait for that commit (test_group_commit.py).
             with self._turn:
                 self._settle()
-                for name, _ in transaction.commands:
-                    self._refuse_unborn(name)
-        patience = Patience(self.driver, self.session.count)
-        return patience.offer(transaction, lambda each: self._line.offer(each, self._lead))
+                for name in collections:
+                    self._refuse_pending(name)
 
-    def _refuse_unborn(self, collection: str) -> None:
-        # SUBTLE: it would be there, and nobody could find it (test_transaction.py).
-        if _is_unborn(self.session, collection):
-            raise UsageError(f"{self.name_of(collection)} is not there before its transaction is committed: use that")
+    def _refuse_pending(self, collection: str) -> None:
+        # SUBTLE: the commit would create the collection without its name in the catalog (test_transaction.py).
+        if _is_pending(self.session, collection):
+            raise UsageError(f"{self.name_of(collection)} does not exist until its transaction is committed: use that")
 
-    def expect(self, first: State, reserve: Callable[[], None]) -> None:
-        """Know a collection that is not there yet: it is born with the first transaction that names it.
+    def add_pending(self, first: State, reserve: Callable[[], None]) -> None:
+        """Register a collection to be created: the first transaction that names it creates it.
 
-        Every time before this process puts anything for it, it calls `reserve`.
+        This process calls `reserve` every time before it puts a blob for it.
         """
         with self._turn:
             self._settle()
-            self.session.states[first.collection] = unborn(first)
+            self.session.states[first.collection] = pending_state(first)
             self._reserving[first.collection] = reserve
 
-    def forget_unborn(self, collection: str) -> bool:
-        """It was not born, and never will be; False if it was."""
+    def forget_pending(self, collection: str) -> bool:
+        """Forget a collection whose transaction was given up; return False if it was created."""
         with self._turn:
             self._reserving.pop(collection, None)
-            if not _is_unborn(self.session, collection):
+            if not _is_pending(self.session, collection):
                 return False
             self._forget(collection)
             return True
 
     def forget(self, collections: Iterable[str]) -> None:
-        """They are gone for good: there is nothing to say goodbye to."""
+        """Forget purged collections: there is no registration to end."""
         with self._turn:
             for collection in set(collections):
                 self._forget(collection)
@@ -191,74 +207,78 @@ class Committer:
         for key in [key for key in self._entered if key[1] == collection]:
             del self._entered[key]
 
-    def commit_placed(self, place: Callable[[], Transaction], beside: Callable[[], Beside] = tuple) -> Answers:
-        """Commit by itself what `place` makes when its turn has come: no other thread of this process is in between.
+    def commit_placed(
+        self, place: MakeTransaction, patience: Patience, extra_writes: Callable[[], ExtraWrites] = tuple
+    ) -> Answers:
+        """Commit alone what `place` makes under the commit lock: no other thread of this process commits in between.
 
-        Entries of other logs may appear `beside` it: they are made anew until they fit.
+        `extra_writes` are entries for other logs in the same commit: they are made again until they fit.
         """
         self.check_writable()
-        judge, patience = Judge(self.state), Patience(self.driver, self.session.count)
-        transaction, reply = self._place(place, beside, judge, patience)
+        check = SchemaCheck(self.state)
+        transaction, reply = self._place(place, extra_writes, check, patience)
         while patience.looks_again(reply):
-            transaction, reply = self._place(place, beside, judge, patience)
-        self._count(transaction, failed=isinstance(reply, Refused))
+            transaction, reply = self._place(place, extra_writes, check, patience)
+        self.session.count_commands(transaction, failed=isinstance(reply, Refused))
         try:
-            answers = accepted(reply)
+            answers = require_accepted(reply)
         except NAMED as error:
-            raise self._named(error, transaction) from error
-        self._tell({name for name, _ in transaction.commands})
+            raise self.named(error, transaction) from error
+        self._notify({name for name, _ in transaction.commands})
         return answers
 
-    def commit_alone(self, transaction: Transaction) -> Answers | Refused:
-        """Commit one transaction by itself, from inside of `commit_placed`. Holds the turn."""
+    def commit_alone(self, transaction: CommandTransaction) -> Reply:
+        """Commit one transaction alone, from inside of `commit_placed`. Caller holds the commit lock."""
         return self._committed((transaction,))[0]
 
     def _place(
-        self, place: Callable[[], Transaction], beside: Callable[[], Beside], judge: Judge, patience: Patience
-    ) -> tuple[Transaction, Answers | Refused]:
-        """Commit what `place` makes in a turn of this process; what it made, and the reply."""
+        self, place: MakeTransaction, extra_writes: Callable[[], ExtraWrites], check: SchemaCheck, patience: Patience
+    ) -> tuple[CommandTransaction, Reply]:
+        """Commit what `place` makes under the commit lock; return the transaction and the reply."""
         with self._turn:
             for _ in range(self.config.commit_attempts):
-                transaction = self._judged_by(judge, patience.apply(place()))
+                transaction = self._checked_by(check, patience.apply(place()))
                 try:
-                    (reply,) = self._committed((transaction,), beside())
-                    if judge.looks_again(reply):
+                    (reply,) = self._committed((transaction,), extra_writes())
+                    if check.looks_again(reply):
                         continue
-                    self._born(transaction, reply)
+                    self._forget_reservations(transaction, reply)
                     break
-                except Moved:
+                except SideLogMoved:
                     continue
                 except Fenced:
                     self._renew()
                     raise
             else:
-                raise Determinate("nothing was committed: others keep changing what was to change with it")
+                raise Determinate(
+                    "nothing was committed: other processes keep changing the catalog, or a schema of this transaction"
+                )
             if is_fenced(reply) and not self._is_registered(transaction):
                 self._renew()  # the caller puts its blobs again, under a new writer, and tries again
         return transaction, reply
 
-    def _judged_by(self, judge: Judge, transaction: Transaction) -> Transaction:
-        """A transaction whose rows were judged by the newest schemas; what was dropped is said by names."""
+    def _checked_by(self, check: SchemaCheck, transaction: CommandTransaction) -> CommandTransaction:
+        """Judge the rows of a transaction by the newest schemas; return it with them. Errors name dropped columns."""
         try:
-            return judge.apply(transaction)
+            return check.apply(transaction)
         except NAMED as error:
-            raise self._named(error, transaction) from error
+            raise self.named(error, transaction) from error
 
-    def _born(self, transaction: Transaction, reply: Answers | Refused) -> None:
-        """What is there by now is not to be announced any more. Holds the turn.
+    def _forget_reservations(self, transaction: CommandTransaction, reply: Reply) -> None:
+        """Drop the reservations of collections that this transaction created. Caller holds the commit lock.
 
-        SUBTLE: at once. Whoever puts the first blob for it, in another thread, would announce what is there, and
-        what was announced and does not come is deleted some day (test_transaction.py).
+        SUBTLE: at once. Another thread that puts a blob for a created collection would reserve its id again, and
+        maintenance deletes the blobs of a reservation that is not used in time (test_transaction.py).
         """
         if not isinstance(reply, Refused):
             for name, _ in transaction.commands:
                 self._reserving.pop(name, None)
 
     def run(self, collection: str, make: Callable[[Session], Protocol[T]], *, frees_space: bool = True) -> T:
-        """Run a protocol of maintenance, alone, with this committer's session. What frees space may use the reserve."""
+        """Run a protocol of maintenance, alone, with the session of this committer. It may use the reserve."""
         with self._turn:
             self._settle()
-            self._refuse_unborn(collection)
+            self._refuse_pending(collection)
             try:
                 self._enter(collection, frees_space=frees_space)
                 return self.driver.run(make(self.session), frees_space=frees_space)
@@ -270,55 +290,55 @@ class Committer:
             return self.driver.run(make(self.session), frees_space=frees_space)
 
     def look(self, make: Callable[[Session], Protocol[T]]) -> T:
-        """Run a protocol that only reads: it needs no registration, and a store that is open for reading may."""
+        """Run a protocol that only reads: it needs no registration, so a store that is open for reading may run it."""
         self.check_open()
         return self.driver.run(make(self.session))
 
     def state(self, collection: str) -> State:
-        """The newest state."""
+        """Read the newest state."""
         self.check_open()
-        found = self.driver.run(refresh(self.session, collection))
+        found = self.driver.run(refresh_state(self.session, collection))
         if found is None:
-            raise UsageError(f"there is no collection with the id {collection} any more")
+            raise UsageError(f"there is no collection with the id {collection}")
         return found
 
     def is_there(self, collection: str) -> bool:
-        """Whether there ever was a collection with this id."""
+        """Return whether a collection with this id was ever created."""
         self.check_open()
-        found = self.driver.run(refresh(self.session, collection))
-        return found is not None and found.seqno != UNBORN
+        found = self.driver.run(refresh_state(self.session, collection))
+        return found is not None and found.seqno != SEQNO_NOT_CREATED
 
     def known(self, collection: str) -> State:
-        """The newest state that this process knows of, without asking."""
-        if self._closed or self._pid != os.getpid():  # in place: every write asks some ten times
+        """Return the newest state that this process knows, without a read."""
+        if self._closed or self._pid != os.getpid():  # inline: every write calls this some ten times
             self.check_open()
         known = self.session.states.get(collection)
         return known if known is not None else self.state(collection)
 
     def check_open(self) -> None:
-        """StoreClosed if the store was closed, WrongProcess if the parent of this process opened it."""
+        """Raise StoreClosed if the store was closed, WrongProcess if the parent of this process opened it."""
         self.check_process()
         if self._closed:
             raise StoreClosed(STORE_CLOSED)
 
     def check_process(self) -> None:
-        """WrongProcess in a forked child. SUBTLE: before any lock, whose owner may not exist here (test_fork.py)."""
+        """Raise WrongProcess in a forked child. SUBTLE: before any lock, whose owner may not exist (test_fork.py)."""
         if not self.is_own:
             raise WrongProcess(OTHER_PROCESS)
 
     @property
     def is_own(self) -> bool:
-        """Whether this process opened it: a forked child did not."""
+        """Whether this process opened the store: a forked child did not."""
         return self._pid == os.getpid()
 
     def check_writable(self, why: str = "", hint: Hint | None = None) -> None:
-        """StoreClosed, or ReadOnlyStore with why it matters and what to do instead."""
+        """Raise StoreClosed, or ReadOnlyStore with the reason and a hint."""
         self.check_open()
         if self._read_only:
             raise ReadOnlyStore(f"this store is open for reading only{why}", hint=hint)
 
     def close(self) -> None:
-        """Give up the ids of this process everywhere: what it left behind need not wait to expire. Twice is fine."""
+        """End the registrations of this process, so that its orphaned blobs need not wait for expiry. Twice is fine."""
         with self._turn.within(CLOSE_S):
             if self._closed:
                 return
@@ -327,8 +347,8 @@ class Committer:
             finally:
                 self._closed = True
 
-    def _named(self, error: TimespineError, transaction: Transaction) -> TimespineError:
-        """An error in the words of people, who know collections by their names."""
+    def named(self, error: TimespineError, transaction: CommandTransaction) -> TimespineError:
+        """Return an error that names collections by their names."""
         text = error.message
         for id in {each for each, _ in (*transaction.commands, *transaction.reads)}.intersection(self.session.states):
             text = text.replace(id, self.name_of(id))
@@ -337,86 +357,63 @@ class Committer:
         return named
 
     def _give_up(self) -> None:
-        """End every id that this process ever had, those from before a renewal included. Holds the turn."""
+        """End every id that this process ever had, also from before a renewal: the sweep can then delete blobs."""
         if not self._entered:
             return
         self._settle()
         ids: dict[str, list[Command]] = {}
         for (writer, collection), committer in self._entered.items():
-            if _is_unborn(self.session, collection):
+            if _is_pending(self.session, collection):
                 continue
             ids.setdefault(collection, []).extend(self._ends(collection, writer, committer))
-        self._enter(*ids)
+        self._enter(*ids, frees_space=True)
         for collection in ids:
             current = self._ends(collection, self.session.writer, self.session.committer)
             ids[collection].extend(each for each in current if each not in ids[collection])
-        ends = [Transaction(tuple((name, each) for each in commands)) for name, commands in sorted(ids.items())]
+        ends = [CommandTransaction(tuple((name, each) for each in commands)) for name, commands in sorted(ids.items())]
         self._entered.clear()
         for start in range(0, len(ends), ENTER_MAX):
-            self.driver.run(commit_transactions(self.session, *ends[start : start + ENTER_MAX]))
+            self.driver.run(commit_transactions(self.session, *ends[start : start + ENTER_MAX]), frees_space=True)
 
     def _ends(self, collection: str, writer: str, committer: str) -> list[Command]:
-        """What ends the ids of this process in a collection: not a writer whose batches another process may commit."""
+        """List the commands that end the ids of this process in a collection; keep a writer of transmitted batches."""
         kept = (writer, collection) in self._kept
         return [ExpireCommitter(committer)] if kept else [ExpireWriter(writer), ExpireCommitter(committer)]
 
-    def _lead(self, group: list[Waiting[Transaction]]) -> None:
-        """Commit what waits as one group."""
-        with self._turn:
-            self._answer(group)
+    def _lead(self, group: list[PendingCall[CommandTransaction | Draft]]) -> None:
+        """Commit the queue as one group: transactions, and drafts once they are staged.
+
+        Drafts come first: no transaction of the group can take their times. Answered callers leave before drafts are
+        staged again.
+        """
+        drafts = staged_by_kind(group)
+        offers: list[Any] = [*drafts, *(each for each in group if isinstance(each.item, CommandTransaction))]
         self.session.count("grouped", len(group) - 1)
-        for each in (each for each in group if not is_taken(each.reply)):
-            self._count(each.item, failed=each.error is not None or isinstance(each.reply, Refused))
-        about = {name for each in group for name, _ in each.item.commands}
-        self._tell(about)
+        while offers:
+            self._commit_offers(offers)
+            offers = drafts = [each for each in drafts if each.advance()]
+            if drafts:
+                self._line.notify([each for each in group if each.is_done])
 
-    def _tell(self, about: set[str]) -> None:
-        """Tell whoever wants to know which collections were committed to."""
-        for tell in self.told:
-            tell(about)
+    def _commit_offers(self, offers: list[Any]) -> None:
+        """Commit some transactions as one group, and give each its reply or its error."""
+        with self._turn:
+            answer_group(offers, self._commit_group, lambda: self.session.frozen is not None)
+        for each in (each for each in offers if not is_turn_taken(each.reply)):
+            self.session.count_commands(each.item, failed=each.error is not None or isinstance(each.reply, Refused))
+        self._notify({name for each in offers for name, _ in each.item.commands})
 
-    def _count(self, transaction: Transaction, *, failed: bool) -> None:
-        """Count the commands of a transaction by their kinds, and those that failed: all of them did, or none."""
-        for _, command in transaction.commands:
-            self.session.count(f"commands {_kind(type(command).__name__)}")
-        if failed:
-            self.session.count("commands failed", len(transaction.commands))
+    def _notify(self, about: set[str]) -> None:
+        """Call the functions of `on_commit` with the changed collections."""
+        for notify in self.on_commit:
+            notify(about)
 
-    def _answer(self, group: list[Waiting[Transaction]]) -> None:
-        """Commit a group, and give each its reply or its error."""
-        try:
-            replies = self._commit_group(tuple(each.item for each in group))
-        except (UsageError, CorruptionError, VersionError) as error:
-            # One of them cannot be committed at all: there is no such collection, its log is damaged, or all
-            # together are too large. Unless something is in doubt, each is tried alone, to disturb nobody.
-            if len(group) > 1 and self.session.frozen is None:
-                for each in group:
-                    self._answer([each])
-                return
-            for each in group:
-                each.error = error
-        except NoSpace as error:
-            # Appends must not use the reserve. What frees space may, so it is committed without them.
-            freeing = [each for each in group if is_freeing(each.item)]
-            if len(freeing) == len(group):
-                freeing = []  # it did
-            for each in group:
-                each.error = None if each in freeing else error
-            if freeing:
-                self._answer(freeing)
-        except Exception as error:
-            for each in group:
-                each.error = error
-        else:
-            for each, reply in zip(group, replies, strict=True):
-                each.reply = reply
-
-    def _commit_group(self, transactions: tuple[Transaction, ...]) -> Replies:
-        """Commit, and once more under a new id if the committer slept past its lease."""
+    def _commit_group(self, transactions: tuple[CommandTransaction, ...]) -> Replies:
+        """Commit a group, and once more under a new id if the lease of the committer expired."""
         try:
             replies = self._committed(transactions)
         except Fenced as fenced:
-            # SUBTLE: under a new id the same transactions may be tried again only if it is sure that
+            # SUBTLE: under a new id the same transactions may be tried again only if it is certain that
             # they did not happen under the old one (tests/client/commit/test_group_commit.py).
             self._renew()
             if fenced.in_doubt:
@@ -431,23 +428,23 @@ class Committer:
         try:
             again = self._committed(tuple(transactions[i] for i in fenced_off))
         except TimespineError as error:
-            # SUBTLE: their neighbours are committed, and must not be told of it (test_group_commit.py).
+            # SUBTLE: their neighbours are committed, and must not get this error (test_group_commit.py).
             again = tuple(Refused(error, ()) for _ in fenced_off)
         answered = dict(zip(fenced_off, again, strict=True))
         return tuple(answered.get(i, reply) for i, reply in enumerate(replies))
 
-    def _committed(self, transactions: tuple[Transaction, ...], beside: Beside = ()) -> Replies:
-        """Commit transactions as one group. Indeterminate only if they themselves may be in."""
+    def _committed(self, transactions: tuple[CommandTransaction, ...], extra_writes: ExtraWrites = ()) -> Replies:
+        """Commit transactions as one group. Raise Indeterminate only if these transactions may be committed."""
         try:
             self._settle()
             frees_space = all(map(is_freeing, transactions))
             names = [name for each in transactions for name, _ in (*each.commands, *each.reads)]
             has_entered = all((self.session.writer, name) in self._entered for name in names)
-            if not beside and not has_entered and all(map(is_repeatable, transactions)):
+            if not extra_writes and not has_entered and all(map(is_repeatable, transactions)):
                 commit = commit_repeatable(self.session, *transactions)
             else:
                 self._enter(*names, frees_space=frees_space)
-                commit = commit_transactions(self.session, *transactions, beside=beside)
+                commit = commit_transactions(self.session, *transactions, extra_writes=extra_writes)
             return self.driver.run(commit, frees_space=frees_space)
         except Indeterminate as error:
             frozen = self.session.frozen
@@ -456,45 +453,38 @@ class Committer:
             raise Determinate(f"this was not committed, because an earlier commit is in doubt: {error}") from error
 
     def _settle(self) -> None:
-        """Learn what became of a group whose outcome was unknown; whoever waited for it was told so. Holds the turn."""
+        """Resolve a group in doubt, whose callers got Indeterminate. Caller holds the commit lock."""
         self.check_writable()
         if self.session.frozen is not None:
             try:
                 self.driver.run(resolve(self.session))
-            except Fenced:  # it will never be known: go on under a new id
+            except Fenced:  # its outcome stays unknown: go on under a new id
                 self._renew()
 
     def _renew(self) -> None:
         self.session = self.session.renewed()
         self.session.count("renewed")
 
-    def _is_registered(self, transaction: Transaction) -> bool:
-        """Whether this committer and its writer are registered wherever a transaction goes, as far as is known."""
+    def _is_registered(self, transaction: CommandTransaction) -> bool:
+        """Return whether the known states have this committer and its writer, in all collections of a transaction."""
         states = (self.session.states.get(name) for name, _ in (*transaction.commands, *transaction.reads))
         committer, writer = self.session.committer, self.session.writer
         return all(state is None or (committer in state.committers and writer in state.writers) for state in states)
 
     def _enter(self, *collections: str, frees_space: bool = False) -> None:
-        """Register committer and writer with collections, once. Holds the turn."""
+        """Register committer and writer with collections, once. Caller holds the commit lock."""
         session = self.session
         new = [name for name in dict.fromkeys(collections) if (session.writer, name) not in self._entered]
-        for name in [name for name in new if _is_unborn(session, name)]:
-            # SUBTLE: entering it as others are would create it without its name (test_transaction.py).
-            session.states[name] = entered(session.states[name], session, self.driver.now_ms())
+        for name in [name for name in new if _is_pending(session, name)]:
+            # SUBTLE: a registration in the log would create it without its name (test_transaction.py).
+            session.states[name] = with_session_registered(session.states[name], session, self.driver.now_ms())
             self._entered[session.writer, name] = session.committer
             new.remove(name)
         for start in range(0, len(new), ENTER_MAX):
             some = new[start : start + ENTER_MAX]
-            self.driver.run(enter(session, *some), frees_space=frees_space)
+            self.driver.run(register_session(session, *some), frees_space=frees_space)
             self._entered.update(((session.writer, name), session.committer) for name in some)
 
 
-def _is_unborn(session: Session, collection: str) -> bool:
-    known = session.states.get(collection)
-    return known is not None and known.seqno == UNBORN
-
-
-@cache
-def _kind(command: str) -> str:
-    """What people call a command: "append next" for AppendNext."""
-    return re.sub(r"(?<!^)(?=[A-Z])", " ", command).lower()
+def _is_pending(session: Session, collection: str) -> bool:
+    return (known := session.states.get(collection)) is not None and known.seqno == SEQNO_NOT_CREATED

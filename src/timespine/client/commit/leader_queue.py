@@ -1,16 +1,15 @@
-"""The leader queue: what waits while a thread is at work is done together, by one of the threads that wait.
+"""The leader queue: calls that wait while a thread works are done together, by one of the waiting threads.
 
-There is no thread for it. The first in the queue leads: it takes all that waits,
-does it as one, and hands out the answers; then the next one is the first, and
-leads. So a lone caller pays nothing for it, and many share the work. A thread that
-was answered goes its way at once: it does not wait for the next leader.
+There is no thread of its own for it. The first in the queue leads: it takes the whole
+queue, does it as one, and gives each call its answer; then the next one is the first,
+and leads. So a lone caller pays nothing for it, and many share the work. A thread whose
+call is answered returns at once: it does not wait for the next leader.
 
-Leading is not a mark that is handed over, which an interrupt could lose. It
-follows from the queue: the first whose call is still running leads
-(`timespine.locks`). A thread that waits longer than a tick asks whether the
-leader's call still runs. If it was interrupted, also inside its cleanup, then the
-next one leads: it tells all that the leader had begun with that they may have
-happened, and goes on with the rest.
+Leadership is not a flag, which an interrupt could lose. It follows from the queue: the
+first whose call is still running leads (`timespine.locks`). A thread that waits longer
+than a tick checks whether the call of the leader still runs. If the leader was
+interrupted, also inside its cleanup, the next one leads: calls that the leader had begun
+get an error which says that they may have happened, and the others are done.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from timespine.errors import Determinate, Indeterminate, UsageError
-from timespine.locks import TICK_MAX_S, TICK_S, Place
+from timespine.locks import TICK_MAX_S, TICK_S, QueueSlot
 
 T = TypeVar("T")
 
 GROUP_MAX = 256
-"""How many are done together: an entry of the log has a bound, and so has the wait of the last in line."""
+"""Most calls that are done together: it bounds an entry of the log, and the wait of the last in the queue."""
 
 WAIT_S = 600.0
-"""How long a thread waits for a leader that is at work. Storage gives up long before that."""
+"""Seconds that a thread waits for a working leader. Storage gives up long before that."""
 
 INTERRUPTED = "the thread at work on this was interrupted: it may have happened"
 
 
-class Waiting(Place, Generic[T]):
-    """Something that waits for its answer."""
+class PendingCall(QueueSlot, Generic[T]):
+    """A call that waits for its answer."""
 
     __slots__ = ("begun", "error", "is_answered", "item", "reply")
 
@@ -49,9 +48,9 @@ class Waiting(Place, Generic[T]):
         self.reply: Any = None
         self.error: BaseException | None = None
         self.is_answered = False
-        """Whether its thread may go."""
+        """Whether its thread may return."""
         self.begun = threading.Lock()
-        """Taken by the leader that does it, or by its own thread, which then withdraws it: the first one wins."""
+        """The lock that the leader takes to do the call, or its own thread to withdraw it: the first one wins."""
 
     @property
     def is_done(self) -> bool:
@@ -59,36 +58,36 @@ class Waiting(Place, Generic[T]):
         return self.reply is not None or self.error is not None
 
     def begin(self) -> bool:
-        """Take it, to do it or to withdraw it; whether nobody had."""
+        """Take the call, to do it or to withdraw it; return False if another thread has it."""
         return self.begun.acquire(blocking=False)
 
     def answer(self) -> Any:
-        """The reply; or the error is raised."""
+        """Return the reply, or raise the error."""
         if self.error is not None:
             raise self.error
         assert self.reply is not None
         return self.reply
 
 
-Answer = Callable[[list[Waiting[T]]], None]
-"""Does what some wait for, and gives each its reply or its error."""
+Answer = Callable[[list[PendingCall[T]]], None]
+"""A function that does some calls, and gives each its reply or its error."""
 
 
-class Line(Generic[T]):
-    """Where the threads of a process wait for one kind of work."""
+class LeaderQueue(Generic[T]):
+    """The queue of the threads of a process for one kind of work."""
 
     def __init__(self) -> None:
-        self._queue: deque[Waiting[T]] = deque()
-        self._is_crowded = False
-        """Whether the last leader was not alone."""
+        self._queue: deque[PendingCall[T]] = deque()
+        self._had_company = False
+        """Whether the last leader had other calls beside its own."""
 
     def __len__(self) -> int:
-        """How many wait that no leader has begun with."""
+        """Count the calls that no leader has begun."""
         return sum(not each.begun.locked() for each in self._standing(len(self._queue)))
 
     def offer(self, item: T, answer: Answer[T]) -> Any:
-        """The reply to something, once it was done with whatever else waits; or its error."""
-        waiting = Waiting(item, sys._getframe())
+        """Do a call together with the rest of the queue; return its reply, or raise its error."""
+        waiting = PendingCall(item, sys._getframe())
         try:
             self._queue.append(waiting)
             if self._leads(waiting):
@@ -97,14 +96,14 @@ class Line(Generic[T]):
             self._leave(waiting)
         return waiting.answer()
 
-    def _leads(self, waiting: Waiting[T]) -> bool:
-        """Wait until it is the first or is answered; whether it leads."""
-        left = WAIT_S  # in ticks: a process that was suspended did not wait
+    def _leads(self, waiting: PendingCall[T]) -> bool:
+        """Wait until a call is the first in the queue or is answered; return whether it leads."""
+        left = WAIT_S  # counted in ticks: a suspended process did not wait
         tick = TICK_S
         while not waiting.is_answered:
             first = self._first()
             if first is None:
-                # SUBTLE: the leader answered this one after the look above, and left too (test_leader_queue.py).
+                # SUBTLE: the leader answered this call after the look above, and left too (test_leader_queue.py).
                 continue
             if first is waiting:
                 return True
@@ -112,74 +111,74 @@ class Line(Generic[T]):
                 self._leave(first)
             elif first.thread == waiting.thread:
                 waiting.begin()
-                raise UsageError("this thread commits already: do not call a store from a signal handler")
+                raise UsageError("this thread is committing already: do not call a store from a signal handler")
             elif left <= 0:
-                raise self._late(waiting)
+                raise self._timeout_error(waiting)
             elif not waiting.sleep(tick):
                 left -= tick
                 tick = min(tick * 1.5, TICK_MAX_S)
         return False
 
-    def _first(self) -> Waiting[T] | None:
-        """The first in the queue; None if the queue is empty."""
+    def _first(self) -> PendingCall[T] | None:
+        """Return the first in the queue; None if the queue is empty."""
         if self._queue:
             with contextlib.suppress(IndexError):  # it left just now
                 return self._queue[0]
         return None
 
-    def _late(self, waiting: Waiting[T]) -> Exception:
-        """What to tell a thread that waited too long."""
+    def _timeout_error(self, waiting: PendingCall[T]) -> Exception:
+        """Make the error for a thread that waited too long."""
         if waiting.begin():
-            return Determinate(f"nothing was done: another thread has been at work for {WAIT_S:.0f} s; try again later")
-        return Indeterminate(f"another thread has been at work on this for {WAIT_S:.0f} s: it may have happened")
+            return Determinate(f"nothing was done: another thread has worked for {WAIT_S:.0f} s; try again later")
+        return Indeterminate(f"another thread has worked on this for {WAIT_S:.0f} s: it may have happened")
 
-    def _lead(self, waiting: Waiting[T], answer: Answer[T]) -> None:
-        """Do what waits; the first of it is the leader's own."""
+    def _lead(self, waiting: PendingCall[T], answer: Answer[T]) -> None:
+        """Do the calls of the queue; the first is that of the leader."""
         self._recover()
         if waiting.is_done:
             return
-        if self._is_crowded and len(self._queue) < GROUP_MAX:
-            time.sleep(0)  # those who were just answered may have more: let them stand in line first
+        if self._had_company and len(self._queue) < GROUP_MAX:
+            time.sleep(0)  # let threads that were just answered join the queue again
         group = [each for each in self._standing(GROUP_MAX) if each.begin()]
-        self._is_crowded = len(group) > 1 or len(self._queue) > len(group)
+        self._had_company = len(group) > 1 or len(self._queue) > len(group)
         try:
             answer(group)
         finally:
-            self._tell(group)
+            self.notify(group)
 
     def _recover(self) -> None:
-        """Answer what an earlier leader had begun with: there is one leader at a time, so it was interrupted."""
-        self._tell([each for each in self._standing(GROUP_MAX) if each.begun.locked()])
+        """Answer the calls that an earlier leader had begun: there is one leader at a time, so it was interrupted."""
+        self.notify([each for each in self._standing(GROUP_MAX) if each.begun.locked()])
 
-    def _tell(self, group: list[Waiting[T]]) -> None:
-        """Let all go that have an answer, and tell the others that they may have happened. The first one leads."""
+    def notify(self, group: list[PendingCall[T]]) -> None:
+        """Release all answered calls, and give the others an Indeterminate. The first in the queue stays: it leads."""
         for each in group:
             if not each.is_done:
                 each.error = Indeterminate(INTERRUPTED)
         for each in group[1:] if group and group[0] is self._first() else group:
-            # SUBTLE: in this order. An interrupt in between must not leave out of the queue what has no answer
+            # SUBTLE: in this order. An interrupt in between must not remove a call without an answer from the queue
             # (test_leader_queue.py).
             each.is_answered = True
             self._remove(each)
             each.wake()
 
-    def _standing(self, limit: int) -> list[Waiting[T]]:
-        """The first in the queue, as it is at one moment."""
+    def _standing(self, limit: int) -> list[PendingCall[T]]:
+        """List the first calls of the queue, as it is at one moment."""
         while True:
             try:
                 return [each for each, _ in zip(self._queue, range(limit), strict=False)]
             except RuntimeError:
-                continue  # another thread joined or left meanwhile
+                continue  # another thread joined or left during the iteration
 
-    def _leave(self, waiting: Waiting[T]) -> None:
-        """Leave the queue: what no leader has begun with is not done, and the next one leads."""
+    def _leave(self, waiting: PendingCall[T]) -> None:
+        """Leave the queue: withdraw a call that no leader has begun, and wake the next one."""
         waiting.begin()
         self._remove(waiting)
-        waiting.frame = None  # which has it among its variables: nothing may hold its rows from now on
+        waiting.frame = None  # the frame refers to the call: from now on nothing may keep its rows alive
         first = self._first()
         if first is not None:
             first.wake()
 
-    def _remove(self, waiting: Waiting[T]) -> None:
+    def _remove(self, waiting: PendingCall[T]) -> None:
         with contextlib.suppress(ValueError):  # it has left
             self._queue.remove(waiting)

@@ -1,11 +1,10 @@
-"""Rows that were made under a schema that is not the newest one: accepted if nothing is lost, refused otherwise.
+"""Check rows that were made under an older schema: accept them if no value is lost, refuse them otherwise.
 
-The core compares ids of schemas and refuses what is not of the newest one. Here the
-schemas are compared. Nothing is lost if the newest one has every column that the
-older one had, by its id: columns that were added, renamed or widened are seen
-through the newest schema when the rows are read. So the same runs are committed
-again, and say by which schema they were judged. A column that was dropped is lost,
-also if another one has its name now.
+The core compares ids of schemas and refuses rows of an older one. This module compares
+the schemas. No value is lost if the newest one has every column that the older one had,
+by its id: a read sees added, renamed or widened columns through the newest schema. So
+the same runs are committed again, with the id of the schema that they were judged by.
+The values of a dropped column are lost, also if another column has its name now.
 """
 
 from __future__ import annotations
@@ -16,34 +15,34 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.commit.retry import RETRY
-from timespine.columnar.ingest.update_table import project
+from timespine.client.commit.retry_policy import RETRY
+from timespine.columnar.ingest.update_table import project_rows
 from timespine.columnar.schema.schema import Field, Schema
-from timespine.core.group import Answers, Refused, Transaction
+from timespine.core.group import Answers, CommandTransaction, Refused
 from timespine.core.state import State
 from timespine.core.transitions import Append, AppendNext, Command, CompareAndAppend, Write
 from timespine.errors import SchemaChanged
 
-Offer = Callable[[Transaction], Answers | Refused]
+Offer = Callable[[CommandTransaction], Answers | Refused]
 
 
-class Judge:
-    """Judges the rows of one transaction by the newest schemas, once a commit was refused because of them."""
+class SchemaCheck:
+    """The judge of the rows of one transaction by the newest schemas, after a commit was refused because of them."""
 
     def __init__(self, newest: Callable[[str], State]) -> None:
         self._newest = newest
-        """Gives the newest state of a collection."""
+        """The function that reads the newest state of a collection."""
         self._states: dict[str, State] = {}
         self._left = RETRY.schema_judgements
 
-    def apply(self, transaction: Transaction) -> Transaction:
-        """The transaction as it is to be committed now; SchemaChanged if values would be lost."""
+    def apply(self, transaction: CommandTransaction) -> CommandTransaction:
+        """Return the transaction with the newest schemas; raise SchemaChanged if values would be lost."""
         for state in self._states.values():
-            transaction = _accepted(transaction, state)
+            transaction = _with_newest_schema(transaction, state)
         return transaction
 
     def looks_again(self, reply: Answers | Refused) -> bool:
-        """Whether a commit was refused because of a schema that this has not judged by, and may be tried again."""
+        """Return whether a commit was refused because of a schema not yet judged by, and may be tried again."""
         if self._left == 0 or not isinstance(reply, Refused) or not isinstance(reply.reason, SchemaChanged):
             return False
         self._left -= 1
@@ -51,19 +50,19 @@ class Judge:
         return True
 
 
-def judged(transaction: Transaction, offer: Offer, newest: Callable[[str], State]) -> Answers | Refused:
-    """Offer a transaction, and again after a change of the schema that loses nothing of its rows.
+def offer_checked(transaction: CommandTransaction, offer: Offer, newest: Callable[[str], State]) -> Answers | Refused:
+    """Offer a transaction, and again after a change of the schema by which its rows lose no value.
 
-    `newest` gives the newest state of a collection. SchemaChanged is raised if values would be lost.
+    `newest` reads the newest state of a collection. Raise SchemaChanged if values would be lost.
     """
-    judge = Judge(newest)
-    while judge.looks_again(reply := offer(judge.apply(transaction))):
+    check = SchemaCheck(newest)
+    while check.looks_again(reply := offer(check.apply(transaction))):
         pass
     return reply
 
 
-def _accepted(transaction: Transaction, state: State) -> Transaction:
-    """The transaction with the rows of one collection judged by its newest schema."""
+def _with_newest_schema(transaction: CommandTransaction, state: State) -> CommandTransaction:
+    """Judge the rows of one collection by its newest schema; return the transaction with its id."""
     newest = len(state.schemas) - 1
     schema = Schema.decode(state.schemas[newest])
     commands: list[tuple[str, Command]] = []
@@ -78,7 +77,7 @@ def _accepted(transaction: Transaction, state: State) -> Transaction:
 
 
 def _schemas_of(command: Command) -> set[int]:
-    """The schemas under which the new rows of a command were made."""
+    """Return the schemas under which the new rows of a command were made."""
     match command:
         case Write():
             ids = {command.schema}
@@ -92,23 +91,23 @@ def _schemas_of(command: Command) -> set[int]:
 
 
 def dropped_between(written: Schema, newest: Schema) -> list[Field]:
-    """The columns that a newer schema does not have."""
+    """List the columns that a newer schema lacks."""
     return [field for field in written.fields if not newest.has_id(field.id)]
 
 
-def made_again(table: pa.Table, written: Schema, newest: Schema) -> tuple[pa.Table, tuple[str, ...]]:
-    """Updates as a newer schema has them, and the names of the columns whose values that loses.
+def convert_to_newest(table: pa.Table, written: Schema, newest: Schema) -> tuple[pa.Table, tuple[str, ...]]:
+    """Convert updates to a newer schema; also return the names of the columns whose values that loses.
 
-    A dropped column loses nothing if every row holds its default there: nobody gave it a value. Rows stay
-    distinct and in order: what is dropped or added is the same in all of them, and a wider type orders values as
+    A dropped column loses nothing if every row has its default there: no caller gave it a value. Rows stay
+    distinct and in order: dropped and added columns are the same in all of them, and a wider type orders values as
     the narrow one does.
     """
     lost = [field.name for field in dropped_between(written, newest) if not _is_default(table, field)]
-    return project(table, written, newest), tuple(lost)
+    return project_rows(table, written, newest), tuple(lost)
 
 
 def _is_default(table: pa.Table, field: Field) -> bool:
-    """Whether all rows hold what a column holds that nobody gave a value."""
+    """Return whether all rows have the default of a column."""
     column = table.column(field.name)
     default = field.default_scalar()
     if not default.is_valid:

@@ -1,12 +1,12 @@
-"""How a change of one process gets in beside appends of the others, and how those wait for it.
+"""Turns: a change of one process commits beside appends of the others, which wait for it.
 
 A change that lost its place a few times claims a turn (`core.transitions.turns`):
-the committers of the other processes hold back what would invalidate it. It claims
-the turn while it holds the turn of its own process too, judges what came in between,
-and commits and gives the turn back by one compare-and-set. So it needs one judgement
+the committers of the other processes hold back commits that would invalidate it. It
+claims the turn under the commit lock of its own process, judges the commits in between,
+and commits and releases the turn by one compare-and-set. So it needs one judgement
 per turn, and a turn that is long enough is the last one.
 
-`Patience` is the other side: a transaction that is told `TurnTaken` is offered again,
+`Patience` is the other side: a transaction that gets `TurnTaken` is offered again,
 after short pauses, and regardless of turns once it has waited twice as long as the
 longest of them. The clock of another process cannot make it wait longer than that.
 
@@ -22,59 +22,61 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from timespine.client.commit.driver import Driver
-from timespine.client.commit.refusals import is_taken
-from timespine.client.commit.retry import RETRY
+from timespine.client.commit.effect_driver import Driver
+from timespine.client.commit.replies import is_turn_taken
+from timespine.client.commit.retry_policy import RETRY
 from timespine.config import TURN_MS_MAX
 from timespine.core.effects import Protocol, Sleep
-from timespine.core.group import Answers, Refused, Transaction
-from timespine.core.state import UNBORN
+from timespine.core.group import Answers, CommandTransaction, Refused
+from timespine.core.state import SEQNO_NOT_CREATED
 from timespine.core.transitions import ClaimTurn, ReleaseTurn, TurnTaken
 from timespine.core.transitions.turns import free_from
 from timespine.errors import Indeterminate, TimespineError
 
 if TYPE_CHECKING:
-    from timespine.client.commit.group_commit import Committer
+    from timespine.client.commit.group_commit import GroupCommitter
 
 PAUSE_MS = 2
 """The first pause of a transaction that waits for a turn; it doubles up to `PAUSE_MAX_MS`."""
 
 PAUSE_MAX_MS = 32
-"""The longest pause: a third of the time that others have between two turns, at least."""
+"""The longest pause: at most a third of the time that others have between two turns."""
 
 CLAIM_WAITS = 8
-"""How long a change waits for a turn, at most, in terms of a turn. Then it is placed without one."""
+"""Longest wait of a change for a turn, in terms of a turn. Then it is placed without one."""
 
-Place = Callable[[], Transaction]
-"""Makes the transaction, right for what is known at that moment."""
+Place = Callable[[], CommandTransaction]
+"""A function that makes the transaction for the states known at that moment."""
 
 
 class Patience:
-    """Waits while other processes have their turns, for a bounded time by its own pauses."""
+    """The bounded wait of a transaction for turns of other processes, measured by its own pauses."""
 
     def __init__(self, driver: Driver, count: Callable[[str], None]) -> None:
         self._driver = driver
         self._count = count
         self.slept_ms = 0
-        """How long all pauses were."""
+        """The sum of all pauses."""
         self._most_ms = 0
         self._pause_ms = PAUSE_MS
 
-    def offer(self, transaction: Transaction, offer: Callable[[Transaction], Answers | Refused]) -> Answers | Refused:
+    def offer(
+        self, transaction: CommandTransaction, offer: Callable[[CommandTransaction], Answers | Refused]
+    ) -> Answers | Refused:
         """Offer a transaction until no turn of another process is in its way."""
         while self.looks_again(reply := offer(self.apply(transaction))):
             pass
         return reply
 
-    def apply(self, transaction: Transaction) -> Transaction:
-        """Return the transaction as it is to be offered now: regardless of turns, if it has waited for long enough."""
+    def apply(self, transaction: CommandTransaction) -> CommandTransaction:
+        """Return the transaction to offer now: one that ignores turns, after it has waited for long enough."""
         if self._most_ms and self.slept_ms >= self._most_ms:
             return msgspec.structs.replace(transaction, respects_turns=False)
         return transaction
 
     def looks_again(self, reply: Answers | Refused) -> bool:
-        """Wait a little if a transaction was refused because of a turn; whether it is to be offered again."""
-        if not is_taken(reply):
+        """Pause if a transaction was refused because of a turn; return whether to offer it again."""
+        if not is_turn_taken(reply):
             return False
         assert isinstance(reply.reason, TurnTaken)
         if not self.slept_ms:
@@ -90,40 +92,42 @@ class Patience:
         self._pause_ms = min(2 * self._pause_ms, PAUSE_MAX_MS)
 
 
-class Turn:
-    """Places one change again after it lost: in a turn of its own after a few losses."""
+class TurnCommit:
+    """The commit of a change that lost its place: in a turn of its own after a few losses."""
 
-    def __init__(self, committer: Committer, collections: Sequence[str]) -> None:
+    def __init__(self, committer: GroupCommitter, collections: Sequence[str]) -> None:
         self._committer = committer
-        self._collections = tuple(id for id in dict.fromkeys(collections) if committer.known(id).seqno != UNBORN)
+        self._collections = tuple(
+            id for id in dict.fromkeys(collections) if committer.known(id).seqno != SEQNO_NOT_CREATED
+        )
         self._term_ms = committer.config.turn_ms
         self._writer = ""
-        """The writer under which it has a turn now, or may have one; empty: it has none."""
+        """The writer under which the change has a turn, or may have one; empty if it has none."""
         self._is_offered = False
-        """Whether the change was offered in its turn, so that an error may mean that it is in."""
+        """Whether the change was offered in its turn, so that an error may mean that it is committed."""
 
     def commit(self, losses: int, commit: Callable[[Place], Answers], place: Place) -> Answers:
         """Commit what `place` makes with `commit`, which calls it when no other thread of the process commits."""
         if losses < RETRY.quick_losses or not self._collections:
             return commit(place)
         self._is_offered = False
-        # SUBTLE: one for all claims that others were faster with, so that they end too (test_turn.py).
+        # SUBTLE: one for all lost claims, so that they end too (test_turn.py).
         patience = Patience(self._committer.driver, self._committer.session.count)
         try:
             while self._is_free_in_time(patience):
                 try:
                     return commit(lambda: self._placed(place))
-                except _Taken:
+                except _TurnWasTaken:
                     patience.pause()
             return commit(place)
         except Exception as error:
-            # What may be in is left alone: its turn ends by the deadline.
+            # A change that may be committed keeps its turn, which ends by the deadline.
             if not (isinstance(error, Indeterminate) and self._is_offered):
                 self._release()
             raise
 
     def _is_free_in_time(self, patience: Patience) -> bool:
-        """Wait until a turn can be claimed; False if that takes too long."""
+        """Wait until a turn can be claimed; return False if that takes too long."""
         while patience.slept_ms <= CLAIM_WAITS * self._term_ms:
             now_ms = self._committer.driver.now_ms()
             if not any(free_from(self._committer.state(id), now_ms) for id in self._collections):
@@ -131,8 +135,8 @@ class Turn:
             patience.pause()
         return False
 
-    def _placed(self, place: Place) -> Transaction:
-        """Claim the turn of all collections at once, and then make the transaction, which gives it back."""
+    def _placed(self, place: Place) -> CommandTransaction:
+        """Claim the turn of all collections at once, and then make the transaction, which releases it."""
         if not self._writer:
             self._claim()
         transaction = place()
@@ -143,24 +147,24 @@ class Turn:
         return msgspec.structs.replace(transaction, commands=(*transaction.commands, *given_back))
 
     def _claim(self) -> None:
-        """Claim the turn. A claim that fails for another reason than a turn costs nothing but the turn."""
+        """Claim the turn. If the claim fails for another reason than a turn, go on without one."""
         writer = self._committer.session.writer
-        claim = Transaction(tuple((id, ClaimTurn(writer, self._term_ms)) for id in self._collections))
+        claim = CommandTransaction(tuple((id, ClaimTurn(writer, self._term_ms)) for id in self._collections))
         try:
             reply = self._committer.commit_alone(claim)
         except Indeterminate:
-            self._writer = writer  # the claim may be in: the commit of the change gives it back
+            self._writer = writer  # the claim may be committed: the commit of the change releases it
             return
         except TimespineError:
             return
-        if is_taken(reply):
-            raise _Taken
+        if is_turn_taken(reply):
+            raise _TurnWasTaken
         if not isinstance(reply, Refused):
             self._writer = writer
             self._committer.session.count("turns taken")
 
     def _release(self) -> None:
-        """Give the turn back that did not help. The next one may take twice as long."""
+        """Release a turn in which the change did not commit. The next one may take twice as long."""
         if self._writer:
             writer, self._writer = self._writer, ""
             self._term_ms = min(2 * self._term_ms, TURN_MS_MAX)
@@ -168,7 +172,7 @@ class Turn:
                 self._committer.commit(*((id, ReleaseTurn(writer)) for id in self._collections))
 
 
-class _Taken(Exception):
+class _TurnWasTaken(Exception):
     """Another process claimed the turn first."""
 
 

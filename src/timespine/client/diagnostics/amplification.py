@@ -1,7 +1,7 @@
-"""What a collection costs compared with what is in it, over all processes: from its state, and from its log.
+"""The cost of a collection relative to its contents, over all processes: from its state, and from its log.
 
 write   bytes written (appends, merges, rollups) per byte appended
-read    runs that a snapshot of now has to merge
+read    runs that a snapshot as of now has to merge
 space   bytes stored (live parts, garbage, rollups, log) per byte that is live
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timespine.client.context import Access
+from timespine.client.context import CollectionHandle
 from timespine.core.effects import Protocol, Scan
 from timespine.core.protocols.load_state import Entries
-from timespine.core.protocols.session import Session, retried
+from timespine.core.protocols.session import Session, retry
 from timespine.core.state import State
 
 
 @dataclass(frozen=True, slots=True)
 class Amplification:
-    """What a collection costs, as of one state."""
+    """The cost of a collection, as of one state."""
 
     write: float
     """Bytes written per byte appended; 0 if nothing was appended."""
@@ -39,17 +39,17 @@ class Amplification:
     log_bytes: int
     """Bytes of the entries of the log."""
     merge_seconds: float
-    """How long merges took, all together."""
+    """Seconds of all merges together."""
 
 
-def amplification(access: Access, state: State, runs: int) -> Amplification:
-    """Say what a collection costs, given the runs that a reader merges (`run_count`). Scans its log."""
+def amplification(handle: CollectionHandle, state: State, runs: int) -> Amplification:
+    """Compute the cost of a collection, given the runs that a reader merges (`run_count`). Scans its log."""
 
     def log_bytes(session: Session) -> Protocol[int]:
-        entries: Entries = yield from retried(session, Scan(access.id, 0))
+        entries: Entries = yield from retry(session, Scan(handle.id, 0))
         return sum(len(data) for _, data in entries)
 
-    log = int(access.committer.look(log_bytes))
+    log = int(handle.committer.look(log_bytes))
     totals = state.totals
     rollups = sum(rollup.size for rollup in state.rollups.values())
     live = totals.live_bytes

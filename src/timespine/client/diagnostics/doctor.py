@@ -1,10 +1,10 @@
-"""The doctor: looks at everything that the newest states can reach, and says what is not as it was written.
+"""The doctor: reads everything that the newest states can reach, and reports damage.
 
-For every collection the state is built from storage alone, as a new process would
-do it. Then every part is compared with its hashes to the last byte, inline data,
-hollow runs and rollups are decoded. Nothing is changed, and no lease is taken. So
-a blob that is missing is only reported if the newest state still wants it after
-all others were looked at: what garbage collection took meanwhile is no damage.
+It builds the state of every collection from storage alone, as a new process would do.
+Then it compares every part with its hashes to the last byte, and decodes inline data,
+hollow runs and rollups. It changes nothing, and takes no lease. So it reports a missing
+blob only if the newest state still refers to it after all others were read: a blob that
+garbage collection deleted in between is no damage.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from timespine.client.context import Access
+from timespine.client.context import CollectionHandle
 from timespine.client.store import Store
 from timespine.columnar.parts.hollow_run import read_run
-from timespine.columnar.parts.inline import decode_inline
+from timespine.columnar.parts.inline_part import decode_inline
 from timespine.columnar.parts.part_reader import MissingBlob, open_part
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Part
 from timespine.core.encoding.codec import decode_state
-from timespine.core.protocols.load_state import load
+from timespine.core.protocols.load_state import load_state
 from timespine.core.protocols.session import Session
 from timespine.core.state import Rollup, State
 from timespine.errors import CorruptionError, TimespineError, Unavailable, VersionError
 from timespine.ids import parse_blob_key
 
 ROLLUP = "s"
-"""What the names of rollups begin with."""
+"""The prefix of the names of rollups."""
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes looked at so far, and the bytes that there are as far as is known."""
+"""A function to call with the bytes read so far, and the known bytes in total."""
 
 
-class Kind(enum.StrEnum):
-    """What is wrong, by what to do about it."""
+class FindingKind(enum.StrEnum):
+    """The kind of a damage, by its remedy."""
 
     MISSING = "missing"
-    """A blob is not there: bring it back from a copy of the store."""
+    """A blob does not exist: restore it from a copy of the store."""
     DAMAGED = "damaged"
-    """Bytes are not what was written: the same."""
+    """Bytes differ from those that were written: restore them from a copy of the store."""
     UNREADABLE = "unreadable"
-    """Storage did not give the bytes: look at the disk."""
+    """Storage failed to return the bytes: check the disk."""
     NEWER = "newer"
     """Written by a newer version: upgrade."""
     FOREIGN = "foreign"
-    """A link that is no part of the store, and is never followed: look at it, and remove it."""
+    """A link that is no part of the store, and is never followed: check it, and remove it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,80 +57,80 @@ class Finding:
 
     collection: str
     """The name of the collection; empty for the catalog of the store."""
-    kind: Kind
-    """What is wrong."""
+    kind: FindingKind
+    """The kind of the damage."""
     what: str
-    """What it is wrong with: catalog, log, part, inline part, hollow run, rollup, folder."""
+    """The damaged thing: catalog, log, part, inline part, hollow run, rollup, folder."""
     key: str
-    """The blob; empty if it is none."""
+    """The key of the blob; empty if it is none."""
     message: str
-    """The details, in words."""
+    """The details, for people."""
 
 
 @dataclass(slots=True)
 class HealthReport:
-    """The result of `examine`: what was read, and what is damaged."""
+    """The result of `examine`: counts of what was read, and the damages."""
 
     collections: int = 0
     parts: int = 0
-    """Blobs with rows."""
+    """Blobs with rows that were read."""
     inline: int = 0
-    """Parts inside of states."""
+    """Inline parts that were read."""
     runs: int = 0
-    """Hollow runs."""
+    """Hollow runs that were read."""
     rollups: int = 0
     bytes: int = 0
-    """Bytes of all of them that were compared or decoded."""
+    """Bytes that were compared or decoded."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def is_sound(self) -> bool:
-        """Whether everything is as it was written."""
+        """Whether there is no damage."""
         return not self.findings
 
 
 def examine(store: Store, *names: str, progress: Progress | None = None) -> HealthReport:
-    """Look at some collections, or at all of them."""
+    """Examine some collections, or all of them."""
     report = HealthReport()
     try:
-        accesses = [store.collection(name)._access for name in names or store.names()]
+        handles = [store.collection(name)._handle for name in names or store.names()]
     except (CorruptionError, VersionError) as error:
         report.findings.append(Finding("", _kind(error), "catalog", "", str(error)))
         return report
     if not names:
         report.findings.extend(_lost_catalog(store))
         report.findings.extend(_links(store))
-    for access in accesses:
-        _Examination(access, report, progress or _quiet).run(is_there=lambda name: name in store)
+    for handle in handles:
+        _Examination(handle, report, progress or _quiet).run(is_there=lambda name: name in store)
         report.collections += 1
     return report
 
 
 def _lost_catalog(store: Store) -> Iterator[Finding]:
-    """There is no catalog, and there are blobs: every blob is of a collection that a catalog announced before."""
+    """Find a lost catalog: there are blobs, and a catalog listed the collection of every blob before it was put."""
     if store._catalog.read().seqno is not None:
         return
-    some = next(iter(store._shared.blob.list_keys()), None)
-    if some is not None and store._catalog.read().seqno is None:  # another process may have created it meanwhile
+    some = next(iter(store._context.blob.list_keys()), None)
+    if some is not None and store._catalog.read().seqno is None:  # another process may just have created it
         message = f"there is no catalog, and there are blobs, such as {some.key}: the log lost it"
-        yield Finding("", Kind.DAMAGED, "catalog", some.key, message)
+        yield Finding("", FindingKind.DAMAGED, "catalog", some.key, message)
 
 
 def _links(store: Store) -> Iterator[Finding]:
-    """Links among the blobs, where these are in a folder."""
-    links: Callable[[], list[str]] | None = getattr(store._shared.blob, "links", None)
+    """Find links among the blobs, if these are in a folder."""
+    links: Callable[[], list[str]] | None = getattr(store._context.blob, "links", None)
     for path in links() if links is not None else ():
         yield Finding(
-            "", Kind.FOREIGN, "link", "", f"{path} is a link: nothing inside of a store may be one; remove it"
+            "", FindingKind.FOREIGN, "link", "", f"{path} is a link: nothing inside of a store may be one; remove it"
         )
 
 
 class _Examination:
-    """Looks at one collection."""
+    """The examination of one collection."""
 
-    def __init__(self, access: Access, report: HealthReport, progress: Progress) -> None:
-        self._access = access
-        self._blob = access.shared.blob
+    def __init__(self, handle: CollectionHandle, report: HealthReport, progress: Progress) -> None:
+        self._handle = handle
+        self._blob = handle.context.blob
         self._report = report
         self._progress = progress
         self._sizes: dict[str, int] = {}
@@ -139,7 +139,7 @@ class _Examination:
         self._total = report.bytes
 
     def run(self, is_there: Callable[[str], bool]) -> None:
-        """Build the state, then walk over all that it refers to."""
+        """Build the state, then examine all that it refers to."""
         state = self._state(is_there)
         if state is None:
             return
@@ -154,12 +154,12 @@ class _Examination:
         self._settle_missing(is_there)
 
     def _state(self, is_there: Callable[[str], bool]) -> State | None:
-        """The newest state, from storage alone; None, and a finding, if it cannot be built."""
-        access = self._access
+        """Build the newest state from storage alone; return None, with a finding, if that fails."""
+        handle = self._handle
         try:
-            state = access.committer.driver.run(load(Session("k", "w", access.config), access.id))
-            if state is None and is_there(access.name):
-                raise CorruptionError(f"collection {access.name} is in the catalog and has no log")
+            state = handle.committer.driver.run(load_state(Session("k", "w", handle.config), handle.id))
+            if state is None and is_there(handle.name):
+                raise CorruptionError(f"collection {handle.name} is in the catalog and has no log")
             return state
         except (CorruptionError, VersionError, Unavailable) as error:
             self._found("log", "", error)
@@ -167,29 +167,29 @@ class _Examination:
 
     def _list_sizes(self) -> None:
         try:
-            self._sizes = {info.key: info.size for info in self._blob.list_keys(f"{self._access.id}/")}
+            self._sizes = {info.key: info.size for info in self._blob.list_keys(f"{self._handle.id}/")}
         except (CorruptionError, Unavailable) as error:
             self._found("folder", "", error)
 
     def _rollups_ahead(self, state: State, is_there: Callable[[str], bool]) -> None:
-        """Find rollups of states that the log does not reach: it had them once, since a rollup is of a stored state."""
+        """Find rollups of states after the end of the log: the log had them, since a rollup is of a stored state."""
         known = {rollup.key for rollup in state.rollups.values()}
         others = [key for key in self._sizes if parse_blob_key(key).name.startswith(ROLLUP) and key not in known]
         ahead: dict[str, int] = {}
         for key in others:
-            with contextlib.suppress(TimespineError):  # nothing refers to it, so damage to it is none
+            with contextlib.suppress(TimespineError):  # nothing refers to it, so it cannot be damage
                 data = self._blob.get(key)
                 rolled = decode_state(data) if data is not None else state
                 if rolled.seqno > state.seqno:
                     ahead[key] = rolled.seqno
-        newest = self._state(is_there) if ahead else None  # others may have committed meanwhile
+        newest = self._state(is_there) if ahead else None  # other processes may have committed in between
         for key, seqno in ahead.items():
             if newest is not None and newest.seqno < seqno:
                 lost = f"the log ends at {newest.seqno}, and was at {seqno} when rollup {key} was made: it lost entries"
                 self._found("log", key, CorruptionError(lost))
 
     def _part(self, state: State, schema: int | None, part: Part) -> None:
-        """One part, and what is inside of it. Each blob once, however often it is referred to."""
+        """Examine one part, and its children. Each blob once, however many references it has."""
         if part.inline is not None:
             self._report.inline += 1
             self._look("inline part", "", part.size, partial(self._inline, state, schema, part))
@@ -209,14 +209,14 @@ class _Examination:
             self._part(state, schema, child)
 
     def _look(self, what: str, key: str, size: int, look: Callable[[], None]) -> None:
-        """Do one look; whatever it raises is a finding."""
+        """Run one check; turn any error into a finding."""
         try:
             look()
             there = self._sizes.get(key, size)
             if there != size:
                 raise CorruptionError(f"{what} {key} has {there} bytes, not {size}")
         except MissingBlob as missing:
-            self._missing.append(Finding(self._access.name, Kind.MISSING, what, key, str(missing)))
+            self._missing.append(Finding(self._handle.name, FindingKind.MISSING, what, key, str(missing)))
         except TimespineError as error:
             self._found(what, key, error)
         self._report.bytes += size
@@ -225,12 +225,12 @@ class _Examination:
     def _inline(self, state: State, schema: int | None, part: Part) -> None:
         assert part.inline is not None
         _, known = self._schema(state, schema)
-        decode_inline(part.inline, known, part.rows, self._access.config)
+        decode_inline(part.inline, known, part.rows, self._handle.config)
 
     def _verify(self, state: State, schema: int | None, part: Part) -> None:
         id, known = self._schema(state, schema)
         fetch = partial(self._blob.get_range, part.key)
-        open_part(part, self._access.id, known, id, fetch, self._access.config).verify()
+        open_part(part, self._handle.id, known, id, fetch, self._handle.config).verify()
 
     def _children(self, part: Part) -> tuple[Part, ...]:
         children = read_run(part, self._blob)
@@ -245,16 +245,16 @@ class _Examination:
         if len(data) != rollup.size:
             raise CorruptionError(f"rollup {rollup.key} has {len(data)} bytes, not {rollup.size}")
         state = decode_state(data)
-        if (state.collection, state.seqno) != (self._access.id, seqno):
+        if (state.collection, state.seqno) != (self._handle.id, seqno):
             raise CorruptionError(f"rollup {rollup.key} is of {state.collection} at {state.seqno}, not at {seqno}")
 
     def _schema(self, state: State, schema: int | None) -> tuple[int, Schema]:
         if schema is None:
-            raise CorruptionError(f"a run of {self._access.name} names no schema")
-        return schema, self._access.parts(state).schema_of(schema)
+            raise CorruptionError(f"a run of {self._handle.name} names no schema")
+        return schema, self._handle.parts(state).schema_of(schema)
 
     def _settle_missing(self, is_there: Callable[[str], bool]) -> None:
-        """Report what is missing, unless the newest state does not want it any more."""
+        """Report missing blobs to which the newest state still refers."""
         if not self._missing:
             return
         state = self._state(is_there)
@@ -262,7 +262,7 @@ class _Examination:
         self._report.findings.extend(each for each in self._missing if each.key in wanted)
 
     def _reachable(self, state: State) -> Iterator[str]:
-        """All blobs that a state can reach, as far as its hollow runs are there."""
+        """List all blobs that a state can reach, as far as its hollow runs can be read."""
         yield from (rollup.key for rollup in state.rollups.values())
         waiting = list(state.parts())
         seen: set[str] = set()
@@ -279,11 +279,11 @@ class _Examination:
                     continue  # it is a finding already
 
     def _found(self, what: str, key: str, error: TimespineError) -> None:
-        self._report.findings.append(Finding(self._access.name, _kind(error), what, key, str(error)))
+        self._report.findings.append(Finding(self._handle.name, _kind(error), what, key, str(error)))
 
 
 def _references(state: State) -> Iterator[tuple[int | None, Part]]:
-    """Every part that a state refers to, with the schema that it was written with."""
+    """List every part that a state refers to, with the id of its schema."""
     for batch in state.hollow_batches():
         for run in batch.runs:
             yield from ((run.schema, part) for part in run.parts)
@@ -291,16 +291,16 @@ def _references(state: State) -> Iterator[tuple[int | None, Part]]:
         yield from ((unsealed.schema, part) for part in unsealed.parts)
 
 
-def _kind(error: TimespineError) -> Kind:
+def _kind(error: TimespineError) -> FindingKind:
     if isinstance(error, VersionError):
-        return Kind.NEWER
+        return FindingKind.NEWER
     if isinstance(error, Unavailable):
-        return Kind.UNREADABLE
-    return Kind.DAMAGED  # a UsageError too: no key or range that we wrote is refused by storage
+        return FindingKind.UNREADABLE
+    return FindingKind.DAMAGED  # a UsageError too: storage refuses no key or range that this library wrote
 
 
 def _quiet(done: int, total: int) -> None:
     return None
 
 
-__all__ = ["Finding", "HealthReport", "Kind", "Progress", "examine"]
+__all__ = ["Finding", "FindingKind", "HealthReport", "Progress", "examine"]

@@ -1,4 +1,4 @@
-"""How a collection is stored, for people and for `--output json`."""
+"""The storage of a collection, for people and for `--output json`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 
-from timespine.client.context import Access
+from timespine.client.context import CollectionHandle
 from timespine.client.diagnostics.amplification import Amplification, amplification
-from timespine.client.time_args import plain
-from timespine.columnar.scan.part_set import meta_of
+from timespine.client.time_args import PlainFrontier, plain_frontier
+from timespine.columnar.scan.part_access import meta_of
 from timespine.core.batch import HollowBatch, Order, Part
+from timespine.core.maintenance_policy import run_count
 from timespine.core.state import State
-from timespine.core.upkeep import run_count
 
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """One part of a batch, as `Inspection` lists it."""
+    """One part of a batch in an `Inspection`."""
 
     key: str
     rows: int
@@ -35,9 +35,9 @@ class PartInfo:
 class BatchInfo:
     """One batch of the trace."""
 
-    lower: Any
-    upper: Any
-    since: Any
+    lower: PlainFrontier
+    upper: PlainFrontier
+    since: PlainFrontier
     rows: int
     size: int
     runs: int
@@ -53,10 +53,10 @@ class Inspection:
     name: str
     id: str
     seqno: int
-    since: Any
-    upper: Any
+    since: PlainFrontier
+    upper: PlainFrontier
     rows: int
-    """Updates, at most: what was not merged yet may cancel out."""
+    """The number of updates, at most: some may cancel out when they are merged."""
     size: int
     """Bytes of parts that the state refers to."""
     inline_bytes: int
@@ -65,33 +65,33 @@ class Inspection:
     """Per layer of the spine: batches and updates."""
     merges_due: int
     unsealed: int
-    readers: dict[str, Any]
-    holds: dict[str, Any]
-    held_by: list[tuple[str, Any]]
-    """Who holds since where it is."""
+    readers: dict[str, PlainFrontier]
+    holds: dict[str, PlainFrontier]
+    held_by: list[tuple[str, PlainFrontier]]
+    """The readers and holds that keep since from moving."""
     writers: int
     schemas: int
     rollups: list[int]
     history: int
     amplification: Amplification
-    """What it costs compared with what is in it, over all processes."""
+    """The cost relative to the contents, over all processes."""
     spine: dict[str, int]
-    """Batches of the spine that are compact, that wait to be merged, and others."""
+    """Batches of the spine that are compact, that wait for a merge, and others."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Convert to plain values."""
         return asdict(self)
 
 
-def inspect(access: Access, state: State, *, parts: bool = False) -> Inspection:
+def inspect_state(handle: CollectionHandle, state: State, *, parts: bool = False) -> Inspection:
     """Describe one state."""
     batches = list(state.hollow_batches())
     return Inspection(
-        name=access.name,
-        id=access.id,
+        name=handle.name,
+        id=handle.id,
         seqno=state.seqno,
-        since=plain(state.since),
-        upper=plain(state.upper),
+        since=plain_frontier(state.since),
+        upper=plain_frontier(state.upper),
         rows=state.trace.update_count + sum(each.rows for each in state.unsealed),
         size=sum({part.key or id(part): part.total_bytes for part in state.parts()}.values()),
         inline_bytes=state.inline_bytes,
@@ -99,14 +99,14 @@ def inspect(access: Access, state: State, *, parts: bool = False) -> Inspection:
         levels=state.trace.describe(),
         merges_due=len(state.trace.requests()),
         unsealed=len(state.unsealed),
-        readers={name: plain(reader.since) for name, reader in state.readers.items()},
-        holds={name: plain(hold.since) for name, hold in state.holds.items()},
-        held_by=[(who, plain(since)) for who, since in state.holders() if since <= state.since],
+        readers={name: plain_frontier(reader.since) for name, reader in state.readers.items()},
+        holds={name: plain_frontier(hold.since) for name, hold in state.holds.items()},
+        held_by=[(who, plain_frontier(since)) for who, since in state.holders() if since <= state.since],
         writers=len(state.writers),
         schemas=len(state.schemas),
         rollups=sorted(state.rollups),
         history=len(state.history),
-        amplification=amplification(access, state, run_count(state)),
+        amplification=amplification(handle, state, run_count(state)),
         spine=msgspec.structs.asdict(state.trace.metrics()),
     )
 
@@ -114,9 +114,9 @@ def inspect(access: Access, state: State, *, parts: bool = False) -> Inspection:
 def _batch(batch: HollowBatch, parts: bool) -> BatchInfo:
     listed = list(batch.parts)
     return BatchInfo(
-        lower=plain(batch.desc.lower),
-        upper=plain(batch.desc.upper),
-        since=plain(batch.desc.since),
+        lower=plain_frontier(batch.desc.lower),
+        upper=plain_frontier(batch.desc.upper),
+        since=plain_frontier(batch.desc.since),
         rows=batch.len,
         size=sum(part.total_bytes for part in listed),
         runs=len(batch.runs),

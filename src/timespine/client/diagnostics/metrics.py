@@ -3,14 +3,13 @@
 Amplification, per collection:
 
     write   bytes written (appends, merges, rollups) per byte appended
-    read    runs that a snapshot of now has to merge
+        read    runs that a snapshot as of now has to merge
     space   bytes stored (parts, garbage, rollups, log) per byte that is live
 
 They come from the state and the log of the collection, so they are the same in every process and in `inspect`,
 `describe` and `list -v` (`amplification.py`).
 
-Where data lies, per collection: in the trace, or still unsealed, written ahead of the seal. What is drained and
-not evicted yet is in both.
+Where data is, per collection: in the trace, or unsealed. Data that is drained and not evicted yet is in both.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from timespine.client.context import Access, Shared
+from timespine.client.context import CollectionHandle, StoreContext
 from timespine.client.diagnostics.amplification import Amplification, amplification
 from timespine.columnar.parts.part_reader import MissingBlob
-from timespine.columnar.scan.row_count import seen_through_bounds
+from timespine.columnar.scan.row_count import count_within_bounds
+from timespine.core.maintenance_policy import run_rows
 from timespine.core.state import State
-from timespine.core.upkeep import run_rows
 from timespine.errors import LeaseExpired, TimespineError, Unavailable
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ GAUGES = {
     "trace_blob_bytes": "Bytes of these, and of all parts that they list.",
     "unsealed_blobs": "Blobs of batches written ahead of the seal.",
     "unsealed_blob_bytes": "Bytes of these, and of all parts that they list.",
-    "merges_due": "Merges that somebody should do.",
+    "merges_due": "Merges that are due.",
     "readers": "Leased readers.",
     "holds": "Critical holds.",
     "writers": "Registered writers.",
@@ -65,30 +64,30 @@ GAUGES = {
 }
 
 REPLANS = 16
-"""How often figures are taken from a newer state because a part that had to be read was merged away."""
+"""Times that figures are taken from a newer state, because a merge replaced a part that had to be read."""
 
 BUCKETS = ("trace_blobs", "trace_blob_bytes", "unsealed_blobs", "unsealed_blob_bytes")
 
 
-def of_collection(access: Access) -> dict[str, float]:
-    """Give the figures of one collection, from its state and its log.
+def collection_metrics(handle: CollectionHandle) -> dict[str, float]:
+    """Compute the figures of one collection, from its state and its log.
 
     This scans the log behind the known state and then the whole log. It also reads the times and diffs of each part
-    that bounds cut, the first time that it sees the cut (`seen_through_bounds`): no statistics say how many updates
-    lie within bounds. The memory cache keeps the two numbers.
+    that bounds cut, the first time that it sees the cut (`count_within_bounds`): statistics do not tell how many
+    updates lie within bounds. The memory cache keeps the two numbers.
     """
     for _ in range(REPLANS):
         try:
-            return _of_state(access, access.state())
+            return _of_state(handle, handle.state())
         except MissingBlob:
-            continue  # a part that was cut is merged away: the newest state does not refer to it
-    raise LeaseExpired(f"the parts of {access.name} were replaced while they were counted: ask again")
+            continue  # a merge replaced a part that bounds cut: the newest state does not refer to it
+    raise LeaseExpired(f"the parts of {handle.name} were replaced while they were counted: ask again")
 
 
-def _of_state(access: Access, state: State) -> dict[str, float]:
+def _of_state(handle: CollectionHandle, state: State) -> dict[str, float]:
     batches = list(state.hollow_batches())
     parts = [part for batch in batches for part in batch.parts]
-    updates, rows = _visible(access, state)
+    updates, rows = _visible(handle, state)
     spine = state.trace.metrics()
     return {
         "seqno": state.seqno,
@@ -100,27 +99,27 @@ def _of_state(access: Access, state: State) -> dict[str, float]:
         "bytes": sum({part.key or id(part): part.total_bytes for part in parts}.values()),
         "inline_bytes": state.inline_bytes,
         "unsealed": len(state.unsealed),
-        **buckets(access.shared, state),
+        **buckets(handle.context, state),
         "merges_due": len(state.trace.requests()),
         "readers": len(state.readers),
         "holds": len(state.holds),
         "writers": len(state.writers),
         "rollup_lag": _rollup_lag(state),
         "update_amplification": updates / rows if rows > 0 else 0.0,
-        **_costs(_cost(access, state)),
+        **_costs(_cost(handle, state)),
         "spine_compact": spine.compact,
         "spine_compacting": spine.compacting,
         "spine_noncompact": spine.noncompact,
     }
 
 
-def _cost(access: Access, state: State) -> Amplification:
-    """Say what a collection costs, without walking over its batches again."""
-    return amplification(access, state, int(buckets(access.shared, state)["runs"]))
+def _cost(handle: CollectionHandle, state: State) -> Amplification:
+    """Compute the cost of a collection, without another walk over its batches."""
+    return amplification(handle, state, int(buckets(handle.context, state)["runs"]))
 
 
 def _costs(found: Amplification) -> dict[str, float]:
-    """What a collection costs, by the names of the gauges."""
+    """Return the cost of a collection, by the names of the gauges."""
     return {
         "write_amplification": found.write,
         "read_amplification": found.read,
@@ -135,21 +134,21 @@ def _costs(found: Amplification) -> dict[str, float]:
     }
 
 
-def _visible(access: Access, state: State) -> tuple[int, int]:
-    """The updates of a trace as they are seen through the bounds of its parts, and the sum of their diffs."""
-    parts = access.parts(state)
+def _visible(handle: CollectionHandle, state: State) -> tuple[int, int]:
+    """Count the updates of a trace within the bounds of its parts, and add up their diffs."""
+    parts = handle.parts(state)
     updates = rows = 0
     for run in (run for batch in state.hollow_batches() for run in batch.runs):
         for part in run.parts:
-            seen = seen_through_bounds(parts, run, part)
+            seen = count_within_bounds(parts, run, part)
             updates += seen[0]
             rows += seen[1]
     return updates, rows
 
 
-def buckets(shared: Shared, state: State) -> dict[str, float]:
-    """Blobs of a collection and their bytes, by where they lie. Added up once per state, and only if asked for."""
-    known = shared.buckets.get(state.collection)
+def buckets(context: StoreContext, state: State) -> dict[str, float]:
+    """Count the blobs of a collection and their bytes, by where they are. Computed once per state, on request."""
+    known = context.buckets.get(state.collection)
     if known is not None and known[0] == state.seqno:
         return known[1]
     batches = list(state.hollow_batches())
@@ -157,59 +156,59 @@ def buckets(shared: Shared, state: State) -> dict[str, float]:
     trace = [part for batch in batches for part in batch.parts]
     figures: dict[str, float] = {"runs": sum(len(run_rows(batch)) for batch in batches) + len(unsealed)}
     for bucket, parts in (("trace", trace), ("unsealed", unsealed)):
-        # A part that was cut in two is listed twice.
+        # Two references may share a part, each with bounds of its own.
         sizes = {part.key: part.total_bytes for part in parts if part.key}
         figures[f"{bucket}_blobs"] = len(sizes)
         figures[f"{bucket}_blob_bytes"] = sum(sizes.values())
-    shared.buckets[state.collection] = (state.seqno, figures)
+    context.buckets[state.collection] = (state.seqno, figures)
     return figures
 
 
-def of_store(store: Store) -> dict[str, float]:
-    """Count what this process did, and what the collections that it has open consist of and cost.
+def store_metrics(store: Store) -> dict[str, float]:
+    """Return the counters of this process, and the figures and costs of its open collections.
 
-    Counters and blobs come from memory. Amplification asks storage: for each open collection, one scan of the log
-    behind the known state, and one of the whole log, whose bytes it counts. No blob is read. If storage does not
-    answer, or the store is closed, the figures that need it are left out.
+    Counters and blobs come from memory. Amplification reads storage: for each open collection, it scans the log
+    behind the known state, and then the whole log, whose bytes it counts. It reads no blob. If storage is
+    unavailable, or the store is closed, figures that need storage are left out.
     """
-    figures = of_process(store)
+    figures = process_metrics(store)
     states = store._committer.session.states
-    accesses = store.handles.all()
-    found = [buckets(store._shared, state) for access in accesses if (state := states.get(access.id))]
+    handles = store._handles.all()
+    found = [buckets(store._context, state) for handle in handles if (state := states.get(handle.id))]
     for name in BUCKETS:
         figures[name.replace("_", " ")] = sum(each[name] for each in found)
-    for access, costs in _costs_of(accesses):
+    for handle, costs in _costs_of(handles):
         for name, value in (("write", costs.write), ("read", costs.read), ("space", costs.space)):
-            figures[f"{name} amplification of {access.name}"] = value
+            figures[f"{name} amplification of {handle.name}"] = value
         figures["compaction seconds"] = figures.get("compaction seconds", 0.0) + costs.merge_seconds
-    figures["stream count"] = len(accesses)
+    figures["stream count"] = len(handles)
     return figures
 
 
-def _costs_of(accesses: Iterable[Access]) -> Iterator[tuple[Access, Amplification]]:
-    """Say what each collection costs, as long as storage answers."""
-    for access in accesses:
+def _costs_of(handles: Iterable[CollectionHandle]) -> Iterator[tuple[CollectionHandle, Amplification]]:
+    """Compute the cost of each collection, as long as storage answers."""
+    for handle in handles:
         try:
-            yield access, _cost(access, access.state())
+            yield handle, _cost(handle, handle.state())
         except Unavailable:
             return  # each further collection would wait for storage as long as this one did
         except TimespineError:
             continue  # dropped, damaged, or the store is closed
 
 
-def of_process(store: Store) -> dict[str, float]:
-    """What this process counted, over all collections."""
-    shared = store._shared
-    # Copies: others count while we look.
-    figures: dict[str, float] = {"commands failed": 0, **shared.committer.counters}
+def process_metrics(store: Store) -> dict[str, float]:
+    """Return the counters of this process, over all collections."""
+    context = store._context
+    # Copies: other threads count during the iteration.
+    figures: dict[str, float] = {"commands failed": 0, **context.committer.counters}
     figures.update({f"upkeep {name}": value for name, value in dict(store._upkeep.counters).items()})
-    for counters in (shared.counters, *dict(shared.by_collection).values()):
+    for counters in (context.counters, *dict(context.by_collection).values()):
         for name, value in dict(counters).items():
             figures[name] = figures.get(name, 0) + value
-    cache = shared.cache
+    cache = context.cache
     figures.update({"cache hits": cache.hits, "cache misses": cache.misses, "cache evictions": cache.evictions})
     figures["cache bytes"] = cache.bytes
-    for name, value in store.maintenance.report.counts().items():
+    for name, value in store._maintenance.report.counts().items():
         figures[f"maintenance {name.replace('_', ' ')}"] = value
     return figures
 

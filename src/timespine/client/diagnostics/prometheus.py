@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from timespine.client.context import Access
-from timespine.client.diagnostics.metrics import GAUGES, of_collection, of_process
+from timespine.client.context import CollectionHandle
+from timespine.client.diagnostics.metrics import GAUGES, collection_metrics, process_metrics
 from timespine.errors import TimespineError
 
 try:
@@ -23,44 +23,44 @@ if TYPE_CHECKING:
 
 
 class StoreCollector(Collector):
-    """Gives the figures of a store to Prometheus whenever it asks."""
+    """A collector that gives the figures of a store to Prometheus on request."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        """All figures, labelled by collection."""
+        """Give all figures, labelled by collection."""
         families = {
             name: GaugeMetricFamily(f"timespine_{name}", text, labels=["collection"]) for name, text in GAUGES.items()
         }
-        for label, access in self._current():
+        for label, handle in self._current():
             try:
-                figures = of_collection(access)
+                figures = collection_metrics(handle)
             except TimespineError:
-                continue  # dropped, or storage is away: say nothing rather than something old
+                continue  # dropped, or storage is unavailable: give no figure rather than an old one
             for name, value in figures.items():
                 families[name].add_metric([label], value)
         yield from families.values()
         counted = CounterMetricFamily("timespine_events", "What this process did.", labels=["event"])
-        for name, value in of_process(self._store).items():
+        for name, value in process_metrics(self._store).items():
             counted.add_metric([name], value)
         yield counted
 
-    def _current(self) -> list[tuple[str, Access]]:
-        """The open collections by the names that they have now; not those that were dropped."""
+    def _current(self) -> list[tuple[str, CollectionHandle]]:
+        """List the open collections by their newest names, without dropped ones."""
         try:
             names = {entry.id: name for name, entry in self._store._catalog.read().entries.items()}
         except TimespineError:
             return []
-        return [(names[access.id], access) for access in self._store.handles.all() if access.id in names]
+        return [(names[handle.id], handle) for handle in self._store._handles.all() if handle.id in names]
 
     def describe(self) -> list[Metric]:
-        """Nothing: what there is depends on the collections."""
+        """Return nothing: the metrics depend on the collections."""
         return []
 
 
-def register(store: Store, registry: CollectorRegistry = REGISTRY) -> StoreCollector:
-    """Let Prometheus see a store; unregister the collector before the store is closed."""
+def register_collector(store: Store, registry: CollectorRegistry = REGISTRY) -> StoreCollector:
+    """Register a store with Prometheus; unregister the collector before the store is closed."""
     collector = StoreCollector(store)
     registry.register(collector)
     return collector

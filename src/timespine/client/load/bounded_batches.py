@@ -1,9 +1,9 @@
-"""Rows of files and readers in batches of bounded size, whatever they decode to.
+"""Rows of files and readers in batches of bounded size, however large they decode.
 
 A Parquet file of a kilobyte may hold gigabytes: a long value in a dictionary, and a million references to it. So
-texts behind a dictionary are read as references and written out a bounded number of bytes at a time. Of everything
-else the footer says how many bytes it has, and as many rows are read at once as take no more than the bound. A
-batch has one row at least: a row is never cut.
+texts behind a dictionary are read as references and decoded a bounded number of bytes at a time. For all other
+columns the footer has the number of bytes, which determines how many rows to read at once within the bound. A
+batch has at least one row: a row is never cut.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ import pyarrow.parquet as pq
 from timespine.errors import UsageError
 
 BATCH_ROWS = 262_144
-"""Rows that are taken over at once, at most."""
+"""Most rows of a batch."""
 
 BATCH_BYTES = 32 << 20
-"""Bytes of them in memory, about, if there is more than one."""
+"""About the most bytes of a batch in memory, if it has more than one row."""
 
 VALUE_BYTES_MAX = 1 << 28
-"""Bytes of one value in a file. Larger ones are refused before they are decoded."""
+"""Most bytes of one value in a file. Larger values raise an error before they are decoded."""
 
 READ_BYTES = 1 << 20
 """Bytes of one column that are read at once."""
 
 DELTA_ROWS = 1024
-"""Rows at once where values repeat the beginning of those before them: what they decode to, no footer tells."""
+"""Rows of a batch with delta encodings of texts, whose decoded size no footer tells."""
 
 _REFERENCES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _DELTAS = {"DELTA_BYTE_ARRAY"}
 
 
 def file_batches(file: Path) -> Iterator[pa.RecordBatch]:
-    """The rows of a Parquet file, in batches of at most about BATCH_BYTES."""
-    # SUBTLE: Arrow's default would keep the bytes of the whole file while it is read (test_bulk_load.py).
+    """Read the rows of a Parquet file, in batches of at most about BATCH_BYTES."""
+    # SUBTLE: Arrow's default would keep the bytes of the whole file in memory during the read (test_bulk_load.py).
     with pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES) as opened:
         schema, metadata = opened.schema_arrow, opened.metadata
         texts = [field.name for field in schema if _is_text(field.type)]
     rows, referred = _planned(metadata, set(texts), file.name)
     with pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES, read_dictionary=referred) as opened:
         for batch in opened.iter_batches(rows):
-            yield from bounded(batch, {name: schema.field(name).type for name in referred})
+            yield from split_to_bound(batch, {name: schema.field(name).type for name in referred})
 
 
-def bounded(batch: pa.RecordBatch, decoded: dict[str, pa.DataType] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a batch, as slices of at most about BATCH_BYTES; `decoded` columns are written out as these types."""
+def split_to_bound(batch: pa.RecordBatch, decoded: dict[str, pa.DataType] | None = None) -> Iterator[pa.RecordBatch]:
+    """Slice a batch into batches of at most about BATCH_BYTES; decode `decoded` columns to these types."""
     decoded = decoded or {}
     if batch.num_rows == 0:
         return
@@ -69,7 +69,7 @@ def bounded(batch: pa.RecordBatch, decoded: dict[str, pa.DataType] | None = None
 
 
 def _written_out(batch: pa.RecordBatch, decoded: dict[str, pa.DataType]) -> pa.RecordBatch:
-    """The same with some columns as values instead of references."""
+    """Decode some columns from references to values."""
     columns = [
         column.cast(decoded[name]) if name in decoded else column
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
@@ -78,7 +78,7 @@ def _written_out(batch: pa.RecordBatch, decoded: dict[str, pa.DataType]) -> pa.R
 
 
 def _planned(metadata: pq.FileMetaData, texts: set[str], name: str) -> tuple[int, list[str]]:
-    """How many rows of a file are read at once, and which columns as references."""
+    """Decide how many rows of a file to read at once, and which columns as references."""
     rows = BATCH_ROWS
     referred: dict[str, None] = {}
     for group in (metadata.row_group(index) for index in range(metadata.num_row_groups)):
@@ -101,7 +101,7 @@ def _planned(metadata: pq.FileMetaData, texts: set[str], name: str) -> tuple[int
 
 
 def _is_referred(type: pa.DataType) -> bool:
-    """Whether a column holds references to texts."""
+    """Return whether a column holds references to texts."""
     return bool(pa.types.is_dictionary(type)) and _is_text(type.value_type)
 
 

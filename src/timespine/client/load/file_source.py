@@ -1,4 +1,4 @@
-"""Files to load: a Parquet file, a folder of them, or a Delta table, as a schema and a stream of rows."""
+"""Sources to load: a Parquet file, a folder of such files, or a Delta table, as a schema and a stream of rows."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import pyarrow.parquet as pq
 
 from timespine.client.load.bounded_batches import BATCH_ROWS, file_batches
 from timespine.columnar.schema.schema import TIME
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-"""What Hive and Spark call a folder for null."""
+"""The name that Hive and Spark give to the folder of null."""
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
 def as_path(given: str | os.PathLike[str]) -> Path:
-    """A path, or a UsageError if it is none."""
+    """Convert an argument to a path; raise a UsageError if it is none."""
     try:
         text = os.fsdecode(given)
     except TypeError:
-        raise UsageError(f"{shown(given)} is not a path: give a text") from None
+        raise UsageError(f"{short_repr(given)} is not a path: give a text") from None
     if "\0" in text:
-        raise UsageError(f"{shown(given)} is not a path: no file or folder has a NUL in its name")
+        raise UsageError(f"{short_repr(given)} is not a path: no file or folder has a NUL in its name")
     return Path(text)
 
 
-def source_of(path: str | os.PathLike[str]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """The schema and the rows of a Parquet file, a folder of them, or a Delta table."""
+def open_source(path: str | os.PathLike[str]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Open a Parquet file, a folder of such files, or a Delta table; return the schema and the rows."""
     root = as_path(path)
     schema, batches = _delta(root) if (root / "_delta_log").is_dir() else _parquet(root)
     if TIME in schema.names:
@@ -57,7 +57,7 @@ def _parquet(root: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 
 def _files(root: Path) -> list[Path]:
-    """The Parquet files below a folder, but for those that others write on their way: below `_temporary` and such."""
+    """List the Parquet files below a folder, without unfinished ones of other writers, such as below `_temporary`."""
     found = sorted(root.rglob("*.parquet"))
     return [
         file
@@ -67,7 +67,7 @@ def _files(root: Path) -> list[Path]:
 
 
 def _partitions(root: Path, files: list[Path]) -> dict[str, pa.Array]:
-    """Columns that are in the names of folders, `day=2024-01-01/...`, as Hive and Spark write them: one value per file.
+    """Return the columns in the names of folders, `day=2024-01-01/...`, as Hive and Spark write them: a value per file.
 
     Whole numbers are int64, anything else is text.
     """
@@ -105,7 +105,7 @@ def _delta(root: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         raise UsageError("to load a Delta table, install deltalake: pip install deltalake") from error
     failures = (DeltaError, pa.ArrowException, OSError, ValueError)
     try:
-        # A few batches ahead and no more: memory stays within its bound.
+        # Read only a few batches ahead, so that memory stays within its bound.
         scanner = (
             DeltaTable(str(root))
             .to_pyarrow_dataset()

@@ -1,12 +1,12 @@
-"""What may still hold expired history, known from the statistics of parts.
+"""Find parts that may hold expired history, from their statistics.
 
-An update goes when it cancels out, or folds into another one of the same row: when since has passed both of their
-times. So all that there is to forget is in parts that have
+A merge removes an update when it cancels out, or folds into another one of the same row: when since has passed both
+of their times. So all updates to forget are in parts that have
 
 - *repeats*: several updates of one row, in the part itself, or
 - *negatives*: retractions, whose insertions may be in any older batch of the same keys.
 
-A part of insertions alone, one per row, holds nothing to forget, however far since has moved.
+A part of insertions alone, one per row, has nothing to forget, however far since has moved.
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from timespine.client.context import Access
-from timespine.columnar.parts.cache import Hint
-from timespine.columnar.parts.stats import PartMeta, describe
-from timespine.columnar.scan.part_set import Parts, meta_of
+from timespine.client.context import CollectionHandle
+from timespine.columnar.parts.part_cache import CacheHint
+from timespine.columnar.parts.part_stats import PartMeta, describe_updates
+from timespine.columnar.scan.part_access import Parts, meta_of
 from timespine.core.batch import HollowBatch, Part, Run
-from timespine.core.spine.layers import Merging, SpineBatch
+from timespine.core.maintenance_policy import REMOVED_SHARE
+from timespine.core.spine.layers import MergePolicyKind, SpineBatch
 from timespine.core.spine.rope import Leaf
 from timespine.core.state import State
 from timespine.core.transitions import Refresh, RollUpAll
-from timespine.core.upkeep import REMOVED_SHARE
 
 LEAVES_MAX = 256
-"""Hollow batches that are compared with each other, at most: of more of them, all are taken to share their keys."""
+"""Most hollow batches that are compared with each other: if there are more, all are assumed to share keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What one hollow batch may hold."""
+    """The contents of one hollow batch, as far as statistics tell."""
 
     batch: HollowBatch
     folds: bool
-    """Whether it holds several updates of one row that since has passed."""
+    """Whether it may hold several updates of one row that since has passed."""
     retracts: bool
-    """Whether it holds retractions that since has passed."""
+    """Whether it may hold retractions that since has passed."""
     schema: int | None
-    """The schema of all its runs; None: they have several."""
+    """The id of the schema of all its runs; None if they have several."""
     lower: bytes | None
-    """At or before all of its rows; None: unknown."""
+    """A lower bound of its rows; None: unknown."""
     upper: bytes | None
-    """At or after all of its rows; None: unknown."""
+    """An upper bound of its rows; None: unknown."""
 
     def touches(self, other: _Held) -> bool:
-        """Whether both may have updates of one row. Bounds of two schemas do not compare."""
+        """Return whether both may have updates of one row. Bounds of two schemas do not compare."""
         if None in (self.lower, self.upper, other.lower, other.upper) or self.schema != other.schema:
             return True
         return self.lower <= other.upper and other.lower <= self.upper  # type: ignore[operator]
 
 
-def oldest_to_rewrite(access: Access, state: State) -> int | None:
-    """The insertion from which on batches may hold expired history; None if none can."""
+def oldest_to_rewrite(handle: CollectionHandle, state: State) -> int | None:
+    """Return the insertion from which on batches may hold expired history; None if none can."""
     if not state.since.elements:
-        return None  # nothing can be read: the collection is about to go as a whole
+        return None  # nothing can be read: maintenance is about to purge the whole collection
     leaves = list(state.trace.leaves())
-    parts = access.parts(state)
+    parts = handle.parts(state)
     held = [_held(parts, leaf, state) for leaf in leaves]
     if len(leaves) > LEAVES_MAX:
         return 0 if any(each.folds or each.retracts for each in held) else None
@@ -73,11 +73,11 @@ def oldest_to_rewrite(access: Access, state: State) -> int | None:
 
 
 def _held(parts: Parts, leaf: Leaf, state: State) -> _Held:
-    """What a hollow batch may hold, from the statistics of its parts; what is inline is looked at."""
+    """Describe a hollow batch from the statistics of its parts; decode inline parts."""
     batch = leaf.batch
     known = [_meta(parts, run, part) for run in batch.runs for part in run.parts]
     expired = [meta for meta in known if meta is None or _has_expired(meta, state)]
-    # SUBTLE: what was merged up to a since is folded up to there: one update per row, and a retraction that is left
+    # SUBTLE: a merge up to a since folds updates up to there: one per row is left, and a retraction that is left
     # in the oldest batch has nothing to cancel (test_forget_expired.py).
     loose = [meta for meta in expired if meta is None or not _is_folded(meta, batch)]
     retracts = any(meta is None or meta.negatives != 0 for meta in expired)
@@ -101,21 +101,21 @@ def _held(parts: Parts, leaf: Leaf, state: State) -> _Held:
 
 
 def _meta(parts: Parts, run: Run, part: Part) -> PartMeta | None:
-    """The statistics of a part. Inline data has none, and is at hand."""
+    """Return the statistics of a part; compute those of an inline part from its data."""
     meta = meta_of(part)
     if part.inline is None or (meta is not None and meta.repeats is not None):
         return meta
     id, schema = parts.schema(run)
-    return describe(parts.decoded(part, id, schema, Hint.NEVER_ADD), schema, sorted=True)
+    return describe_updates(parts.decoded((part,), id, schema, CacheHint.NEVER_ADD), schema, sorted=True)
 
 
 def _has_expired(meta: PartMeta, state: State) -> bool:
-    """Whether since may have passed some of the times of a part. With several coordinates nobody knows."""
+    """Return whether since may have passed some of the times of a part. True with several coordinates."""
     return state.arity != 1 or meta.min_time[0] <= state.since.time
 
 
 def _is_folded(meta: PartMeta, batch: HollowBatch) -> bool:
-    """Whether all times of a part were folded by the merge that made its batch."""
+    """Return whether the merge that made a batch folded all times of a part."""
     since = batch.desc.since
     return bool(since.elements) and all(
         top <= min(each) for top, each in zip(meta.max_time, zip(*since, strict=True), strict=True)
@@ -123,10 +123,10 @@ def _is_folded(meta: PartMeta, batch: HollowBatch) -> bool:
 
 
 def worth_forgetting(state: State) -> Refresh | RollUpAll | None:
-    """The rewrite that removes at least one of REMOVED_SHARE updates, and is within the budget; None if there is none.
+    """Return the rewrite that removes at least one of REMOVED_SHARE updates within the budget; None if there is none.
 
-    First of one batch, whose rows repeat; then of everything, if retractions are many. The shares of times that since
-    has passed are taken from the smallest and the largest time of a part.
+    A rewrite of one batch with repeats comes first; then one of all batches, if retractions are many. The share of
+    times that since has passed is interpolated between the smallest and the largest time of a part.
     """
     if state.arity != 1 or not state.since.elements or state.trace.requests():
         return None
@@ -143,14 +143,16 @@ def worth_forgetting(state: State) -> Refresh | RollUpAll | None:
         for meta, share in _shares(batch, state)
         if batch is not batches[0] or not _is_folded(meta, _only(batch))
     )
-    merges_all = len(batches) > 1 and state.trace.merging is Merging.FUELED  # by level, what is not expired stays
+    merges_all = (
+        len(batches) > 1 and state.trace.merging is MergePolicyKind.FUELED
+    )  # by level, what is not expired stays
     if merges_all and rows <= budget and gone * REMOVED_SHARE >= rows:
         return RollUpAll(extra=True)
     return None
 
 
 def _shares(batch: SpineBatch, state: State) -> Iterator[tuple[PartMeta, float]]:
-    """The statistics of the parts of a merged batch, and the share of their times that since has passed."""
+    """Give the statistics of the parts of a merged batch, and the share of their times that since has passed."""
     ((since,),) = state.since.elements
     for part in _only(batch).parts:
         meta = meta_of(part)
@@ -160,6 +162,6 @@ def _shares(batch: SpineBatch, state: State) -> Iterator[tuple[PartMeta, float]]
 
 
 def _only(batch: SpineBatch) -> HollowBatch:
-    """The hollow batch of a merged batch."""
+    """Return the hollow batch of a merged batch."""
     assert isinstance(batch.rope, Leaf)
     return batch.rope.batch

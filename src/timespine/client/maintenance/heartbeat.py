@@ -1,60 +1,60 @@
-"""The heartbeat of a process: what it counts on is kept alive while it lives, and expires after it."""
+"""The heartbeat of a process: it renews leases and registrations while the process lives."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 
-from timespine.client.context import Shared
-from timespine.columnar.merge_engine import Engine
+from timespine.client.context import StoreContext
+from timespine.columnar.merge.engine import Engine
 from timespine.core.transitions import ClaimMerge, HeartbeatWriter
 from timespine.locks import Flag
 
 HEARTBEAT_S = 2.0
-"""How often the leases of the process are looked after. It writes only when one is due."""
+"""Seconds between two heartbeats. A heartbeat writes only when a lease is due."""
 
 MERGE_BEAT_S = 60.0
-"""How often a merge or a job that takes that long says that it is still at work."""
+"""Seconds between two renewals of a long merge or job."""
 
 
-class Heart:
-    """Keeps alive leases of readers, writers and claims of long merges, and writers of jobs."""
+class HeartbeatThread:
+    """The thread that renews leases of readers, writers and claims of long merges, and writers of jobs."""
 
-    def __init__(self, shared: Shared, engine: Engine) -> None:
-        self._shared = shared
+    def __init__(self, context: StoreContext, engine: Engine) -> None:
+        self._context = context
         self._engine = engine
         self._stop = Flag()
         self._thread = threading.Thread(target=self._run, name="timespine-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Let the next beat be the last."""
+        """Let the thread end after its present heartbeat."""
         self._stop.set()
 
     def join(self, limit_s: float) -> bool:
-        """Wait for the last beat; whether it came within the limit."""
+        """Wait for the thread to end; return whether it did within the limit."""
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
-            self.beat()
+            self.heartbeat_once()
 
-    def beat(self) -> None:
-        """One heartbeat. Storage may be away: the next one tries again."""
-        shared = self._shared
+    def heartbeat_once(self) -> None:
+        """Renew all leases that are due. If storage is unavailable, the next heartbeat tries again."""
+        context = self._context
         with contextlib.suppress(Exception):
-            shared.leases.heartbeat()
+            context.leases.heartbeat()
         for collection, id, writer in self._engine.long_merges(MERGE_BEAT_S):
-            claim = ClaimMerge(id, writer, shared.config.claim_ms)
+            claim = ClaimMerge(id, writer, context.config.claim_ms)
             with contextlib.suppress(Exception):
-                shared.committer.commit((collection, HeartbeatWriter(writer)), (collection, claim))
-        now = shared.monotonic()
-        for (collection, writer), heard in list(shared.writing.items()):
+                context.committer.commit((collection, HeartbeatWriter(writer)), (collection, claim))
+        now = context.monotonic()
+        for (collection, writer), heard in list(context.writing.items()):
             if now - heard >= MERGE_BEAT_S:
-                shared.writing[collection, writer] = now
+                context.writing[collection, writer] = now
                 with contextlib.suppress(Exception):
-                    shared.committer.commit((collection, HeartbeatWriter(writer)))
+                    context.committer.commit((collection, HeartbeatWriter(writer)))

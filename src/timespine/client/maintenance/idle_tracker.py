@@ -1,35 +1,35 @@
-"""Which collections there was nothing to do for: so a round of maintenance costs by what was written to."""
+"""Collections without pending maintenance: the cost of a round follows the collections that were written to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from timespine.client.context import Access
+from timespine.client.context import CollectionHandle
 
-SETTLED_S = 30.0
-"""A collection for which there was nothing to do is left alone for so long, unless this process commits to it."""
+IDLE_S = 30.0
+"""Seconds that maintenance skips a collection without pending work, unless this process commits to it."""
 
 
-class Settled:
-    """By collection, when it was last found in order. Commits of this process take that back, at any time."""
+class IdleTracker:
+    """The time at which each collection had no pending maintenance. A commit of this process removes it."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def put(self, collection: str, now: float) -> None:
-        """There is nothing to do.
+        """Mark a collection as having no pending maintenance.
 
-        SUBTLE: said before the look that shows it, so that what is committed meanwhile takes it back
+        SUBTLE: before the look that shows it, so that a commit during the look removes the mark
         (test_maintenance.py).
         """
         self._since[collection] = now
 
-    def take_back(self, collections: Iterable[str]) -> None:
-        """There may be something to do."""
+    def mark_dirty(self, collections: Iterable[str]) -> None:
+        """Mark collections as having pending maintenance."""
         for each in collections:
             self._since.pop(each, None)
 
-    def others(self, accesses: Iterable[Access], now: float) -> list[Access]:
-        """Those that are to be looked at."""
+    def due(self, handles: Iterable[CollectionHandle], now: float) -> list[CollectionHandle]:
+        """List the collections to look at."""
         since = self._since
-        return [each for each in accesses if now - since.get(each.id, float("-inf")) >= SETTLED_S]
+        return [each for each in handles if now - since.get(each.id, float("-inf")) >= IDLE_S]

@@ -1,26 +1,26 @@
-"""When the bytes of a partly drained unsealed batch are worth writing anew.
+"""Decide when to rewrite a partly drained unsealed batch.
 
-Its bounds are narrowed at once: that is metadata. Its blobs stay whole for as long
-as the trace refers to them too, so until those references are merged away nothing
-could be freed. After that it pays once half of its times are behind: then every time
-anew frees about half of what is left, and a batch is rewritten a logarithmic number
-of times, however finely its times are sealed. What is written is charged to the budget
-of extra work (`core/upkeep.py`).
+Draining narrows its bounds at once: that is metadata. Its blobs stay whole while the
+trace refers to them too, so a rewrite frees nothing until merges have replaced those
+references. After that a rewrite pays once half of its times are sealed: then each rewrite
+frees about half of the rest, and a batch is rewritten a logarithmic number of times,
+however finely its times are sealed. The budget of extra work pays for the written bytes
+(`core/maintenance_policy.py`).
 """
 
 from __future__ import annotations
 
-from timespine.columnar.scan.part_set import meta_of
+from timespine.columnar.scan.part_access import meta_of
 from timespine.core.state import State
 from timespine.core.unsealed_index import UnsealedBatch
 from timespine.model.frontier import Frontier
 
 LEAST_BYTES = 1 << 16
-"""What is smaller than this is left as it is until it is evicted."""
+"""Bytes below which a batch is never rewritten: it stays until it is evicted."""
 
 
 def worth_rewriting(state: State) -> int | None:
-    """The number of an unsealed batch that is worth rewriting, if there is one. Of one coordinate only."""
+    """Return the number of an unsealed batch that is worth rewriting, or None. For one coordinate only."""
     if state.arity != 1 or not len(state.unsealed) or not state.trace.upper.elements:
         return None
     ((upper,),) = state.trace.upper.elements
@@ -37,7 +37,7 @@ def worth_rewriting(state: State) -> int | None:
 
 
 def _is_half_behind(batch: UnsealedBatch, upper: int) -> bool:
-    """Whether half of the times of a batch, as they were written, are before a time."""
+    """Return whether half of the times of a batch, as they were written, are before a time."""
     if sum(part.total_bytes for part in batch.parts if part.key) < LEAST_BYTES:
         return False
     known = [meta for part in batch.parts if part.key and (meta := meta_of(part)) is not None]

@@ -1,12 +1,12 @@
-"""Vacuum: blobs that nobody can reach. It forgets no history; `expire` is the one that does."""
+"""Vacuum: find and delete orphaned blobs. It forgets no history; `expire` does."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
 
-from timespine.client.commit.group_commit import Committer
-from timespine.client.context import Access
+from timespine.client.commit.group_commit import GroupCommitter
+from timespine.client.context import CollectionHandle
 from timespine.core.protocols import garbage
 from timespine.location.blob import Blob
 
@@ -16,22 +16,24 @@ class VacuumResult:
     """The result of a vacuum: the blobs that no state can reach."""
 
     blobs: list[str]
-    """Blobs of writers that are gone, which no state refers to."""
+    """The orphaned blobs of expired writers."""
     bytes: int
-    """What they take."""
+    """The bytes of these blobs."""
     deleted: bool
     """Whether they were deleted."""
 
 
-def vacuum(accesses: list[Access], blob: Blob, committer: Committer, *, dry_run: bool) -> VacuumResult:
-    """Find what leaked in these collections, and delete it unless it is a dry run."""
+def vacuum_collections(
+    handles: list[CollectionHandle], blob: Blob, committer: GroupCommitter, *, dry_run: bool
+) -> VacuumResult:
+    """Find the orphaned blobs of these collections; delete them unless `dry_run`."""
     found: list[str] = []
     size = 0
-    for access in accesses:
-        orphans = committer.look(partial(garbage.find_orphans, collection=access.id))
+    for handle in handles:
+        orphans = committer.look(partial(garbage.find_orphans, collection=handle.id))
         found.extend(orphans)
         wanted = set(orphans)
-        size += sum(info.size for info in blob.list_keys(f"{access.id}/") if info.key in wanted) if wanted else 0
+        size += sum(info.size for info in blob.list_keys(f"{handle.id}/") if info.key in wanted) if wanted else 0
         if not dry_run:
-            committer.run(access.id, partial(garbage.sweep, collection=access.id))
+            committer.run(handle.id, partial(garbage.sweep, collection=handle.id))
     return VacuumResult(found, size, not dry_run)

@@ -1,7 +1,7 @@
 """A change feed: a snapshot, then changes and progress as times become complete.
 
-The lease of a feed follows what its reader has taken: an event that was given is
-released when the next one is asked for. So the next event can be read, whatever
+The lease of a feed follows its reader: when the reader asks for the next event, the
+feed releases the history of the last one. So the next event can be read, whatever
 compaction does in between.
 """
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from timespine.client.context import Access
-from timespine.client.read.acquire import plan_of
-from timespine.client.read.follow import Follower
-from timespine.client.read.leases import LeasedState, closed_on_error
-from timespine.client.read.rows import Rows, Updates, check_schema
-from timespine.columnar.scan.request import Wanted
+from timespine.client.context import CollectionHandle
+from timespine.client.read.acquire import read_plan
+from timespine.client.read.leases import LeasedState, close_on_error
+from timespine.client.read.log_follower import Follower
+from timespine.client.read.rows import Rows, Updates, check_columns_unchanged
+from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.visibility import Window
 from timespine.core.state import State
 from timespine.errors import LeaseExpired, NotSealed, SinceError
@@ -24,7 +24,7 @@ from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
 NOTHING = -1
-"""The time before all others: nothing was told yet."""
+"""The time before all others: the feed has given no event yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class FeedEvent:
     """One event of a change feed: rows, changes, or progress."""
 
     kind: str
-    """snapshot: the rows at the beginning; changes: updates after that; progress: nothing new, but complete so far."""
+    """snapshot: the rows at the beginning; changes: updates after that; progress: more times are complete."""
     rows: pa.Table | None
     """The rows with `_diff`; updates with `_time` and `_diff`; None for progress."""
     through: int
-    """Everything at or before this time has been told."""
+    """The events so far contain every update at or before this time."""
 
 
 class ChangeFeed(Follower[FeedEvent]):
@@ -44,43 +44,43 @@ class ChangeFeed(Follower[FeedEvent]):
 
     def __init__(
         self,
-        access: Access,
+        handle: CollectionHandle,
         state: State,
         as_of: Time | None,
-        request: Wanted,
+        request: ScanRequest,
         *,
         snapshot: bool = True,
         timeout_s: float | None = None,
     ) -> None:
-        super().__init__(access, request, timeout_s)
+        super().__init__(handle, request, timeout_s)
         self._through = self._taken = NOTHING
         self._is_due = False
-        """Whether the feed has yet to begin: times that are not complete were expired ahead."""
+        """Whether the feed has yet to begin: a caller expired times ahead that are not complete."""
         self._snapshot = snapshot
         self.leased = self._begin(state, as_of)
 
     def __next__(self) -> FeedEvent:
-        """Give the next event. Ends when the collection is closed, or when nothing came for the timeout.
+        """Give the next event. Ends when the collection is closed, or when no event came for the timeout.
 
-        NotSealed if it could not even begin within the timeout: times that are not complete were expired ahead.
+        Raise NotSealed if the feed could not begin within the timeout: a caller expired times ahead.
         """
         was_open = not self._closed
         try:
             event = super().__next__()
         except StopIteration:
             if self._is_due and was_open:
-                raise NotSealed(self._through + 1, self.access.known().upper, expired=True) from None
+                raise NotSealed(self._through + 1, self.handle.known().upper, expired=True) from None
             raise
         if event.kind != "snapshot":
             self._taken = event.through
         return event
 
     def poll(self) -> list[FeedEvent]:
-        """Give all events that are there now, without waiting. None once the feed is closed."""
+        """Give all present events, without waiting. An empty list once the feed is closed."""
         if self._closed:
             return []
         self._release()
-        self._look(self.access.state())
+        self._look(self.handle.state())
         events = list(self._pending)
         self._pending.clear()
         if events:
@@ -89,15 +89,15 @@ class ChangeFeed(Follower[FeedEvent]):
 
     @property
     def through(self) -> int:
-        """Everything at or before this time has been told."""
+        """The time up to which the events so far are complete."""
         return self._taken
 
     def _begin(self, state: State, as_of: Time | None) -> LeasedState:
-        """Take the lease, then plan: what is planned under a lease stays."""
-        leases = self.access.shared.leases
+        """Take the lease, then plan: the lease keeps the blobs of the plan."""
+        leases = self.handle.context.leases
         start = as_of if as_of is not None else (_last_complete(state),)
         wanted = Frontier((start,)) if start[0] > NOTHING else state.since
-        with closed_on_error(leases.take(state.collection, wanted, own=True)) as leased:
+        with close_on_error(leases.take(state.collection, wanted, own=True)) as leased:
             since = leased.lease.since
             if not since.less_equal((max(start[0], 0),)):
                 if as_of is not None or since.is_closed:
@@ -109,16 +109,16 @@ class ChangeFeed(Follower[FeedEvent]):
                 with leases.pinned(leased.lease, leased.state) as pinned:
                     self._start(leased, pinned, start)
             elif self._snapshot:
-                rows = Rows(self.access, leased, None, self.request, "column").to_arrow()
+                rows = Rows(self.handle, leased, None, self.request, "column").to_arrow()
                 self._pending.append(FeedEvent("snapshot", rows, NOTHING))
             return leased
 
     def _start(self, leased: LeasedState, state: State, start: Time) -> None:
-        """Tell the rows as of a time, if they are wanted; the feed goes on from there."""
-        plan = plan_of(state, start)
+        """Queue the rows as of a time, if the caller wants them; the feed goes on from there."""
+        plan = read_plan(state, start)
         if self._snapshot:
             request = replace(self.request, window=Window(until=start))
-            rows = Rows(self.access, leased, plan, request, "column", state=state).to_arrow()
+            rows = Rows(self.handle, leased, plan, request, "column", state=state).to_arrow()
             self._pending.append(FeedEvent("snapshot", rows, start[0]))
         self._through = self._taken = start[0]
 
@@ -133,16 +133,16 @@ class ChangeFeed(Follower[FeedEvent]):
         return found is not None
 
     def _look(self, state: State) -> None:
-        """Read what became complete since the last look."""
+        """Read the updates that became complete since the last look."""
         if _last_complete(state) <= self._through:
             return
-        # SUBTLE: the heartbeat may have let go of the state just before it is pinned. What it refers to may be gone, so
-        # a newer one is read (test_change_feed.py).
-        with self.access.shared.leases.pinned(self.leased.lease, state) as pinned:
+        # SUBTLE: the heartbeat may have released the state just before it is pinned. Its blobs may be deleted, so a
+        # newer state is read (test_change_feed.py).
+        with self.handle.context.leases.pinned(self.leased.lease, state) as pinned:
             if self._closed:
                 return
             self._check_lease(pinned)
-            check_schema(self.request, self.access.schema(pinned)[1], f"a feed of {self.access.name}")
+            check_columns_unchanged(self.request, self.handle.schema(pinned)[1], f"a feed of {self.handle.name}")
             until = _last_complete(pinned)
             if self._is_due:
                 self._start(self.leased, pinned, (until,))
@@ -155,10 +155,10 @@ class ChangeFeed(Follower[FeedEvent]):
         self._pending.append(FeedEvent("progress", None, until))
 
     def _read(self, state: State, until: int) -> pa.Table:
-        """Read the updates after what was told, up to a time."""
-        plan = plan_of(state, (until,), (self._through,) if self._through > NOTHING else None)
-        request = replace(self.request, window=Window(after=plan.after, until=plan.until), timed=True)
-        return Updates(self.access, self.leased, plan, request, "column", state=state).to_arrow()
+        """Read the updates after the last event, up to a time."""
+        plan = read_plan(state, (until,), (self._through,) if self._through > NOTHING else None)
+        request = replace(self.request, window=Window(after=plan.after, until=plan.until), keep_times=True)
+        return Updates(self.handle, self.leased, plan, request, "column", state=state).to_arrow()
 
     @property
     def _is_behind(self) -> bool:
@@ -166,13 +166,13 @@ class ChangeFeed(Follower[FeedEvent]):
         return self._taken > NOTHING and not since.is_closed and since.time < self._taken
 
     def _move_lease(self) -> None:
-        self.access.shared.leases.advance(self.leased.lease, (self._taken,))
+        self.handle.context.leases.advance(self.leased.lease, (self._taken,))
 
     def _lost(self) -> LeaseExpired:
-        return LeaseExpired(f"the lease of a feed of {self.access.name} expired after {self._through}: subscribe again")
+        return LeaseExpired(f"the lease of a feed of {self.handle.name} expired after {self._through}: subscribe again")
 
 
 def _last_complete(state: State) -> int:
-    """The last time that is complete; NOTHING if there is none."""
+    """Return the last complete time; NOTHING if there is none."""
     last = state.upper.last_complete()
     return last if last is not None else NOTHING

@@ -13,35 +13,35 @@ from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UsageError
 
 CHANGE_TYPE = "_change_type"
-"""The column that says what happened to a row."""
+"""The column that names the kind of change of a row."""
 
 INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
-"""What it says."""
+"""The kinds of change."""
 
 
 class Changes(Rows):
-    """What changed, exactly: a row that came and went is not there at all."""
+    """The net changes: a row that was added and removed in between does not occur."""
 
     def __init__(self, *arguments: Any, images: bool = False, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.has_images = images
-        """Whether changes are given as images, paired by key."""
+        """Whether changes are images, paired by key."""
         if images and not self.request.schema.key:
             raise UsageError("images pair rows by key: this collection has no key columns")
 
     def to_arrow(self) -> pa.Table:
-        """All changes: rows with `_diff`; with images, rows with `_change_type`."""
+        """Read all changes: rows with `_diff`; with images, rows with `_change_type`."""
         table = super().to_arrow()
         return with_images(table, list(self.request.schema.key_names)) if self.has_images else table
 
     @property
     def schema(self) -> pa.Schema:
-        """The Arrow schema of what is given."""
+        """The Arrow schema of the result."""
         empty = self._empty()
         return with_images(empty, list(self.request.schema.key_names)).schema if self.has_images else empty.schema
 
     def batches(self, memory_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
-        """The changes piece by piece. Images are paired by key over all of them, so they are read whole first."""
+        """Read the changes piece by piece. Images are paired by key over all changes, so those are read whole first."""
         return iter(self.to_arrow().to_batches(BATCH_ROWS)) if self.has_images else super().batches(memory_bytes)
 
     def _check_pieces(self) -> None:
@@ -53,24 +53,24 @@ class Changes(Rows):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that are given, without `_diff`."""
+        """The columns of the result, without `_diff`."""
         if not self.has_images:
             return self.request.columns
         keys = tuple(name for name in self.request.schema.key_names if name not in self.request.columns)
         return (*keys, *self.request.columns)
 
     def count(self) -> int:
-        """How many changed rows there are: each distinct row that came or went."""
+        """Count the changed rows: each distinct row that was added or removed."""
         return int(self.to_arrow().num_rows)
 
     def __repr__(self) -> str:
-        return f"<changes of {self.access.name}, state {self.seqno}>"
+        return f"<changes of {self.handle.name}, state {self.seqno}>"
 
 
 def with_images(table: pa.Table, keys: list[str]) -> pa.Table:
-    """Changes as insert, delete, update_preimage and update_postimage, by key.
+    """Turn changes into insert, delete, update_preimage and update_postimage, by key.
 
-    A key of which something went and something came was updated; each row as often as it changed.
+    A key with both removed and added rows was updated. Each row occurs as often as it changed.
     """
     frame = pl.DataFrame(pl.from_arrow(table))
     if frame[DIFF].cast(pl.Float64).abs().sum() > REPEATED_MAX:

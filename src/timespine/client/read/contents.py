@@ -1,16 +1,16 @@
-"""What a collection contains at one moment: what is sealed, and what was written ahead of the seal."""
+"""The contents of a collection in one state: its sealed rows, and its unsealed updates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
 
-from timespine.client.context import Access
-from timespine.client.read.acquire import acquire, check_multiplicity, plan_of, wanted_of
+from timespine.client.context import CollectionHandle
+from timespine.client.read.acquire import acquire, check_multiplicity, read_plan, scan_request
 from timespine.client.read.rows import Snapshot, Updates
-from timespine.client.time_args import Moment, to_user
+from timespine.client.time_args import TimeLike, unwrap_time
+from timespine.columnar.predicate.column import Where
 from timespine.columnar.scan.visibility import Window
 from timespine.core.read_plan import plan_runs, plan_unsealed
 from timespine.model.frontier import CLOSED, Frontier
@@ -21,18 +21,18 @@ class Contents:
     """The sealed and the unsealed part of a collection, both of one state and held by one lease."""
 
     sealed: Snapshot
-    """The rows as of the newest complete time, or the one that was asked for."""
+    """The rows as of the newest complete time, or of the time that the caller named."""
     unsealed: Updates
-    """Every update at a time that is not sealed, with its time."""
+    """Every unsealed update, with its time."""
     since: Frontier
-    """History is exact from here on."""
+    """The frontier from which on history is exact."""
     upper: Frontier
-    """Updates before this are sealed, the others are not."""
+    """The frontier that separates both: updates before it are sealed."""
     seqno: int
     """The number of the state that both are of."""
 
     def close(self) -> None:
-        """Let history go."""
+        """Release history."""
         self.sealed.close()
         self.unsealed.close()
 
@@ -44,23 +44,23 @@ class Contents:
 
 
 def contents(
-    access: Access,
-    as_of: Moment | None,
+    handle: CollectionHandle,
+    as_of: TimeLike | None,
     columns: Sequence[str] | None,
-    where: Any,
+    where: Where | None,
     multiplicity: str,
     timeout: float | None,
 ) -> Contents:
     """Plan both reads on one state."""
     check_multiplicity(multiplicity)
-    with acquire(access, as_of, timeout, unsealed=True) as (leased, time):
+    with acquire(handle, as_of, timeout, unsealed=True) as (leased, time):
         state = leased.state
-        plan = plan_of(state, time) if time is not None else None
-        wanted = wanted_of(access, state, columns, where, Window(until=time))
-        wanted = replace(wanted, repeats=multiplicity == "rows")
-        timed = wanted_of(access, state, columns, where, Window(since=state.since), timed=True)
+        plan = read_plan(state, time) if time is not None else None
+        wanted = scan_request(handle, state, columns, where, Window(until=time))
+        wanted = replace(wanted, allow_duplicates=multiplicity == "rows")
+        with_times = scan_request(handle, state, columns, where, Window(since=state.since), keep_times=True)
         ahead = plan_runs(state, plan_unsealed(state, Frontier.minimum(state.arity), CLOSED))
-        unsealed = Updates(access, leased.share(), ahead, timed, "column", one_state=True)
-        sealed = Snapshot(access, leased, plan, wanted, multiplicity)
-        sealed.as_of = to_user(time) if time is not None else None
+        unsealed = Updates(handle, leased.share(), ahead, with_times, "column", one_state=True)
+        sealed = Snapshot(handle, leased, plan, wanted, multiplicity)
+        sealed.as_of = unwrap_time(time) if time is not None else None
         return Contents(sealed, unsealed, state.since, state.upper, state.seqno)

@@ -2,113 +2,126 @@
 
 from __future__ import annotations
 
-from timespine.client.commit.driver import fresh_id
-from timespine.client.context import Access
+from timespine.client.commit.effect_driver import fresh_id
+from timespine.client.context import CollectionHandle
 from timespine.client.process_guard import OneProcess
-from timespine.client.read.leases import LeasedState, closed_on_error
-from timespine.client.time_args import Moment, to_user
+from timespine.client.read.leases import LeasedState, close_on_error
+from timespine.client.time_args import TimeLike, unwrap_time
 from timespine.core.transitions import CompareAndDowngrade, RegisterHold, ReleaseHold
-from timespine.errors import SinceError, UsageError, shown
+from timespine.errors import SinceError, UsageError, short_repr
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
 TERM_MIN_MS = 10_000
-"""The shortest term of a hold: leases are looked after every two seconds, and four beats must fit in."""
+"""The shortest term of a hold: the heartbeat comes every two seconds, and four beats must fit in."""
 
 
 class Hold(OneProcess):
-    """History from a time on stays readable while this is open."""
+    """A hold that ends with its process. Leave its `with` to release it."""
 
-    def __init__(self, access: Access, leased: LeasedState) -> None:
-        self._access = access
-        self.leased = leased
-        """The lease."""
+    def __init__(self, handle: CollectionHandle, leased: LeasedState) -> None:
+        self._handle = handle
+        self._leased = leased
 
     @property
     def since(self) -> Frontier:
-        """Reading is possible from here on."""
-        return self.leased.lease.since
+        """The frontier from which on history is readable."""
+        return self._leased.lease.since
 
-    def advance(self, to: Moment) -> None:
+    def release_before(self, time: TimeLike) -> None:
         """Release history before a time."""
-        self._access.shared.leases.advance(self.leased.lease, self._access.time_of(to))
+        self._handle.context.leases.advance(self._leased.lease, self._handle.time_of(time))
 
-    def close(self) -> None:
-        """Release all of it."""
-        self.leased.close()
+    def release(self) -> None:
+        """Release all history of the hold. Twice is fine."""
+        self._leased.close()
 
     def __enter__(self) -> Hold:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<hold of {self._handle.name} from {self.since} on>"
 
 
 class CriticalHold(OneProcess):
-    """A hold that never expires. Any process that knows its token may move or release it."""
+    """A hold that never expires. Any process that knows its token may move or release it.
 
-    def __init__(self, access: Access, name: str, token: str, since: Frontier) -> None:
-        self._access = access
+    Leave its `with` to release it; without a `with` it outlives its process.
+    """
+
+    def __init__(self, handle: CollectionHandle, name: str, token: str, since: Frontier) -> None:
+        self._handle = handle
         self.name = name
-        """Its name: one per collection."""
+        """The name of the hold, unique in its collection."""
         self.token = token
-        """What moves and releases it. Keep it where the next process finds it."""
+        """The secret that moves and releases it. Keep it where the next process finds it."""
         self.since = since
-        """Reading is possible from here on."""
+        """The frontier from which on history is readable."""
         self._offered = ""
 
-    def advance(self, to: Moment) -> None:
-        """Release history before a time; Fenced if somebody else took the hold over."""
-        access = self._access
-        since = Frontier((access.time_of(to),))
+    def release_before(self, time: TimeLike) -> None:
+        """Release history before a time; raise Fenced if another process took the hold over."""
+        handle = self._handle
+        since = Frontier((handle.time_of(time),))
         command = CompareAndDowngrade(self.name, self.token, self.token, since)
-        (granted,) = access.committer.commit((access.id, command))
+        (granted,) = handle.committer.commit((handle.id, command))
         self.since = granted.since
 
     def take_over(self) -> None:
-        """Change the token, so that whoever had it before is fenced off. It may be repeated after Indeterminate."""
-        access = self._access
-        # SUBTLE: the token of a try whose outcome is unknown may be that of the hold by now (test_holds.py).
+        """Change the token, so that processes with the old one are fenced. May be repeated after Indeterminate."""
+        handle = self._handle
+        # SUBTLE: after a try whose outcome is unknown, the hold may already have this token (test_holds.py).
         self._offered = self._offered or fresh_id("t")
-        access.committer.commit((access.id, CompareAndDowngrade(self.name, self.token, self._offered, self.since)))
+        handle.committer.commit((handle.id, CompareAndDowngrade(self.name, self.token, self._offered, self.since)))
         self.token, self._offered = self._offered, ""
 
     def release(self) -> None:
-        """End the hold."""
-        self._access.committer.commit((self._access.id, ReleaseHold(self.name, self.token)))
+        """Release all history of the hold. Twice is fine."""
+        self._handle.committer.commit((self._handle.id, ReleaseHold(self.name, self.token)))
+
+    def __enter__(self) -> CriticalHold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def __repr__(self) -> str:
-        return f"<critical hold {self.name} of {self._access.name} from {self.since} on>"
+        return f"<critical hold {self.name} of {self._handle.name} from {self.since} on>"
 
 
-def take_hold(access: Access, as_of: Time | None, ttl_ms: int | None) -> Hold:
-    """A lease from a time on, kept alive by this process; it ends `ttl_ms` after the process does."""
+def take_hold(handle: CollectionHandle, as_of: Time | None, ttl_ms: int | None) -> Hold:
+    """Take a lease from a time on that this process renews; it ends `ttl_ms` after the process does."""
     wanted = Frontier((as_of,)) if as_of is not None else None
     term_ms = max(ttl_ms, TERM_MIN_MS) if ttl_ms is not None else None
-    with closed_on_error(access.shared.leases.take(access.id, wanted, own=True, term_ms=term_ms)) as leased:
+    with close_on_error(handle.context.leases.take(handle.id, wanted, own=True, term_ms=term_ms)) as leased:
         if as_of is not None and not leased.lease.since.less_equal(as_of):
-            # SUBTLE: not the since of the lease. Of several coordinates that is the join with what was asked for,
+            # SUBTLE: not the since of the lease. With several coordinates that is the join with the time asked for,
             # which is later than the since of the collection (test_holds.py).
-            raise SinceError(to_user(as_of), leased.state.since)
-        return Hold(access, leased)
+            raise SinceError(unwrap_time(as_of), leased.state.since)
+        return Hold(handle, leased)
 
 
-def take_critical(access: Access, name: str, as_of: Time | None, token: str | None) -> CriticalHold:
-    """A critical hold: registered, or found again by its token."""
+def take_critical(handle: CollectionHandle, name: str, as_of: Time | None, token: str | None) -> CriticalHold:
+    """Register a critical hold, or find it again by its token."""
     if not isinstance(name, str):
-        raise UsageError(f"critical is the name of a hold, a text, not {shown(name)}")
+        raise UsageError(f"the name of a hold is a text, not {short_repr(name)}")
     if token is not None and (not isinstance(token, str) or not token):
-        raise UsageError("the token of a hold is a text that nobody else has: leave it out, and one is made up")
+        raise UsageError("the token of a hold is a text that is kept secret: leave it out to get a fresh one")
     token = token if token is not None else fresh_id("t")
     since = Frontier((as_of,)) if as_of is not None else None
-    is_new = name not in access.state().holds
-    (granted,) = access.committer.commit((access.id, RegisterHold(name, since, token)))
+    is_new = name not in handle.state().holds
+    (granted,) = handle.committer.commit((handle.id, RegisterHold(name, since, token)))
     if as_of is not None and not granted.since.less_equal(as_of):
-        # SUBTLE: one that was there before stays, whatever is asked of it now (test_holds.py).
+        # SUBTLE: a hold that existed before stays, also if it does not cover this time (test_holds.py).
         if not is_new:
-            error = SinceError(to_user(as_of), granted.since)
-            error.args = (f"hold {name} keeps history from {granted.since} on: for {to_user(as_of)} take another one",)
+            error = SinceError(unwrap_time(as_of), granted.since)
+            error.args = (
+                f"hold {name} keeps history from {granted.since} on: for {unwrap_time(as_of)} take another one",
+            )
             raise error
-        access.committer.commit((access.id, ReleaseHold(name, token)))
-        raise SinceError(to_user(as_of), access.known().since)
-    return CriticalHold(access, name, token, granted.since)
+        handle.committer.commit((handle.id, ReleaseHold(name, token)))
+        raise SinceError(unwrap_time(as_of), handle.known().since)
+    return CriticalHold(handle, name, token, granted.since)

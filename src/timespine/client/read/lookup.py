@@ -1,59 +1,63 @@
 """Lookups: the rows of a key, of some keys, of the first columns of a key, or of a range of keys.
 
-All of them are found by bounds: parts and row groups that cannot hold such a row are
-not read.
+Bounds find all of them: parts and row groups that cannot hold such a row are not read.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from itertools import takewhile
-from typing import Any
 
+from timespine.client.argument_types import RowsLike
 from timespine.client.read.rows import Rows
-from timespine.client.row_args import keys_of, names_of
-from timespine.columnar.predicate.column import col
-from timespine.columnar.predicate.keyset import KeySet
+from timespine.client.row_args import column_names_of, parse_keys
+from timespine.columnar.predicate.column import Column, col
+from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import Predicate
 from timespine.columnar.schema.schema import Schema
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 from timespine.hints import Hint
 
-_SIGNS = {"=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+_SIGNS: dict[str, Callable[[Column, object], Predicate]] = {
+    "=": Column.__eq__,
+    ">": Column.__gt__,
+    ">=": Column.__ge__,
+    "<": Column.__lt__,
+    "<=": Column.__le__,
+}
 
 
-def restrict(rows: Rows, keys: Any, between: Any) -> None:
+def restrict_to_lookup(rows: Rows, keys: RowsLike | None, between: object) -> None:
     """Restrict rows to those of some keys, and to a range of the key columns after those that `keys` names.
 
-    Under the schema that the rows are read with: another process may have renamed the key.
+    Uses the schema of the read: another process may have renamed the key.
     """
-    schema = rows.columns_of
+    schema = rows._collection_schema
     if keys is None and between is None:
         raise UsageError("this does not say which rows to look up", hint=Hint("give-key-or-range"))
     leading = _leading(keys, schema) if keys is not None else ()
     if keys is not None:
-        rows.only(KeySet(keys_of(keys, schema, leading)))
+        rows._only(KeySet(parse_keys(keys, schema, leading)))
     if between is not None:
-        rows.restrict_to(_range(between, schema, schema.key_names[len(leading) :]))
+        rows._restrict_to(_range(between, schema, schema.key_names[len(leading) :]))
 
 
-def _leading(keys: Any, schema: Schema) -> tuple[str, ...]:
-    """The key columns that keys name: all, or the first ones. The caller is told of the others."""
+def _leading(keys: RowsLike, schema: Schema) -> tuple[str, ...]:
+    """Return the key columns that `keys` names: all, or the first ones."""
     if not schema.key:
-        return schema.key_names  # a row is known by all of its columns
-    named = names_of([keys] if isinstance(keys, Mapping) else keys)
+        return schema.key_names  # all columns identify a row
+    named = column_names_of([keys] if isinstance(keys, Mapping) else keys)
     leading = tuple(takewhile(named.__contains__, schema.key_names))
     if not leading or len(leading) < sum(name in named for name in schema.key_names):
-        return schema.key_names  # which says what is missing
+        return schema.key_names  # the caller then names the missing column
     return leading
 
 
-def _range(between: Any, schema: Schema, left: tuple[str, ...]) -> Predicate:
-    """The condition that columns of the key lie between two ends, or at one of them."""
+def _range(between: object, schema: Schema, left: tuple[str, ...]) -> Predicate:
+    """Build the condition that key columns lie between two ends, both included."""
     if not isinstance(between, tuple | list) or len(between) != 2:
-        raise UsageError(f"between is a pair (low, high), None for an open end, not {shown(between)}")
+        raise UsageError(f"between is a pair (low, high), None for an open end, not {short_repr(between)}")
     low, high = between
     if low is None and high is None:
         raise UsageError("between=(None, None) is no range: read a snapshot for all rows")
@@ -67,8 +71,8 @@ def _range(between: Any, schema: Schema, left: tuple[str, ...]) -> Predicate:
     return found
 
 
-def _end(end: Any, sign: str, left: tuple[str, ...]) -> Predicate:
-    """The condition that a row is at one end of a range, or on the side of it that the sign names.
+def _end(end: object, sign: str, left: tuple[str, ...]) -> Predicate:
+    """Build the condition that a row is at one end of a range, or on the side of it that the sign names.
 
     Columns are compared one after the other, as rows are ordered:
         (a, b) >= (x, y)   iff   a > x  or  a = x and b >= y
@@ -78,7 +82,7 @@ def _end(end: Any, sign: str, left: tuple[str, ...]) -> Predicate:
     if not values or set(names) != set(values):
         raise UsageError(
             f"an end of a range names the key columns {', '.join(left)}, from the first on, not "
-            f"{', '.join(map(shown, values)) or 'none'}"
+            f"{', '.join(map(short_repr, values)) or 'none'}"
         )
     if any(value is None for value in values.values()):
         raise UsageError("an end of a range has no null: leave that end open, or look up the null as a key")
@@ -89,6 +93,5 @@ def _end(end: Any, sign: str, left: tuple[str, ...]) -> Predicate:
     return found
 
 
-def _beside(name: str, sign: str, value: Any) -> Predicate:
-    predicate: Predicate = _SIGNS[sign](col(name), value)
-    return predicate
+def _beside(name: str, sign: str, value: object) -> Predicate:
+    return _SIGNS[sign](col(name), value)

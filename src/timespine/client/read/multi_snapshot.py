@@ -1,4 +1,4 @@
-"""Several collections as of one time: a consistent cut."""
+"""Snapshots of several collections as of one time: a consistent cut."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 
-from timespine.client.collection import Collection, access_of
-from timespine.client.context import Access
+from timespine.client.collection import Collection, handle_of
+from timespine.client.context import CollectionHandle
 from timespine.client.process_guard import OneProcess
 from timespine.client.read.acquire import WAIT_S, last_complete, seconds_of
-from timespine.client.read.reads import Asked, read_snapshot
+from timespine.client.read.open_reads import ReadOptions, open_snapshot
 from timespine.client.read.rows import Snapshot
-from timespine.client.time_args import Moment, to_user
+from timespine.client.time_args import TimeLike, unwrap_time
 from timespine.core.state import State
 from timespine.errors import NotSealed, SinceError, UsageError
 from timespine.hints import Hint
 from timespine.model.time import INT64_MAX, Time
 
 ATTEMPTS = 16
-"""How often the newest common time is looked for again because somebody let it go meanwhile."""
+"""Times that the newest common time is looked for, because another process expired it in between."""
 
 
 class MultiSnapshot(OneProcess, Mapping[str, Snapshot]):
@@ -27,7 +27,7 @@ class MultiSnapshot(OneProcess, Mapping[str, Snapshot]):
 
     def __init__(self, as_of: int | Time, snapshots: dict[str, Snapshot]) -> None:
         self.as_of = as_of
-        """The time."""
+        """The time of all snapshots."""
         self._snapshots = snapshots
 
     def __getitem__(self, name: str) -> Snapshot:
@@ -40,7 +40,7 @@ class MultiSnapshot(OneProcess, Mapping[str, Snapshot]):
         return len(self._snapshots)
 
     def close(self) -> None:
-        """Let history go."""
+        """Release history."""
         for snapshot in self._snapshots.values():
             snapshot.close()
 
@@ -56,71 +56,71 @@ class MultiSnapshot(OneProcess, Mapping[str, Snapshot]):
 
 def snapshot_many(
     collections: Sequence[Collection],
-    as_of: Moment | None,
+    as_of: TimeLike | None,
     timeout: float | None = WAIT_S,
     multiplicity: str = "rows",
 ) -> MultiSnapshot:
-    """Read several collections as of one time: the largest that is complete in all of them, if none is named."""
+    """Read several collections as of one time: by default the largest that is complete in all of them."""
     if not collections:
         raise UsageError("name at least one collection")
-    handles = [access_of(each) for each in collections]
+    handles = [handle_of(each) for each in collections]
     lines = {(each.entry.timeline, each.known().arity) for each in handles}
     if len(lines) > 1:
         raise UsageError("the times of these collections are of different kinds, so they have none in common")
     if as_of is not None:
         return _read_all(handles, as_of, timeout, multiplicity)
-    monotonic = handles[0].shared.monotonic
+    monotonic = handles[0].context.monotonic
     deadline = monotonic() + seconds_of(timeout)
     for _ in range(ATTEMPTS):
         try:
             return _read_newest(handles, timeout, multiplicity)
         except SinceError:
-            # That time was let go meanwhile, or one collection expired times that another has not completed yet.
+            # Another process expired that time, or one collection expired times that another has not completed yet.
             _wait_for_since(handles, deadline, monotonic)
     return _read_newest(handles, timeout, multiplicity)
 
 
-def _read_newest(handles: Sequence[Access], timeout: float | None, multiplicity: str) -> MultiSnapshot:
-    """Read all as of the largest time that is complete in all of them. Each log is looked at once."""
+def _read_newest(handles: Sequence[CollectionHandle], timeout: float | None, multiplicity: str) -> MultiSnapshot:
+    """Read all as of the largest time that is complete in all of them. Looks at each log once."""
     states = [each.state() for each in handles]
     newest: list[Time] = []
-    for access, state in zip(handles, states, strict=True):
+    for handle, state in zip(handles, states, strict=True):
         time = last_complete(state)
         if time is None:
-            raise UsageError(f"{access.name} has no complete time yet", hint=Hint("complete-first"))
+            raise UsageError(f"{handle.name} has no complete time yet", hint=Hint("complete-first"))
         newest.append(time)
     return _read_all(handles, min(newest), timeout, multiplicity, states)
 
 
 def _read_all(
-    handles: Sequence[Access],
-    as_of: Moment,
+    handles: Sequence[CollectionHandle],
+    as_of: TimeLike,
     timeout: float | None,
     multiplicity: str,
     states: Sequence[State | None] = (),
 ) -> MultiSnapshot:
-    """Read all as of one time, on states that were just read, if they were."""
+    """Read all as of one time, on states that the caller has just read, if given."""
     with contextlib.ExitStack() as stack:
         snapshots: dict[str, Snapshot] = {}
-        for access, state in zip(handles, states or [None] * len(handles), strict=True):
+        for handle, state in zip(handles, states or [None] * len(handles), strict=True):
             try:
-                snapshot = read_snapshot(access, as_of, Asked(timeout=timeout, state=state), multiplicity)
+                snapshot = open_snapshot(handle, as_of, ReadOptions(timeout=timeout, state=state), multiplicity)
             except (NotSealed, SinceError) as error:
-                error.args = (f"{access.name}: {error.message}",)
+                error.args = (f"{handle.name}: {error.message}",)
                 raise
-            snapshots[access.name] = snapshot
+            snapshots[handle.name] = snapshot
             stack.callback(snapshot.close)
         stack.pop_all()
-    return MultiSnapshot(to_user(handles[0].time_of(as_of)), snapshots)
+    return MultiSnapshot(unwrap_time(handles[0].time_of(as_of)), snapshots)
 
 
-def _wait_for_since(handles: Sequence[Access], deadline: float, monotonic: Callable[[], float]) -> None:
-    """Wait until every collection is complete at the latest since of all; NotSealed names one that is not."""
+def _wait_for_since(handles: Sequence[CollectionHandle], deadline: float, monotonic: Callable[[], float]) -> None:
+    """Wait until every collection is complete at the latest since of all; raise NotSealed for one that is not."""
     sinces = [each.state().since for each in handles]
     first = max(since.elements[0] if since.elements else (INT64_MAX,) for since in sinces)
     for each in handles:
         left = deadline - monotonic()
         if each.wait(lambda state: not state.upper.less_equal(first), left) is None:
-            error = NotSealed(to_user(first), each.known().upper, expired=True)
+            error = NotSealed(unwrap_time(first), each.known().upper, expired=True)
             error.args = (f"{each.name}: {error.message}",)
             raise error

@@ -1,4 +1,4 @@
-"""Rows as dictionaries of what Python has for each type."""
+"""Rows as dictionaries of Python values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from timespine.errors import UsageError
 
 
 def to_dicts(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows of a table. A UsageError names the column whose dates or timestamps Python cannot hold."""
+    """Return the rows of a table. A UsageError names the column whose dates or timestamps Python cannot hold."""
     try:
         rows: list[dict[str, Any]] = table.to_pylist()
     except (OverflowError, ValueError) as error:
@@ -25,7 +25,7 @@ def to_dicts(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _is_held(column: pa.ChunkedArray) -> bool:
-    """Whether Python has a value for every one of a column."""
+    """Return whether Python has a value for every value of a column."""
     try:
         column.to_pylist()
     except (OverflowError, ValueError):

@@ -1,34 +1,35 @@
-"""Changes that depend on the rows that are there: upsert, delete, update, replace.
+"""Changes that depend on the present rows: upsert, delete, update, replace.
 
-Each function here says which rows a change looks at, and which rows it retracts and
-inserts. `DeltaStep` reads those rows once, and appends the delta exactly at the upper
-that it is right for. If other writers commit first, it judges what they committed
-(`client.write.read_current`), and is placed again. Rows that stay as they are cancel out and
-are not written.
+Each function here determines which rows a change looks at, and which rows it retracts
+and inserts. `DeltaStep` reads those rows once, and appends the delta exactly at the upper
+that it is right for. If other writers commit first, it judges their commits
+(`client.write.read_current`), and is placed again. Unchanged rows cancel out and are not
+written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.context import Access
-from timespine.client.results import CommitResult
-from timespine.client.row_args import keys_of, restricted
+from timespine.client.argument_types import SetLike
+from timespine.client.context import CollectionHandle
+from timespine.client.row_args import parse_keys, restrict_columns
 from timespine.client.write.prepare import materialize_once, require_key_columns
 from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
 from timespine.client.write.step_commit import commit_steps
 from timespine.client.write.transaction_steps import DeltaStep
+from timespine.client.write_results import CommitResult
 from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import to_arrow
-from timespine.columnar.ingest.update_table import conform
-from timespine.columnar.predicate.column import as_predicate
-from timespine.columnar.predicate.keyset import KeySet
+from timespine.columnar.ingest.update_table import conform_columns
+from timespine.columnar.predicate.column import Column, Where, as_predicate
+from timespine.columnar.predicate.conditions import column_expression
+from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import is_row_by_row
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.columnar.schema.types import is_nested
@@ -37,22 +38,22 @@ from timespine.hints import Hint
 from timespine.model.time import INT64_MAX, INT64_MIN
 
 COPIES_MAX = 1 << 24
-"""Copies of rows that count more than once, which a change makes one by one: a bound on its memory."""
+"""Most copies of rows that count more than once: a change makes them one by one, so this bounds its memory."""
 
 
-def change(access: Access, compute: Compute, operation: str) -> CommitResult:
+def change(handle: CollectionHandle, compute: Compute, operation: str) -> CommitResult:
     """Compute a delta to the newest rows and append it, as a transaction of one step."""
-    (committed,) = commit_steps(DeltaStep(access, compute, operation))
+    (committed,) = commit_steps(DeltaStep(handle, compute, operation))
     assert isinstance(committed, CommitResult)
     return committed
 
 
-def upsert_delta(rows: Any) -> Compute:
-    """Replace rows with the same key, or add them. Without key columns: add those that are not there."""
+def upsert_delta(rows: object) -> Compute:
+    """Replace rows with the same key, or add them. Without key columns, add rows that the collection lacks."""
     rows = materialize_once(rows)
 
     def compute(schema: Schema) -> Look:
-        new = conform(require_key_columns(rows, schema), schema)
+        new = conform_columns(require_key_columns(rows, schema), schema)
         if not schema.key:
             return _once_each(new, schema)
         return Look(lambda old: RowDelta(old, new), keys=_distinct_keys(new, schema), grain=Grain.NEWS)
@@ -60,18 +61,18 @@ def upsert_delta(rows: Any) -> Compute:
     return compute
 
 
-def delete_keys_delta(keys: Any) -> Compute:
+def delete_keys_delta(keys: object) -> Compute:
     """Delete all rows with one of these keys."""
     keys = materialize_once(keys)
 
     def compute(schema: Schema) -> Look:
-        return Look(_gone(schema), keys=KeySet(keys_of(keys, schema)), grain=Grain.NEWS)
+        return Look(_gone(schema), keys=KeySet(parse_keys(keys, schema)), grain=Grain.NEWS)
 
     return compute
 
 
-def delete_where_delta(where: Any) -> Compute:
-    """Delete all rows for which a condition holds."""
+def delete_where_delta(where: Where) -> Compute:
+    """Delete all rows that satisfy a condition."""
     predicate = as_predicate(where)
     return lambda schema: Look(_gone(schema), where=predicate, grain=Grain.NEWS)
 
@@ -80,15 +81,15 @@ def _gone(schema: Schema) -> Callable[[pa.Table], RowDelta]:
     return lambda old: RowDelta(old, schema.arrow.empty_table())
 
 
-def delete_delta(keys: Any, where: Any) -> Compute:
-    """Delete rows with these keys, or for which a condition holds."""
+def delete_delta(keys: object, where: Where | None) -> Compute:
+    """Delete rows by their keys, or by a condition."""
     if (keys is None) == (where is None):
         raise UsageError("delete either keys, or where a condition holds", hint=Hint("give-keys-or-where"))
     return delete_keys_delta(keys) if where is None else delete_where_delta(where)
 
 
-def update_delta(where: Any, set: Mapping[str, Any]) -> Compute:
-    """Set some columns of the rows for which a condition holds."""
+def update_delta(where: Where | None, set: SetLike) -> Compute:
+    """Set some columns of the rows that satisfy a condition."""
     predicate = as_predicate(where) if where is not None else None
     if not isinstance(set, Mapping):
         raise UsageError("say what to set by column: update(set={'total': 0})")
@@ -100,7 +101,7 @@ def update_delta(where: Any, set: Mapping[str, Any]) -> Compute:
             raise UsageError("key columns cannot be updated: delete the rows and insert others")
 
         def difference(old: pa.Table) -> RowDelta:
-            return RowDelta(old, assigned(repeated(old), values, schema))
+            return RowDelta(old, assign_values(repeat_present_rows(old), values, schema))
 
         return Look(difference, where=predicate, grain=by_key(schema) if by_row else Grain.ALL)
 
@@ -108,18 +109,18 @@ def update_delta(where: Any, set: Mapping[str, Any]) -> Compute:
 
 
 def by_key(schema: Schema) -> Grain:
-    """The grain of what goes row by row: by keys, unless rows are known by all columns and some are nested."""
+    """Return the grain of row-wise changes: keys, unless all columns identify a row and some are nested."""
     nested = not schema.key and any(is_nested(each.arrow_type) for each in schema.fields)
     return Grain.ALL if nested else Grain.KEYS
 
 
-def replace_delta(where: Any, rows: Any) -> Compute:
-    """Replace all rows for which a condition holds by others, for which it must hold too."""
+def replace_delta(where: Where | None, rows: object) -> Compute:
+    """Replace all rows that satisfy a condition by others, which must satisfy it too."""
     rows = materialize_once(rows)
     predicate = as_predicate(where) if where is not None else None
 
     def compute(schema: Schema) -> Look:
-        new = conform(require_key_columns(rows, schema), schema)
+        new = conform_columns(require_key_columns(rows, schema), schema)
         if predicate is not None:
             predicate.check(schema)
             if new.num_rows and not new.filter(predicate.mask(new)).num_rows == new.num_rows:
@@ -129,8 +130,8 @@ def replace_delta(where: Any, rows: Any) -> Compute:
     return compute
 
 
-def assigned(table: pa.Table, set: Mapping[str, Any], schema: Schema) -> pa.Table:
-    """Rows with some columns set: to a value, or to a Polars expression, such as `pl.sql_expr("total * 2")`."""
+def assign_values(table: pa.Table, set: SetLike, schema: Schema) -> pa.Table:
+    """Set some columns of rows: to a value, to another column, or to a Polars expression."""
     unknown = [name for name in set if name not in schema.names]
     if unknown:
         raise UsageError(f"there is no column {unknown[0]}; there are: {', '.join(schema.names)}")
@@ -139,22 +140,24 @@ def assigned(table: pa.Table, set: Mapping[str, Any], schema: Schema) -> pa.Tabl
     try:
         changed = frame.with_columns(values)
     except POLARS_ERRORS as error:
-        raise UsageError(f"the rows cannot be set like that: {type(error).__name__}") from error
-    return conform(to_arrow(changed), schema)
+        raise UsageError(f"a value of `set` cannot be computed from the rows: {type(error).__name__}") from error
+    return conform_columns(to_arrow(changed), schema)
 
 
 POLARS_ERRORS = (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError)
-"""What Polars raises about an expression that does not fit the rows."""
+"""The errors of Polars for an expression that does not fit the rows."""
 
 
-def as_expression(name: str, value: Any, schema: Schema) -> pl.Expr:
-    """What a column is set to: an expression as it is, a value as one of the column's type."""
+def as_expression(name: str, value: object, schema: Schema) -> pl.Expr:
+    """Convert a value of `set` to an expression: an expression as it is, a column, or a value of the column's type."""
     if isinstance(value, pl.Expr):
         return value
+    if isinstance(value, Column):
+        return column_expression(value.name)
     if value is None or isinstance(value, bool | float | str) or _is_int64(value):
         return pl.lit(value)
-    (field,) = restricted(schema, (name,)).fields
-    column = to_arrow([{name: value}], restricted(schema, (name,))).column(0)
+    (field,) = restrict_columns(schema, (name,)).fields
+    column = to_arrow([{name: value}], restrict_columns(schema, (name,))).column(0)
     return pl.lit(pl.Series(name, pl.from_arrow(cast_column(field.name, column, field.arrow_type)))).first()
 
 
@@ -162,11 +165,11 @@ def _is_int64(value: object) -> bool:
     return isinstance(value, int) and INT64_MIN <= value <= INT64_MAX
 
 
-def repeated(old: pa.Table) -> pa.Table:
-    """Rows as often as they count; what counts less than zero cannot be changed."""
+def repeat_present_rows(old: pa.Table) -> pa.Table:
+    """Repeat rows by their counts; raise a UsageError for negative counts."""
     counts = old.column(DIFF).to_numpy()
     if len(counts) and counts.min() < 0:
-        raise UsageError("some of these rows count less than zero: retract them with append")
+        raise UsageError("some of these rows have a negative count: append the opposite diffs first")
     rows = old.drop_columns([DIFF])
     if len(counts) == 0 or counts.max() == 1:
         return rows
@@ -176,9 +179,9 @@ def repeated(old: pa.Table) -> pa.Table:
 
 
 def _once_each(rows: pa.Table, schema: Schema) -> Look:
-    """What makes each of some rows be there: those that are stay as they are, as often as they count."""
-    keys = KeySet(keys_of(rows, schema))
-    distinct = conform(to_arrow(pl.DataFrame(pl.from_arrow(rows)).unique()), schema)
+    """Add each row that the collection lacks; leave the others, and their counts, unchanged."""
+    keys = KeySet(parse_keys(rows, schema))
+    distinct = conform_columns(to_arrow(pl.DataFrame(pl.from_arrow(rows)).unique()), schema)
 
     def difference(old: pa.Table) -> RowDelta:
         there = KeySet(old.filter(pc.greater(old.column(DIFF), 0)).select(keys.names))
@@ -188,7 +191,7 @@ def _once_each(rows: pa.Table, schema: Schema) -> Look:
 
 
 def _distinct_keys(table: pa.Table, schema: Schema) -> KeySet:
-    """The keys of rows, each of which may come only once."""
+    """Return the keys of rows; raise a UsageError if a key repeats."""
     keys = KeySet(table.select(list(schema.key_names)))
     if len(keys) != table.num_rows:
         raise UsageError(f"{table.num_rows - len(keys)} rows repeat the key of another one: give each key once")

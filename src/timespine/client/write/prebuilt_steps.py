@@ -1,7 +1,7 @@
 """Steps whose runs were durable before the transaction: built by a bulk load, a batch writer, or tasks of Spark.
 
-Their blobs belong to the builder, which deletes them if the transaction is refused. A step itself deletes only what
-it has put: the blobs of inline parts that the state had no room for.
+Their blobs belong to the builder, which deletes them if the transaction is refused. A step deletes only blobs
+that it has put itself: those of inline parts that the state had no room for.
 """
 
 from __future__ import annotations
@@ -11,69 +11,95 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from timespine.client.context import Access
-from timespine.client.results import CommitResult
+from timespine.client.context import CollectionHandle
 from timespine.client.write.prepare import PreparedRows
 from timespine.client.write.stage import Runs, count_appended, delete_flushed, flush_inline, unplaced_description
 from timespine.client.write.transaction_steps import AppendStep, Step, append_at
+from timespine.client.write_results import CommitResult
 from timespine.columnar.parts.hollow_run import rows_in
 from timespine.core.batch import HollowBatch
-from timespine.core.transitions import Appended, Command
+from timespine.core.transitions import AppendResult, Command
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
 Batches = tuple[HollowBatch, ...]
 
 
+class FlushesRuns:
+    """The part of a step that puts inline parts as blobs if the state has no room for them, and deletes those blobs."""
+
+    handle: CollectionHandle
+    flushed: Runs
+    """The runs without inline parts; none if the step did not flush them."""
+
+    @property
+    def built(self) -> Runs:
+        """The runs as they were built."""
+        raise NotImplementedError
+
+    @property
+    def offered(self) -> Runs:
+        """The runs to offer: the flushed ones, if there are any."""
+        return self.flushed or self.built
+
+    def flush(self) -> None:
+        """Put inline parts as blobs."""
+        self.flushed = flush_runs(self.handle, self.built)
+
+    def unstage(self) -> None:
+        """Delete the blobs of flushed runs, after a refusal."""
+        discard_flushed(self.handle, self.built, self.flushed)
+        self.flushed = ()
+
+
 @dataclass(slots=True)
-class PrebuiltAppendStep(AppendStep):
-    """Runs whose rows all stand at one time, to be moved to that of the transaction."""
+class PrebuiltAppendStep(FlushesRuns, AppendStep):
+    """Runs whose rows all have one time, to be moved to that of the transaction."""
 
     runs: Runs = ()
     flushed: Runs = ()
-    """The runs without inline parts, once the state had no room for those."""
+
+    @property
+    def built(self) -> Runs:
+        return self.runs
 
     @property
     def earliest(self) -> int:
-        # SUBTLE: rows can be moved to a later time, and never to an earlier one, wherever the clock is
+        # SUBTLE: rows can move to a later time, and never to an earlier one, wherever the clock is
         # (test_late_rows.py).
-        return max(self.access.next_time(), self.written)
+        return max(self.handle.next_time(), self.written)
 
     def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
         return None
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
-        return AppendStep.commands(self, self.flushed or self.runs, upper, at)
+        return AppendStep.commands(self, self.offered, upper, at)
 
     def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
-        count_appended(self.access, self.flushed or self.runs, self.rows)
+        count_appended(self.handle, self.offered, self.rows)
         return AppendStep.result(self, replies, at, seqno)
-
-    def flush(self) -> None:
-        self.flushed = flush_runs(self.access, self.runs)
-
-    def unstage(self) -> None:
-        discard_flushed(self.access, self.runs, self.flushed)
-        self.flushed = ()
 
 
 @dataclass(slots=True)
-class PrebuiltAppendAtStep(Step):
-    """Runs whose rows stand at fixed times."""
+class PrebuiltAppendAtStep(FlushesRuns, Step):
+    """Runs whose rows have fixed times."""
 
     runs: Runs
     rows: int
     lower: Frontier
-    """No row is before this."""
+    """A frontier at or before all rows."""
     upper: Frontier
-    """How far the step completes the collection: past all rows."""
+    """The upper after the step, past all rows."""
     expected: Frontier | None
-    """The upper that the caller expects; None: whatever it is."""
+    """The upper that the caller expects; None: any."""
     operation: str
     time: int | Time | None
-    """The time of all rows, for the answer; None if they have several."""
+    """The time of all rows, for the result; None if they have several."""
     flushed: Runs = ()
-    """The runs without inline parts, once the state had no room for those."""
+
+    @property
+    def built(self) -> Runs:
+        return self.runs
 
     @property
     def is_conditional(self) -> bool:
@@ -84,29 +110,21 @@ class PrebuiltAppendAtStep(Step):
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         expected = upper if self.expected is None else self.expected
-        runs = self.flushed or self.runs
-        return [append_at(self.access, runs, self.rows, self.lower, expected, self.upper, self.operation)]
+        return [append_at(self.handle, self.offered, self.rows, self.lower, expected, self.upper, self.operation)]
 
     def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
-        count_appended(self.access, self.flushed or self.runs, self.rows)
+        count_appended(self.handle, self.offered, self.rows)
         return CommitResult(self.time, replies[-1], self.rows, seqno)
-
-    def flush(self) -> None:
-        self.flushed = flush_runs(self.access, self.runs)
-
-    def unstage(self) -> None:
-        discard_flushed(self.access, self.runs, self.flushed)
-        self.flushed = ()
 
 
 @dataclass(slots=True)
 class PrebuiltBatchStep(Step):
-    """Whole batches of a batch writer, which says what command appends them. A refusal is the answer."""
+    """Whole batches of a batch writer, which makes the command. A refusal is the result."""
 
     batches: Batches
     command: Callable[[Batches], Command]
     flushes_first: bool = False
-    """Whether inline parts are put as blobs before the first try: the command has no limit for them."""
+    """Whether to put inline parts as blobs before the first try: the command has no limit for them."""
     flushed: Batches = field(default=())
 
     @property
@@ -115,7 +133,7 @@ class PrebuiltBatchStep(Step):
 
     @property
     def offered(self) -> Batches:
-        """The batches as they are offered: flushed, if they were."""
+        """The batches to offer: the flushed ones, if there are any."""
         return self.flushed or self.batches
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
@@ -124,42 +142,42 @@ class PrebuiltBatchStep(Step):
         return [self.command(self.offered)]
 
     def flush(self) -> None:
-        self.flushed = _flush(self.access, self.batches)
+        self.flushed = _flush(self.handle, self.batches)
 
     def unstage(self) -> None:
-        delete_flushed(self.access, self.batches, self.flushed)
+        delete_flushed(self.handle, self.batches, self.flushed)
         self.flushed = ()
 
     def result(self, replies: list[Any], at: int | None, seqno: int) -> Any:
         reply = replies[-1]
-        if isinstance(reply, Appended) and not reply.taken:
+        if isinstance(reply, AppendResult) and not reply.taken:
             self.unstage()
             return reply
         for batch in self.offered:
-            count_appended(self.access, batch.runs, batch.len)
+            count_appended(self.handle, batch.runs, batch.len)
         return reply
 
 
-def flush_runs(access: Access, runs: Runs) -> Runs:
+def flush_runs(handle: CollectionHandle, runs: Runs) -> Runs:
     """Put the inline parts of runs as blobs, because the state has no room for them."""
-    return _flush(access, (_unplaced(runs, rows_in(runs)),))[0].runs if runs else ()
+    return _flush(handle, (_unplaced(runs, rows_in(runs)),))[0].runs if runs else ()
 
 
-def discard_flushed(access: Access, runs: Runs, flushed: Runs) -> None:
-    """Delete what was put to flush runs: their commit was refused."""
+def discard_flushed(handle: CollectionHandle, runs: Runs, flushed: Runs) -> None:
+    """Delete the blobs of flushed runs, after a refusal."""
     if flushed:
-        delete_flushed(access, (_unplaced(runs, 0),), (_unplaced(flushed, 0),))
+        delete_flushed(handle, (_unplaced(runs, 0),), (_unplaced(flushed, 0),))
 
 
-def _flush(access: Access, batches: Batches) -> Batches:
+def _flush(handle: CollectionHandle, batches: Batches) -> Batches:
     """Put the inline parts of batches as blobs, of all or of none."""
-    writer = access.committer.writer(access.id)
+    writer = handle.committer.writer(handle.id)
     flushed: list[HollowBatch] = []
     try:
         for batch in batches:
-            flushed.append(flush_inline(access, batch, writer))
+            flushed.append(flush_inline(handle, batch, writer))
     except BaseException:
-        delete_flushed(access, batches, tuple(flushed))
+        delete_flushed(handle, batches, tuple(flushed))
         raise
     return tuple(flushed)
 

@@ -1,6 +1,6 @@
-"""Prepare rows: what a caller gave becomes updates of the schema, in order unless they are too many.
+"""Prepare rows: convert them to updates of the schema, in order unless they are too many.
 
-A caller gives rows as dictionaries, columns, Arrow, Polars or pandas. They are converted once, here; every later
+Callers give rows as dictionaries, columns, Arrow, Polars or pandas. This module converts them once; every later
 station of a write has Arrow tables.
 """
 
@@ -13,9 +13,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.context import Access
-from timespine.client.row_args import are_dicts, names_of, refuse_missing
-from timespine.client.time_args import Moment, Progress, plain, to_user
+from timespine.client.context import CollectionHandle
+from timespine.client.row_args import are_dicts, column_names_of, refuse_missing
+from timespine.client.time_args import FrontierLike, TimeLike, plain_frontier, unwrap_time
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.ingest.update_table import update_table
 from timespine.columnar.kernels.consolidate import check_weights, consolidate
@@ -26,62 +26,62 @@ from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
 MINIMAL_MAX = 64
-"""Minimal times of one append that are told apart, of times with several coordinates."""
+"""Most minimal times of one append that are kept apart, for times with several coordinates."""
 
 
 class PreparedRows(msgspec.Struct, frozen=True):
     """Updates of one collection that are not durable yet."""
 
-    access: Access
+    handle: CollectionHandle
     id: int
-    """The schema that they are prepared with."""
+    """The id of the schema that they are prepared with."""
     schema: Schema
     table: pa.Table
     lower: Frontier
-    """The minimal times of all given rows, also of those that cancelled out; closed if there were none."""
+    """The minimal times of all rows of the caller, also of rows that cancelled out; closed if there were none."""
     latest: Time | None
-    """A time at or after them."""
+    """A time at or after all of them."""
     share: int = 1
     """The number of appends that they come from: each of those may be inline."""
     is_sorted: bool = True
-    """Whether they are consolidated and in order. Of too many rows, each part is sorted when it is written."""
+    """Whether they are consolidated and in order. If they are too many, each part is sorted when it is written."""
 
     @property
     def time(self) -> int | Time | None:
         """The time of all rows; None if they have several, or there are none."""
-        return to_user(self.latest) if self.latest is not None and self.lower.elements == (self.latest,) else None
+        return unwrap_time(self.latest) if self.latest is not None and self.lower.elements == (self.latest,) else None
 
 
-def prepare_rows(access: Access, rows: Any, at: Time | None, *, sort_all: bool = True) -> PreparedRows:
-    """Convert rows to updates. If they do not fit the known schema, look for a newer one.
+def prepare_rows(handle: CollectionHandle, rows: object, at: Time | None, *, sort_all: bool = True) -> PreparedRows:
+    """Convert rows to updates. If they do not fit the known schema, read the newest one.
 
-    Sort them, unless the caller can do without (`sort_all`) and they are more than `Config.sort_bytes`.
+    Sort them, unless the caller needs no order (`sort_all`) and they are more than `Config.sort_bytes`.
     """
-    known = access.known()
-    id, schema = access.schema(known)
+    known = handle.known()
+    id, schema = handle.schema(known)
     try:
         table = to_updates(rows, schema, at)
     except InvalidRows:
-        state = access.state()
+        state = handle.state()
         if len(state.schemas) == len(known.schemas):
             raise
-        id, schema = access.schema(state)
+        id, schema = handle.schema(state)
         table = to_updates(rows, schema, at)
     lower, latest = (Frontier((at,)), at) if at is not None else time_bounds(table, schema)
     check_weights(table, schema)
-    is_sorted = sort_all or table.nbytes <= access.config.sort_bytes
+    is_sorted = sort_all or table.nbytes <= handle.config.sort_bytes
     if is_sorted:
         table = consolidate(table, (*schema.order_names, *schema.time_names))
-    return PreparedRows(access, id, schema, table, lower, latest, is_sorted=is_sorted)
+    return PreparedRows(handle, id, schema, table, lower, latest, is_sorted=is_sorted)
 
 
-def to_updates(rows: Any, schema: Schema, at: Time | None) -> pa.Table:
+def to_updates(rows: object, schema: Schema, at: Time | None) -> pa.Table:
     """Convert rows to an update table: in the order given, not consolidated."""
     return update_table(require_key_columns(fill_diffs(rows, schema), schema), schema, at)
 
 
 def materialize_once(rows: Any) -> Any:
-    """Read rows that can be read only once into memory; leave all others as they are.
+    """Read rows that can be read only once into memory; return all others unchanged.
 
     SUBTLE: a write that starts again, because another writer was first or the schema changed, would find a reader at
     its end and take that for no rows (test_spark_writes.py, test_delta.py).
@@ -89,34 +89,34 @@ def materialize_once(rows: Any) -> Any:
     return to_arrow(rows) if hasattr(rows, "__arrow_c_stream__") and not _is_table(rows) else rows
 
 
-def _is_table(rows: Any) -> bool:
-    """Say whether rows are in memory already, as columns."""
+def _is_table(rows: object) -> bool:
+    """Return whether rows are in memory as columns."""
     return isinstance(rows, pa.Table | pl.DataFrame) or hasattr(rows, "iloc")
 
 
-def require_key_columns(rows: Any, schema: Schema) -> pa.Table:
-    """Convert rows to a table, and refuse those that do not bring all columns of the key.
+def require_key_columns(rows: object, schema: Schema) -> pa.Table:
+    """Convert rows to a table; raise InvalidRows if they lack a column of the key.
 
-    A column that rows lack is null, or holds its default. Of a key that is never what the caller meant: it would be
-    the key of another row.
+    A missing column becomes null, or its default. For a key the caller never means that: it would be the key of
+    another row.
     """
     table = to_arrow(rows, schema)
-    check_keys(rows, table, schema)
+    check_key_columns(rows, table, schema)
     return table
 
 
-def check_keys(rows: Any, table: pa.Table, schema: Schema) -> None:
-    """Refuse rows, which are this table, that do not bring all columns of the key."""
+def check_key_columns(rows: object, table: pa.Table, schema: Schema) -> None:
+    """Raise InvalidRows if rows, which are this table, lack a column of the key."""
     if schema.key and table.num_rows:
         lists = rows if isinstance(rows, list | tuple) else ()
         refuse_missing(schema.key_names, set(schema.key_names).intersection(table.column_names, *lists))
 
 
-def fill_diffs(rows: Any, schema: Schema) -> Any:
-    """Give +1 to dictionaries without a diff, if others have one. Refuse times that only some of them have."""
+def fill_diffs(rows: object, schema: Schema) -> Any:
+    """Set the diff of dictionaries without one to +1, if others have one. Refuse times that only some of them have."""
     if not isinstance(rows, list | tuple) or not are_dicts(rows):
         return rows
-    there = names_of(rows)
+    there = column_names_of(rows)
     for name in there.intersection(schema.time_names):
         lacking = sum(name not in row for row in rows)
         if lacking:
@@ -127,21 +127,23 @@ def fill_diffs(rows: Any, schema: Schema) -> Any:
 # Times.
 
 
-def next_free_time(access: Access, upper: Frontier) -> int:
-    """Find the time that is free next, as far as an upper tells."""
-    return max(access.next_time(), upper.time if upper.elements else 0)
+def next_free_time(handle: CollectionHandle, upper: Frontier) -> int:
+    """Return the next free time after an upper."""
+    return max(handle.next_time(), upper.time if upper.elements else 0)
 
 
-def has_no_times(access: Access, rows: Any, at: Moment | None) -> bool:
-    """Say whether neither the caller nor the rows say at which times the rows stand."""
-    _, schema = access.schema(access.known())
-    return at is None and schema.arity == 1 and names_of(rows).isdisjoint(schema.time_names)
+def has_no_times(handle: CollectionHandle, rows: object, at: TimeLike | None) -> bool:
+    """Return whether neither the caller nor the rows name the times of the rows."""
+    _, schema = handle.schema(handle.known())
+    return at is None and schema.arity == 1 and column_names_of(rows).isdisjoint(schema.time_names)
 
 
-def upper_of_append(access: Access, upper: Progress | None, latest: Time | None, schema: Schema) -> Frontier:
-    """Find how far an append of rows up to a time completes the collection: as far as given, or just past them."""
+def upper_of_append(
+    handle: CollectionHandle, upper: FrontierLike | None, latest: Time | None, schema: Schema
+) -> Frontier:
+    """Return the upper after an append of rows up to a time: as given, or just past them."""
     if upper is not None:
-        return access.frontier_of(upper)
+        return handle.frontier_of(upper)
     if latest is None:
         raise UsageError("there is nothing to append", hint=Hint("give-rows-or-upper"))
     if schema.arity != 1:
@@ -151,7 +153,7 @@ def upper_of_append(access: Access, upper: Progress | None, latest: Time | None,
 
 
 def check_below(table: pa.Table, schema: Schema, upper: Frontier) -> None:
-    """Refuse rows at or after the upper that their append completes the collection to."""
+    """Raise a UsageError for rows at or after the upper of their append."""
     arrays = [table.column(name).to_numpy() for name in schema.time_names]
     for element in upper.elements:
         beyond = arrays[0] >= element[0]
@@ -162,27 +164,29 @@ def check_below(table: pa.Table, schema: Schema, upper: Frontier) -> None:
 
 
 def rows_beyond_error(upper: Frontier) -> UsageError:
-    """Make the error for rows at or after the upper that their append completes the collection to."""
+    """Make the error for rows at or after the upper of their append."""
     return UsageError(f"some rows are at or after the upper {upper} that this append is to complete")
 
 
-def check_not_before(expected: Frontier | None, lower: Frontier) -> None:
-    """Refuse rows before the upper that an append expects.
+def check_not_before_upper(expected: Frontier | None, lower: Frontier) -> None:
+    """Raise a UsageError for rows before the upper that an append expects.
 
-    SUBTLE: no later station looks at the times in the rows. Rows before the upper would change what readers have
-    read: at once, or when a merge puts them beside older rows (test_spark_writes.py).
+    SUBTLE: no later station looks at the times in the rows. Rows before the upper would change results of earlier
+    reads: at once, or when a merge puts them beside older rows (test_spark_writes.py).
     """
     if expected is not None and not expected <= lower:
-        raise UsageError(f"rows at {plain(lower)} are before the upper {expected} that this append expects")
+        raise UsageError(f"rows at {plain_frontier(lower)} are before the upper {expected} that this append expects")
 
 
-def late_append_error(access: Access, lower: Frontier, upper: Frontier) -> LateRows:
-    """Make the error for appended rows at times that are complete already."""
-    return LateRows(f"rows at {plain(lower)} come too late: {access.name} is complete up to {upper}", lower, upper)
+def late_append_error(handle: CollectionHandle, lower: Frontier, upper: Frontier) -> LateRows:
+    """Make the error for late rows of an append."""
+    return LateRows(
+        f"rows at {plain_frontier(lower)} come too late: {handle.name} is complete up to {upper}", lower, upper
+    )
 
 
 def upper_after(time: int) -> Frontier:
-    """Give the upper of a collection that is complete up to a time."""
+    """Return the upper of a collection that is complete up to a time."""
     if time >= INT64_MAX:
         raise UsageError(f"time {time} is the last there is: nothing completes it but closing the collection")
     return Frontier.at(time + 1)
@@ -199,9 +203,9 @@ def time_bounds(table: pa.Table, schema: Schema) -> tuple[Frontier, Time | None]
     distinct = np.unique(np.stack(arrays, axis=1), axis=0)
     minimal: list[Time] = []
     while len(distinct) and len(minimal) < MINIMAL_MAX:
-        # In lexicographic order, the first that is left is at or after none of the others.
+        # In lexicographic order, the first remaining time is at or after none of the others.
         minimal.append(tuple(int(each) for each in distinct[0]))
         distinct = distinct[(distinct < distinct[0]).any(axis=1)]
-    if len(distinct):  # too many: one time before all of them will do
+    if len(distinct):  # too many: use one time before all of them
         minimal = [tuple(int(array.min()) for array in arrays)]
     return Frontier(tuple(minimal)), latest

@@ -1,17 +1,16 @@
-"""Read the rows that a change depends on, compute its delta, and keep the delta right while others commit.
+"""Read the rows that a change depends on, compute its delta, and keep the delta right while other writers commit.
 
 A change reads its rows once, as of one time, and computes a delta to them. If other
-writers commit before the delta does, it is not computed again. What they committed is
-judged instead:
+writers commit before the delta does, it is not computed again. Instead the change judges
+their commits:
 
     rows(new state, new time) == rows(old state, old time) + news
 
-where `news` are the net changes since, of the rows that the change looks at:
-the updates from the old upper on in the new state, less those of them that were
-written ahead of the seal before, and counted already. Without news the delta
-stands as it is, and only its time moves, which is metadata. With news it is
-patched, from them and from the rows that were read (`Grain`). The patch is one more
-run of the same commit. Rows are not read again.
+where `news` are the net changes of the rows that the change looks at: the updates from
+the old upper on in the new state, less the unsealed ones that the change had counted
+already. Without news only the time of the delta moves, which is metadata. With news the
+change patches the delta, from them and from the rows that it has read (`Grain`). The
+patch is one more run of the same commit. Rows are not read again.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from timespine.client.context import Access
-from timespine.client.read.acquire import lease_newest, planned
+from timespine.client.context import CollectionHandle
+from timespine.client.read.acquire import lease_newest, require_plan
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.rows import Rows
 from timespine.client.write.prepare import next_free_time, upper_after
 from timespine.client.write.stage import Runs, count_appended, delete_unused, make_runs
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.predicate.column import Predicate
-from timespine.columnar.predicate.keyset import KeySet
-from timespine.columnar.scan.request import Wanted
+from timespine.columnar.predicate.key_set import KeySet
+from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.core.batch import HollowBatch
 from timespine.core.read_plan import Plan, plan_ahead, plan_runs, plan_snapshot, plan_unsealed
 from timespine.core.state import State
 from timespine.core.transitions import CompareAndAppend
-from timespine.core.transitions.trace_push import rewritten
+from timespine.core.transitions.trace_push import rewrite_batch
 from timespine.errors import DiffOverflow, LeaseExpired, UpperMismatch, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -48,7 +47,7 @@ from timespine.model.time import INT64_MIN
 
 
 class Stale(UpperMismatch):
-    """The rows that were read no longer determine the delta: the change has to read again."""
+    """The error that the rows of a change no longer determine its delta: it has to read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,36 +64,36 @@ class Grain(enum.Enum):
     """The rows that a patch of a delta is computed from."""
 
     NEWS = "news"
-    """The change retracts all rows that it looks at, so it retracts new ones too."""
+    """The news alone: the change retracts all rows that it looks at, so it retracts new ones too."""
     KEYS = "keys"
-    """What becomes of a row depends on the rows of its key alone."""
+    """The rows of the keys in the news: the result for a row depends on the rows of its key alone."""
     ALL = "all"
-    """It depends on all rows that the change looks at."""
+    """All rows that the change looks at: the result for a row depends on all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Which rows a change looks at, and what it makes of them."""
+    """The rows that a change looks at, and the function that computes the delta from them."""
 
     difference: Callable[[pa.Table], RowDelta]
-    """Computes the delta from all rows that the change looks at, with their counts in `_diff`."""
+    """The function that computes the delta from all these rows, with their counts in `_diff`."""
     keys: KeySet | None = None
-    """The change looks only at rows with one of these keys."""
+    """The keys of the rows; None: all keys."""
     where: Predicate | None = None
-    """The change looks only at rows for which this holds."""
+    """The condition that the rows satisfy; None: all rows."""
     grain: Grain = Grain.ALL
     """The rows that a patch of the delta is computed from."""
 
 
 Compute = Callable[[Schema], Look]
-"""What a change looks at, and what it makes of that, under the newest schema."""
+"""A function that makes the look of a change under the newest schema."""
 
 
 @dataclass(slots=True)
 class CurrentRows:
     """The collection as a change sees it: as of one time in one state."""
 
-    access: Access
+    handle: CollectionHandle
     leased: LeasedState
     id: int
     """The id of the schema."""
@@ -111,18 +110,18 @@ class CurrentRows:
         return self.state.upper
 
     def rows(self, keys: KeySet | None = None, where: Predicate | None = None) -> pa.Table:
-        """The rows of some keys, or for which something holds, with their counts in `_diff`. Reads all of them."""
-        self.access.committer.session.count("changes read")
+        """Read the rows of some keys, or that satisfy a condition, with their counts in `_diff`."""
+        self.handle.committer.session.count("changes read")
         if where is not None:
             where.check(self.schema)
         window = Window(until=self.plan.until if self.plan is not None else None)
         return self._read(self.plan, self.state, self._wanted(window, keys, where))
 
     def news(self, state: State, time: int, keys: KeySet | None = None, where: Predicate | None = None) -> pa.Table:
-        """What a newer state, as of a time, adds to such rows: net, with their counts in `_diff`.
+        """Read what a newer state, as of a time, adds to such rows: net, with their counts in `_diff`.
 
-        It costs what was committed since: only batches that may hold an update from the old upper on are looked at,
-        and of them only the parts whose statistics allow for such rows.
+        The cost follows the commits since: it looks only at batches that may hold an update from the old upper on, and
+        at those of their parts whose statistics allow for such rows.
         """
         before = self.state
         if (before.upper, before.unsealed_next, self.time) == (state.upper, state.unsealed_next, time):
@@ -133,124 +132,129 @@ class CurrentRows:
         window = Window(after=(first - 1,) if first else None, until=(time,))
         plan = plan_ahead(state, (time,), window.after)
         if not isinstance(plan, Plan):
-            raise Stale(before.upper, state.upper)  # times from before the old upper may be after it now
+            raise Stale(before.upper, state.upper)  # since has passed the old upper, and advanced times to after it
         found = self._read(plan, state, self._wanted(window, keys, where))
         ahead = plan_unsealed(before, before.upper, Frontier.at(self.time + 1))
         if not ahead:
             return found
-        # SUBTLE: they were counted when they were not sealed yet (test_read_current.py).
+        # SUBTLE: the first read counted them when they were unsealed (test_read_current.py).
         counted = self._wanted(Window(until=(self.time,)), keys, where)
         known = self._read(plan_runs(before, ahead), before, counted)
-        net = consolidate(pa.concat_tables([found, negated(known)]), self.schema.order_names)
+        net = consolidate(pa.concat_tables([found, negate_diffs(known)]), self.schema.order_names)
         return net.select(found.column_names)
 
     def later(self, state: State, at: int | None) -> int:
-        """Find the time of the delta in a newer state: where it was, `at`, or the next free time."""
+        """Return the time of the delta in a newer state: the present one, `at`, or the next free time."""
         if state.upper.is_closed:
-            raise self.access.closed()
+            raise self.handle.closed()
         if at is not None:
             return max(at, self.time, *state.upper.elements[0])
-        return self.time if state.upper.less_equal((self.time,)) else next_free_time(self.access, state.upper)
+        return self.time if state.upper.less_equal((self.time,)) else next_free_time(self.handle, state.upper)
 
-    def _wanted(self, window: Window, keys: KeySet | None, where: Predicate | None) -> Wanted:
-        return Wanted(self.schema, self.schema.names, window, where=where, keys=keys)
+    def _wanted(self, window: Window, keys: KeySet | None, where: Predicate | None) -> ScanRequest:
+        return ScanRequest(self.schema, self.schema.names, window, where=where, keys=keys)
 
-    def _read(self, plan: Plan | None, state: State, wanted: Wanted) -> pa.Table:
-        # SUBTLE: planned again on a newer state, they would hold what `news` counts once more (test_read_current.py).
-        rows = Rows(self.access, self.leased, plan, wanted, "column", state=state, one_state=True)
+    def _read(self, plan: Plan | None, state: State, wanted: ScanRequest) -> pa.Table:
+        # SUBTLE: planned on a newer state, they would hold what `news` counts once more (test_read_current.py).
+        rows = Rows(self.handle, self.leased, plan, wanted, "column", state=state, one_state=True)
         try:
             return rows.to_arrow().select([*self.schema.names, DIFF])
         except LeaseExpired as error:
             if self.leased.is_leased:
                 raise
-            raise Stale(self.upper, self.access.known().upper) from error
+            raise Stale(self.upper, self.handle.known().upper) from error
 
     def _none(self) -> pa.Table:
         return self.schema.update_arrow.empty_table().select([*self.schema.names, DIFF])
 
 
-@contextlib.contextmanager
-def read_current(access: Access, at: int | None = None) -> Iterator[CurrentRows]:
-    """Read the collection as of now, under a lease. The delta stands at a free time, `at` or later.
+def check_ordered_times(state: State) -> None:
+    """Raise a UsageError if times have several coordinates: then no time is the newest to change rows at."""
+    if state.arity != 1:
+        raise UsageError("changing rows needs totally ordered times: append retractions yourself")
 
-    Updates that were written ahead of the seal, and that the change would seal, count already.
+
+@contextlib.contextmanager
+def read_current(handle: CollectionHandle, at: int | None = None) -> Iterator[CurrentRows]:
+    """Read the newest state of a collection under a lease. The delta gets a free time, `at` or later.
+
+    Unsealed updates that the change would seal count already.
     """
-    with lease_newest(access) as leased, contextlib.closing(leased):
+    with lease_newest(handle) as leased, contextlib.closing(leased):
         state = leased.state
-        if state.arity != 1:
-            raise UsageError("changing rows needs totally ordered times: append retractions yourself")
+        check_ordered_times(state)
         if state.upper.is_closed:
-            raise access.closed()
+            raise handle.closed()
         upper = state.upper.time
-        id, schema = access.schema(state)
-        time = next_free_time(access, state.upper) if at is None else max(at, upper)
+        id, schema = handle.schema(state)
+        time = next_free_time(handle, state.upper) if at is None else max(at, upper)
         plan: Plan | None = None
         if any(state.unsealed.reaching(state.upper, (time,))):
-            plan = planned(plan_ahead(state, (time,)))
+            plan = require_plan(plan_ahead(state, (time,)))
         elif upper > 0:
-            plan = planned(plan_snapshot(state, (upper - 1,)))
-        yield CurrentRows(access, leased, id, schema, plan, state, time)
+            plan = require_plan(plan_snapshot(state, (upper - 1,)))
+        yield CurrentRows(handle, leased, id, schema, plan, state, time)
 
 
 @dataclass(slots=True)
 class Patch:
-    """Updates that are added to a delta because of news."""
+    """Updates that a change adds to its delta because of news."""
 
     table: pa.Table
-    """Updates, all at one time."""
+    """The updates, all at one time."""
     written: int
-    """That time."""
+    """The time of the updates."""
     runs: Runs | None = None
-    """Where they are; None as long as they are not durable."""
+    """The runs of the updates; None until they are durable."""
     batch: HollowBatch | None = None
-    """The blobs to delete if it comes to nothing."""
+    """The batch whose blobs are deleted after a refusal."""
 
 
 @dataclass(slots=True)
 class PendingDelta:
-    """A delta that is not committed yet. It follows what other writers commit."""
+    """A delta that is not committed yet. It follows the commits of other writers."""
 
     now: CurrentRows
     operation: str
     written: int = 0
     """The time that the updates of the delta were written with."""
     rows: int = 0
-    """Updates of the delta, without patches."""
+    """The number of updates of the delta, without patches."""
     patches: list[Patch] = field(default_factory=list)
     _inline: bool = True
-    """Whether patches may be stored inline: not if the state was found to be full."""
+    """Whether patches may be inline: not after the state was full."""
 
     def news(self, state: State, time: int) -> pa.Table:
-        """What a newer state, as of a time, adds to the rows that the change looks at."""
+        """Read what a newer state, as of a time, adds to the rows that the change looks at."""
         raise NotImplementedError
 
     def patch(self, news: pa.Table) -> pa.Table:
-        """Compute what news add to the delta."""
+        """Compute the patch of the delta for news."""
         raise NotImplementedError
 
     @property
     def is_quick(self) -> bool:
-        """Whether a patch takes no longer than there are news."""
+        """Whether the cost of a patch follows the size of the news."""
         raise NotImplementedError
 
     def follow(self, at: int | None = None, *, exactly: bool = False, quickly: bool = False) -> None:
-        """Make the delta right for the newest known state, and for a time where it can stand.
+        """Make the delta right for the newest known state, and for a free time.
 
-        That is `at`, or later, unless it is to be `exactly` that. Stale if it takes another read. UpperMismatch if the
-        time is too early, or if it has to be done `quickly` and takes more work than the news are worth.
+        The time is `at`, or later unless `exactly`. Raise Stale if the change must read again, UpperMismatch if the
+        time is too early, or if the patch is not quick and the caller wants it `quickly`.
         """
         now = self.now
-        state = now.access.known()
+        state = now.handle.known()
         if len(state.schemas) != now.id + 1:
             raise Stale(now.upper, state.upper)
         time = at if at is not None and exactly else now.later(state, at)
         if time < now.time or not state.upper.less_equal((time,)):
-            raise UpperMismatch(Frontier.at(time), state.upper)  # the time was chosen for another state than this
+            raise UpperMismatch(Frontier.at(time), state.upper)  # the time was chosen for another state
         news = self.news(state, time)
         if news.num_rows:
             if quickly and not self.is_quick:
                 raise UpperMismatch(now.upper, state.upper)
-            now.access.committer.session.count("changes patched")
+            now.handle.committer.session.count("changes patched")
             # SUBTLE: news are read in any order, and runs are stored in order (test_read_current.py).
             patch = consolidate(self.patch(news), now.schema.order_names).select([*now.schema.names, DIFF])
             if patch.num_rows:
@@ -258,35 +262,35 @@ class PendingDelta:
         now.state, now.time = state, time
 
     def command(self, runs: Runs) -> CompareAndAppend:
-        """Make the command that appends the delta, if nothing was committed since it was last right."""
+        """Make the command that appends the delta, unless another commit came after the last `follow`."""
         now = self.now
         self._stage()
-        placed = list(moved(runs, self.written, now.time))
+        placed = list(move_in_time(runs, self.written, now.time))
         for patch in self.patches:
-            placed += moved(patch.runs or (), patch.written, now.time)
+            placed += move_in_time(patch.runs or (), patch.written, now.time)
         new_upper = upper_after(now.time)
         rows = (self.rows if runs else 0) + sum(patch.table.num_rows for patch in self.patches)
         batch = HollowBatch(Description(now.upper, new_upper, Frontier.minimum(1)), rows, tuple(placed))
-        limit = now.access.config.inline_total_bytes
+        limit = now.handle.config.inline_total_bytes
         batches = (batch,) if placed else ()
         return CompareAndAppend(batches, now.upper, new_upper, self.operation, limit, now.state.unsealed_next)
 
     @property
     def stored(self) -> int:
-        """Updates that are stored, patches included."""
+        """The number of stored updates, patches included."""
         return self.rows + sum(int(patch.table.num_rows) for patch in self.patches)
 
     def done(self) -> None:
-        """Count its patches: it is committed."""
+        """Count the patches of a committed delta."""
         for patch in self.patches:
-            count_appended(self.now.access, patch.runs or (), patch.table.num_rows)
+            count_appended(self.now.handle, patch.runs or (), patch.table.num_rows)
 
     def unstage(self) -> None:
-        """Delete what was put for patches, as the commit was refused. Another try puts them again, as blobs."""
+        """Delete the blobs of patches after a refusal. Another try puts them again, as blobs."""
         self._inline = False
         for patch in self.patches:
             if patch.batch is not None:
-                delete_unused(self.now.access, patch.batch)
+                delete_unused(self.now.handle, patch.batch)
             patch.runs, patch.batch = None, None
 
     def _stage(self) -> None:
@@ -294,18 +298,18 @@ class PendingDelta:
         now = self.now
         for patch in self.patches:
             if patch.runs is None:
-                patch.runs, patch.batch = make_runs(now.access, now.id, now.schema, patch.table, inline=self._inline)
+                patch.runs, patch.batch = make_runs(now.handle, now.id, now.schema, patch.table, inline=self._inline)
 
 
 @dataclass(slots=True)
 class LocalDelta(PendingDelta):
-    """A delta that was computed in this process."""
+    """A delta that this process computes."""
 
     look: Look | None = None
     seen: list[pa.Table] = field(default_factory=list)
-    """The rows that it was computed from, and the news since; nothing if patches do not need them."""
+    """The rows that it was computed from, and the news since; empty if patches do not need them."""
     deltas: list[pa.Table] = field(default_factory=list)
-    """The delta as it was computed first, and the patches."""
+    """The first delta, and the patches."""
 
     @staticmethod
     def of(now: CurrentRows, compute: Compute, operation: str) -> LocalDelta:
@@ -318,7 +322,7 @@ class LocalDelta(PendingDelta):
 
     @property
     def table(self) -> pa.Table:
-        """The delta as updates, as it was computed first."""
+        """The first delta, as updates."""
         return at_time(self.deltas[0], self.now.schema, self.written)
 
     @property
@@ -327,9 +331,9 @@ class LocalDelta(PendingDelta):
 
     @property
     def net(self) -> int:
-        """Updates of the delta, of which patches may have cancelled some."""
-        # SUBTLE: asked after the commit. What raised here would pass for "not committed", and committed blobs would be
-        # deleted (test_read_current.py).
+        """Count the updates of the delta after patches have cancelled some."""
+        # SUBTLE: called after the commit. An error here would mean "not committed" to the caller, which would delete
+        # committed blobs (test_read_current.py).
         try:
             return int(self._added(self.deltas).num_rows) if self.patches else self.rows
         except DiffOverflow:
@@ -341,30 +345,30 @@ class LocalDelta(PendingDelta):
 
     def patch(self, news: pa.Table) -> pa.Table:
         assert self.look is not None
-        patch = {Grain.NEWS: negated, Grain.KEYS: self._by_key, Grain.ALL: self._by_all}[self.look.grain](news)
+        patch = {Grain.NEWS: negate_diffs, Grain.KEYS: self._by_key, Grain.ALL: self._by_all}[self.look.grain](news)
         if self.seen:
             self.seen.append(news)
         self.deltas.append(patch)
         return patch
 
     def _by_key(self, news: pa.Table) -> pa.Table:
-        """What the rows of the keys of some news come to now, less what they came to."""
+        """Compute the delta of the rows of the keys in some news, less their former delta."""
         schema = self.now.schema
         keys = KeySet(news.select(list(schema.key_names)))
         before = self._added([table.filter(keys.mask(table)) for table in self.seen])
-        return self._added([self._delta(self._added([before, news])), negated(self._delta(before))])
+        return self._added([self._delta(self._added([before, news])), negate_diffs(self._delta(before))])
 
     def _by_all(self, news: pa.Table) -> pa.Table:
-        """What all rows come to now, less what they came to."""
+        """Compute the delta of all rows, less their former delta."""
         self.seen = [self._added(self.seen)]
-        return self._added([self._delta(self._added([*self.seen, news])), *map(negated, self.deltas)])
+        return self._added([self._delta(self._added([*self.seen, news])), *map(negate_diffs, self.deltas)])
 
     def _delta(self, rows: pa.Table) -> pa.Table:
         assert self.look is not None
         return delta_of(self.look.difference(rows), self.now.schema)
 
     def _added(self, tables: list[pa.Table]) -> pa.Table:
-        """Each row once, with the sum of its counts."""
+        """Add up tables: each row once, with the sum of its counts."""
         schema = self.now.schema
         return consolidate(pa.concat_tables(tables), schema.order_names).select([*schema.names, DIFF])
 
@@ -376,28 +380,28 @@ def delta_of(difference: RowDelta, schema: Schema) -> pa.Table:
     ones = pa.array(np.ones(new.num_rows, dtype=np.int64))
     new = new.append_column(schema.update_arrow.field(DIFF), ones)
     plain = pa.schema([schema.update_arrow.field(name) for name in names])
-    old = negated(difference.old.select(names))
+    old = negate_diffs(difference.old.select(names))
     return consolidate(pa.concat_tables([old.cast(plain), new.cast(plain)]), schema.order_names).select(names)
 
 
-def negated(rows: pa.Table) -> pa.Table:
+def negate_diffs(rows: pa.Table) -> pa.Table:
     """Negate the counts of rows."""
     counts = rows.column(DIFF).to_numpy() if rows.num_rows else np.empty(0, dtype=np.int64)
     if len(counts) and counts.min() == INT64_MIN:
-        raise DiffOverflow("a row counts so far below zero that it cannot be retracted at once: append its opposite")
+        raise DiffOverflow("the count of a row is too negative to be retracted at once: append its opposite")
     place = rows.column_names.index(DIFF)
     return rows.set_column(place, rows.schema.field(place), pa.array(-counts, pa.int64()))
 
 
 def at_time(delta: pa.Table, schema: Schema, time: int) -> pa.Table:
-    """Give the rows of a delta one time."""
+    """Set one time for the rows of a delta."""
     (name,) = schema.time_names
     times = pa.array(np.full(delta.num_rows, time, dtype=np.int64))
     return delta.add_column(len(schema.names), schema.update_arrow.field(name), times)
 
 
-def moved(runs: Runs, written: int, at: int) -> Runs:
-    """Move runs whose rows all have one time to a later one: metadata only."""
+def move_in_time(runs: Runs, written: int, at: int) -> Runs:
+    """Move runs whose rows all have one time to a later one: changes metadata only."""
     if written == at:
         return runs
-    return tuple(rewritten(run, Frontier.at(at)) for run in runs)
+    return tuple(rewrite_batch(run, Frontier.at(at)) for run in runs)

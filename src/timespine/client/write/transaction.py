@@ -1,4 +1,4 @@
-"""A transaction: rows and seals for any number of collections, all of them or none.
+"""A transaction: rows and seals for any number of collections, committed together or not at all.
 
     with store.transaction() as tx:
         tx.append("orders", orders)
@@ -6,34 +6,36 @@
         tx.write("payments", late, times="paid_at")
         tx.seal("payments", 10)
 
-Nothing happens before the block ends; if it raises, nothing ever does. What is
-appended without a time of its own stands at one time, the same in all collections
-of a time line, so that a snapshot of several as of that time has all of it.
+No write happens before the block ends; if it raises, none ever does. All rows that are
+appended without a time get one time, the same in all collections of a time line. So a
+snapshot of several collections as of that time has all of them.
 
-Everything is validated together and stored by one compare-and-set over the logs
-of all collections. If others were first, the transaction is placed again, at a
-later time; changes follow what was committed to the rows that they have read. Only
-what the caller relies on is not tried again: `expect`, and what `snapshot` has read.
+One compare-and-set over the logs of all collections commits the transaction. If other
+processes were first, the transaction is placed again, at a later time; changes follow
+the commits to the rows that they have read. The transaction is not tried again if a
+commit violates what the caller relies on: `expect`, or the rows of `snapshot`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
-from timespine.client.catalog.create import Nursery
-from timespine.client.collection import Collection, expiring
-from timespine.client.commit.group_commit import Committer
-from timespine.client.context import Access
+from timespine.client.argument_types import CreateOptions, IfBehind, LatePolicy, Multiplicity, RowsLike, SetLike
+from timespine.client.catalog.create import Definition, PendingCreates
+from timespine.client.collection import Collection, expire_command
+from timespine.client.commit.group_commit import GroupCommitter
+from timespine.client.context import CollectionHandle
 from timespine.client.process_guard import OneProcess
+from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.rows import Snapshot
-from timespine.client.signatures import LatePolicy, RowsLike
-from timespine.client.time_args import Moment, Progress
+from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write import delta
 from timespine.client.write.merge_builder import Merge
 from timespine.client.write.prepare import has_no_times, materialize_once
+from timespine.client.write.prepare_unsealed import REFUSE
 from timespine.client.write.read_current import Compute
 from timespine.client.write.step_commit import StepCommit, check_reads
 from timespine.client.write.transaction_steps import (
@@ -44,10 +46,9 @@ from timespine.client.write.transaction_steps import (
     Step,
     UnsealedWriteStep,
 )
-from timespine.client.write.unsealed_write import REFUSE
 from timespine.columnar.predicate.column import Where
-from timespine.core.transitions import AdvanceUpper, Command, Seal
-from timespine.errors import UpperMismatch, UsageError, shown
+from timespine.core.transitions import AdvanceUpper, Command
+from timespine.errors import UpperMismatch, UsageError, short_repr
 from timespine.model.frontier import Frontier
 
 
@@ -55,70 +56,75 @@ class Transaction(OneProcess):
     """Writes that are committed together or not at all. Leave its `with` to commit it; raise to give it up."""
 
     def __init__(
-        self, find: Callable[[Sequence[str]], list[Collection]], committer: Committer, nursery: Nursery
+        self, find: Callable[[Sequence[str]], list[Collection]], committer: GroupCommitter, nursery: PendingCreates
     ) -> None:
         self._find = find
         self._committer = committer
         self._nursery = nursery
         self._steps: list[Step] = []
-        self._reads: dict[str, tuple[Access, Frontier]] = {}
+        self._reads: dict[str, tuple[CollectionHandle, Frontier]] = {}
         self._times: dict[str, int] = {}
         self._is_over = False
         self.replies: list[Any] = []
-        """What each step came to, in order, once it is committed."""
+        """The result of each step, in order, once the transaction is committed."""
 
     @property
     def time(self) -> int | None:
-        """The time at which rows without one stand, once it is committed; None if there are none.
+        """The time of rows without one, once the transaction is committed; None if there are none.
 
         If collections of both time lines have such rows, it is that of the wall clock.
         """
         return self._times.get("clock", self._times.get("counter")) if self.replies else None
 
-    # What is to happen.
+    # Adding steps.
 
-    def create(self, name: str, *, replace: bool = False, **options: Any) -> Collection:
-        """Create a collection, as `store.create` does, and fill it: it is there when the transaction is, or never."""
+    def create(self, name: str, *, replace: bool = False, **options: Unpack[CreateOptions]) -> Collection:
+        """Create a collection, as `store.create` does, and fill it: it exists once the transaction is committed."""
         self._check_open()
-        collection = self._nursery.conceive(name, replace=replace, **options)
-        access = collection._access
-        # It is born with the transaction because that names it, whether it has rows for it or not.
-        self.add(CommandStep(access, lambda: [AdvanceUpper(Frontier.minimum(access.known().arity))]))
+        collection = self._nursery.create(name, Definition.of(options), replace=replace)
+        handle = collection._handle
+        # A transaction creates the collections that its commands name, so every new one needs at least one command.
+        self.add(CommandStep(handle, lambda: [AdvanceUpper(Frontier.minimum(handle.known().arity))]))
         return collection
 
     def append(
-        self, collection: str | Collection, rows: RowsLike, *, at: Moment | None = None, upper: Progress | None = None
+        self,
+        collection: str | Collection,
+        rows: RowsLike,
+        *,
+        at: TimeLike | None = None,
+        upper: FrontierLike | None = None,
     ) -> None:
-        """Add updates, as `collection.append` does; without times of their own, at that of the transaction."""
-        access = self._access(collection)
+        """Append updates, as `collection.append` does; without times of their own, at that of the transaction."""
+        handle = self._handle(collection)
         rows = copy_rows(rows)
-        if not has_no_times(access, rows, at):
-            time = access.time_of(at) if at is not None else None
-            self.add(AppendAtStep(access, rows, time, upper))
+        if not has_no_times(handle, rows, at):
+            time = handle.time_of(at) if at is not None else None
+            self.add(AppendAtStep(handle, rows, time, upper))
             return
         if upper is not None:
-            raise UsageError("rows that take the time of the transaction complete no other: use tx.seal for that")
-        same = (step for step in self._steps if step.access.id == access.id and type(step) is AppendStep)
+            raise UsageError("rows that take the time of the transaction complete no other time: use tx.seal for that")
+        same = (step for step in self._steps if step.handle.id == handle.id and type(step) is AppendStep)
         known = next(same, None)
         if isinstance(known, AppendStep):
             known.given.append(rows)
         else:
-            self.add(AppendStep(access, [rows]))
+            self.add(AppendStep(handle, [rows]))
 
     def upsert(self, collection: str | Collection, rows: RowsLike) -> None:
-        """Rows take the place of those with the same key, or are added."""
+        """Replace the rows with the same keys, and add the others."""
         self.change(collection, delta.upsert_delta(copy_rows(rows)), "upsert")
 
     def delete(self, collection: str | Collection, keys: RowsLike | None = None, *, where: Where | None = None) -> None:
-        """Rows with these keys, or for which a condition holds, go."""
+        """Delete rows by their keys, or by a condition."""
         self.change(collection, delta.delete_delta(copy_rows(keys), where), "delete")
 
-    def update(self, collection: str | Collection, *, where: Where | None = None, set: Mapping[str, Any]) -> None:
-        """Rows for which a condition holds get other values; all rows without one."""
+    def update(self, collection: str | Collection, *, where: Where | None = None, set: SetLike) -> None:
+        """Set values in the rows that satisfy a condition; in all rows without one."""
         self.change(collection, delta.update_delta(where, set), "update")
 
     def replace(self, collection: str | Collection, rows: RowsLike, *, where: Where | None = None) -> None:
-        """Rows for which a condition holds (all, without one) go, and these come instead."""
+        """Replace the rows that satisfy a condition (all, without one) by other rows."""
         self.change(collection, delta.replace_delta(where, copy_rows(rows)), "replace")
 
     def merge(self, collection: str | Collection, source: RowsLike) -> Merge[None]:
@@ -130,75 +136,87 @@ class Transaction(OneProcess):
         collection: str | Collection,
         rows: RowsLike,
         *,
-        at: Moment | None = None,
+        at: TimeLike | None = None,
         times: str | None = None,
         late: LatePolicy = REFUSE,
     ) -> None:
         """Make updates durable ahead of the seal, as `collection.write` does."""
-        self.add(UnsealedWriteStep(self._access(collection), copy_rows(rows), at, times, late))
+        self.add(UnsealedWriteStep(self._handle(collection), copy_rows(rows), at, times, late))
 
-    def seal(self, collections: str | Collection | Sequence[str | Collection], upper: Progress) -> None:
-        """Say of some collections that nothing more comes before a time."""
-        for access in self._accesses(as_list(collections)):
-            self._tell_seal(access, access.frontier_of(upper))
+    def seal(
+        self,
+        collections: str | Collection | Sequence[str | Collection],
+        upper: FrontierLike,
+        *,
+        if_behind: IfBehind = "error",
+    ) -> None:
+        """Seal all times before `upper` in some collections, as `collection.seal` does."""
+        for handle in self._handles(as_list(collections)):
+            self.add(CommandStep.seal(handle, handle.frontier_of(upper), if_behind))
 
-    def expire(self, collection: str | Collection, before: Progress, *, ahead: bool = False) -> None:
-        """Let history before a time go, as `collection.expire` does."""
-        access = self._access(collection)
-        asked = access.frontier_of(before)
-        self.add(CommandStep(access, lambda: expiring(access, before, ahead=ahead), expired=asked))
+    def expire(self, collection: str | Collection, before: FrontierLike, *, ahead: bool = False) -> None:
+        """Expire history before a time, as `collection.expire` does."""
+        handle = self._handle(collection)
+        asked = handle.frontier_of(before)
+        self.add(CommandStep(handle, lambda: expire_command(handle, before, ahead=ahead), expired=asked))
 
-    def expect(self, collection: str | Collection, upper: Progress) -> None:
-        """Commit only if the upper of a collection is this one: UpperMismatch otherwise, and nothing is written."""
-        access = self._access(collection)
-        expected = access.frontier_of(upper)
-        known = self._reads.setdefault(access.id, (access, expected))
+    def expect(self, collection: str | Collection, upper: FrontierLike) -> None:
+        """Commit only if the upper of a collection is this one; otherwise raise UpperMismatch and write nothing."""
+        handle = self._handle(collection)
+        expected = handle.frontier_of(upper)
+        known = self._reads.setdefault(handle.id, (handle, expected))
         if known[1] != expected:
             raise UpperMismatch(known[1], expected)
 
-    def snapshot(self, collection: str | Collection, **options: Any) -> Snapshot:
-        """The newest rows of a collection, and a promise: if they change before the commit, there is none."""
-        if options.get("as_of") is not None:
-            raise UsageError("a transaction relies on the newest rows: read others before it")
-        access = self._access(collection)
+    def snapshot(
+        self,
+        collection: str | Collection,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Where | None = None,
+        multiplicity: Multiplicity = "rows",
+        timeout: float | None = WAIT_S,
+    ) -> Snapshot:
+        """Read the newest rows of a collection, and rely on them: the commit fails if they change before it."""
+        handle = self._handle(collection)
         found = collection if isinstance(collection, Collection) else self._nursery.get(collection)
         if found is None:
-            (found,) = self._find([access.name])
-        rows = found.snapshot(**options)
-        self.expect(collection, rows.upper if rows.upper is not None else Frontier.minimum(access.known().arity))
+            (found,) = self._find([handle.name])
+        rows = found.snapshot(columns=columns, where=where, multiplicity=multiplicity, timeout=timeout)
+        self.expect(collection, rows.upper if rows.upper is not None else Frontier.minimum(handle.known().arity))
         return rows
 
-    # For those who build upon it.
+    # For engines that add steps of their own.
 
     def add(self, step: Step) -> None:
-        """One step more."""
+        """Add a step."""
         self._check_open()
         self._committer.check_writable()
-        if step.is_free and any(each.is_free and each.access.id == step.access.id for each in self._steps):
-            name = step.access.name
-            raise UsageError(f"{name} changes at the time of this transaction already: give it all rows at once")
+        if step.is_free and any(each.is_free and each.handle.id == step.handle.id for each in self._steps):
+            name = step.handle.name
+            raise UsageError(f"this transaction changes {name} at its own time already: give it all rows at once")
         self._steps.append(step)
 
     def change(self, collection: str | Collection, compute: Compute, operation: str) -> None:
-        """A difference that is worked out from the rows that are there."""
-        access = self._access(collection)
-        if self._nursery.get(access.name) is not None:
-            raise UsageError(f"{access.name} is created by this transaction, and empty: append its rows")
-        if any(step.access.id == access.id for step in self._steps):
+        """Add a delta that is computed from the present rows."""
+        handle = self._handle(collection)
+        if self._nursery.get(handle.name) is not None:
+            raise UsageError(f"this transaction creates {handle.name}, which is empty: append its rows")
+        if any(step.handle.id == handle.id for step in self._steps):
             raise UsageError(
-                f"what is in {access.name} is looked at as it was before the transaction, which has something for it "
-                "already: make one change of it, and let that come first"
+                f"a change reads {handle.name} as it was before the transaction, which has another step for it: "
+                "make one change of it, as its first step"
             )
-        self.add(DeltaStep(access, compute, operation, must_hold=True))
+        self.add(DeltaStep(handle, compute, operation, must_hold=True))
 
     def also(self, collection: str | Collection, command: Command) -> None:
-        """A command of the core that is committed with the rest."""
-        self.add(CommandStep.of(self._access(collection), command))
+        """Add a command of the core."""
+        self.add(CommandStep.of(self._handle(collection), command))
 
-    # How it ends.
+    # Ending it.
 
     def commit(self) -> None:
-        """Commit all of it, or raise and leave everything as it is."""
+        """Commit all steps, or raise and change nothing."""
         self._check_open()
         self._is_over = True
         try:
@@ -218,7 +236,7 @@ class Transaction(OneProcess):
         self._times = whole.times
         for step, reply in zip(self._steps, self.replies, strict=True):
             if isinstance(step, AppendStep) and step.floats:
-                self._times[step.access.entry.timeline] = reply.time
+                self._times[step.handle.entry.timeline] = reply.time
 
     def _float_lone_append(self) -> None:
         """Let the commit choose the time of an append, if no other step moves an upper or relies on one."""
@@ -228,7 +246,7 @@ class Transaction(OneProcess):
             appends[0].floats = all(isinstance(step, CommandStep) and step.sealed is None for step in others)
 
     def give_up(self) -> None:
-        """Nothing of it happens."""
+        """Discard all steps."""
         if not self._is_over:
             self._is_over = True
             self._nursery.close()
@@ -243,39 +261,36 @@ class Transaction(OneProcess):
 
     # Inside.
 
-    def _access(self, collection: str | Collection) -> Access:
-        return self._accesses([collection])[0]
+    def _handle(self, collection: str | Collection) -> CollectionHandle:
+        return self._handles([collection])[0]
 
-    def _accesses(self, collections: Sequence[str | Collection]) -> list[Access]:
-        """Collections, by name or as they are; names are looked up together."""
+    def _handles(self, collections: Sequence[str | Collection]) -> list[CollectionHandle]:
+        """Return the handles of collections; look all names up together."""
         self._check_open()
         for each in collections:
             if not isinstance(each, str | Collection):
-                raise UsageError(f"a transaction is about collections, by name or as they are, not {shown(each)}")
-            if isinstance(each, Collection) and each._access.committer is not self._committer:
+                raise UsageError(f"a transaction takes collections or their names, not {short_repr(each)}")
+            if isinstance(each, Collection) and each._handle.committer is not self._committer:
                 raise UsageError(f"{each.name} was opened by another store: open it by the one of the transaction")
         given = [self._nursery.get(each) or each if isinstance(each, str) else each for each in collections]
         names = [each for each in given if isinstance(each, str)]
         found = iter(self._find(names) if names else ())
-        return [each._access if isinstance(each, Collection) else next(found)._access for each in given]
+        return [each._handle if isinstance(each, Collection) else next(found)._handle for each in given]
 
     def _check_open(self) -> None:
         if self._is_over:
             raise UsageError("this transaction is over: begin another one")
 
-    def _tell_seal(self, access: Access, upper: Frontier) -> None:
-        self.add(CommandStep(access, lambda: [Seal(upper)], sealed=upper))
-
 
 def copy_rows(rows: Any) -> Any:
-    """Rows as they are now: whoever gave a list may use it for others before the transaction ends."""
+    """Copy rows: the caller may change its list before the transaction ends."""
     return list(rows) if isinstance(rows, list) else materialize_once(rows)
 
 
-def as_list(collections: Any) -> list[str | Collection]:
-    """One collection, or a list of them, as a list."""
+def as_list(collections: object) -> list[str | Collection]:
+    """Return one collection, or several, as a list."""
     if isinstance(collections, str | Collection):
         return [collections]
     if not isinstance(collections, Sequence):
-        raise UsageError(f"name one collection, or a list of them, not {shown(collections)}")
+        raise UsageError(f"name one collection, or a list of them, not {short_repr(collections)}")
     return list(collections)

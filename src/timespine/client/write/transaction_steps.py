@@ -1,9 +1,9 @@
-"""The steps of a transaction: each knows its rows, its commands, and where it leaves the upper.
+"""The steps of a transaction: each has rows, makes commands, and moves the upper.
 
 `client.write.step_commit` prepares a step with the time of the transaction and the upper that the steps before it
 leave, stages its rows, and asks it for commands. It may place a step again at a later time without preparing it again:
-runs are rewritten then, which is metadata only. A step that depends on rows it has read follows what other processes
-committed since (`client.write.read_current`); if that is impossible, the whole transaction is prepared again.
+that rewrites metadata of runs only. A step that depends on rows it has read follows the commits of other processes
+(`client.write.read_current`); if that is impossible, the whole transaction is prepared again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from timespine.client.context import Access
-from timespine.client.results import NOTHING, CommitResult, SealResult, WriteResult
-from timespine.client.time_args import Moment, Progress
+from timespine.client.argument_types import IfBehind
+from timespine.client.context import CollectionHandle
+from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write.prepare import (
     PreparedRows,
     check_below,
-    check_not_before,
+    check_not_before_upper,
     late_append_error,
     next_free_time,
     prepare_rows,
@@ -30,9 +30,7 @@ from timespine.client.write.prepare import (
     upper_after,
     upper_of_append,
 )
-from timespine.client.write.read_current import Compute, LocalDelta, PendingDelta, moved, read_current
-from timespine.client.write.stage import Runs, unplaced_description
-from timespine.client.write.unsealed_write import (
+from timespine.client.write.prepare_unsealed import (
     REFUSE,
     apply_late_policy_to,
     count_late,
@@ -41,10 +39,21 @@ from timespine.client.write.unsealed_write import (
     write_command,
     write_result,
 )
+from timespine.client.write.read_current import (
+    Compute,
+    LocalDelta,
+    PendingDelta,
+    check_ordered_times,
+    move_in_time,
+    read_current,
+)
+from timespine.client.write.stage import Runs, unplaced_description
+from timespine.client.write_results import NOTHING, CommitResult, SealResult, WriteResult
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.parts.hollow_run import rows_in
 from timespine.core.batch import HollowBatch
-from timespine.core.transitions import AppendNext, Command, CompareAndAppend, ExpireResult
+from timespine.core.transitions import AdvanceUpper, AppendNext, Command, CompareAndAppend, ExpireResult, Seal
+from timespine.errors import UsageError, short_repr
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
@@ -52,13 +61,13 @@ from timespine.model.time import Time
 
 @dataclass(slots=True)
 class Step:
-    """What a transaction does to one collection."""
+    """The part of a transaction that concerns one collection."""
 
-    access: Access
+    handle: CollectionHandle
 
     @property
     def is_free(self) -> bool:
-        """Whether its rows stand at the time of the transaction."""
+        """Whether its rows are at the time of the transaction."""
         return False
 
     @property
@@ -68,48 +77,55 @@ class Step:
 
     @property
     def is_conditional(self) -> bool:
-        """Whether the caller expects an upper: UpperMismatch is then the answer, and nothing is tried again."""
+        """Whether the caller expects an upper: UpperMismatch is then final."""
         return False
 
     @property
     def earliest(self) -> int:
-        """The earliest time of the transaction at which it can stand."""
-        return self.access.next_time()
+        """The earliest time of the transaction that the step allows."""
+        return self.handle.next_time()
+
+    def check_arity(self) -> None:
+        """Raise a UsageError for times with several coordinates: the time of a transaction has one."""
+        if self.handle.known().arity != 1:
+            raise UsageError(
+                f"the times of {self.handle.name} have several coordinates: say at which time the rows are, at=(...)"
+            )
 
     @property
     def is_stale(self) -> bool:
-        """Whether LateRows follows only from commits since it was prepared: prepared again, it may succeed."""
+        """Whether LateRows follows only from commits since `prepare`: prepared again, the step may succeed."""
         return False
 
     def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
-        """Prepare its rows, to be staged; None if there are none. The steps before it leave the upper here."""
+        """Prepare its rows for staging; None if there are none. `upper` is that after the steps before it."""
         return None
 
     def next_upper(self, upper: Frontier, at: int | None) -> Frontier:
-        """Give the upper after this step, from the upper before it."""
+        """Return the upper after this step, from the upper before it."""
         return upper
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
-        """Make its commands, once its rows are staged and the steps before it leave the upper here."""
+        """Make its commands from its staged rows. `upper` is that after the steps before it."""
         raise NotImplementedError
 
     def follow(self, at: int | None, *, exactly: bool = False, quickly: bool = False) -> None:
-        """Make its rows right for the newest known state, if they depend on it: see `PendingDelta.follow`."""
+        """Make rows that depend on the state right for the newest known one: see `PendingDelta.follow`."""
 
     def flush(self) -> None:
         """Put inline parts that were built before the transaction as blobs: the state has no room for them."""
 
     def unstage(self) -> None:
-        """Delete what it has put by itself: its commit was refused, and may be offered again or never."""
+        """Delete the blobs that the step itself has put, after a refusal: it may be offered again or never."""
 
     def result(self, replies: list[Any], at: int | None, seqno: int) -> Any:
-        """Make the answer to the caller; the state with this number has the step."""
+        """Make the result for the caller; `seqno` is that of the state that has the step."""
         return replies[-1] if replies else None
 
 
 @dataclass(slots=True)
 class AtTransactionTime(Step):
-    """A step whose rows stand at the time of the transaction."""
+    """A step whose rows are at the time of the transaction."""
 
     @property
     def is_free(self) -> bool:
@@ -121,7 +137,7 @@ class AtTransactionTime(Step):
 
 @dataclass(slots=True)
 class DependsOnRead(AtTransactionTime):
-    """A step whose rows were computed from rows that it has read; it follows what others commit to them."""
+    """A step whose rows were computed from rows that it has read; it follows commits to them."""
 
     @property
     def depends_on_read(self) -> bool:
@@ -129,8 +145,11 @@ class DependsOnRead(AtTransactionTime):
 
     @property
     def pending(self) -> PendingDelta:
-        """The delta, once it was prepared."""
+        """The delta, once it is prepared."""
         raise NotImplementedError
+
+    def check_arity(self) -> None:
+        check_ordered_times(self.handle.known())
 
     def follow(self, at: int | None, *, exactly: bool = False, quickly: bool = False) -> None:
         self.pending.follow(at, exactly=exactly, quickly=quickly)
@@ -151,10 +170,10 @@ class AppendStep(AtTransactionTime):
     other step may need its time.
     """
 
-    given: list[Any] = field(default_factory=list)
+    given: list[object] = field(default_factory=list)
     operation: str = "append"
     upper: Frontier | None = None
-    """How far the step completes the collection; None: just past its time."""
+    """The upper after the step; None: just past its time."""
     floats: bool = False
     written: int = 0
     """The time that its rows were written with."""
@@ -165,11 +184,11 @@ class AppendStep(AtTransactionTime):
         return not self.floats
 
     def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
-        access = self.access
+        handle = self.handle
         if at is None:
-            at = next_free_time(access, upper)
+            at = next_free_time(handle, upper)
         several = len(self.given) > 1
-        all_prepared = [prepare_rows(access, rows, (at,), sort_all=several) for rows in self.given]
+        all_prepared = [prepare_rows(handle, rows, (at,), sort_all=several) for rows in self.given]
         prepared = all_prepared[-1]
         if several:
             if any(each.id != prepared.id for each in all_prepared):
@@ -189,15 +208,15 @@ class AppendStep(AtTransactionTime):
         return upper_after(at) if self.upper is None else self.upper
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
-        access = self.access
+        handle = self.handle
         self.rows = rows_in(runs)
         if at is None:
             batch = HollowBatch(unplaced_description(1), self.rows, runs)
-            return [AppendNext(batch, self.written, None, self.operation, access.config.inline_total_bytes)]
+            return [AppendNext(batch, self.written, None, self.operation, handle.config.inline_total_bytes)]
         if self.upper is not None:
             self._check_below(at, self.upper)
-        placed = moved(runs, self.written, at)
-        return [append_command(access, placed, self.rows, upper, self.next_upper(upper, at), self.operation)]
+        placed = move_in_time(runs, self.written, at)
+        return [append_command(handle, placed, self.rows, upper, self.next_upper(upper, at), self.operation)]
 
     def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
         reply = replies[-1]
@@ -214,24 +233,24 @@ class AppendStep(AtTransactionTime):
 class AppendAtStep(Step):
     """Rows at fixed times: their own, or one that the caller gave."""
 
-    rows: Any
+    rows: object
     at: Time | None
-    upper: Progress | None
+    upper: FrontierLike | None
     expected: Frontier | None = None
-    """The upper that the caller expects; None: whatever it is."""
+    """The upper that the caller expects; None: any."""
     operation: str = "append"
     prepared: PreparedRows | None = None
     stored: int = 0
-    """Updates that were staged: equal ones count once."""
+    """The number of staged updates: equal ones count once."""
 
     @property
     def is_conditional(self) -> bool:
         return self.expected is not None
 
     def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
-        self.prepared = prepared = prepare_rows(self.access, self.rows, self.at, sort_all=False)
+        self.prepared = prepared = prepare_rows(self.handle, self.rows, self.at, sort_all=False)
         check_below(prepared.table, prepared.schema, self._new_upper(prepared))
-        check_not_before(self.expected, prepared.lower)
+        check_not_before_upper(self.expected, prepared.lower)
         return prepared
 
     def next_upper(self, upper: Frontier, at: int | None) -> Frontier:
@@ -244,34 +263,40 @@ class AppendAtStep(Step):
             upper = self.expected
         self.stored = rows_in(runs)
         new_upper = self._new_upper(prepared)
-        return [append_at(self.access, runs, self.stored, prepared.lower, upper, new_upper, self.operation)]
+        return [append_at(self.handle, runs, self.stored, prepared.lower, upper, new_upper, self.operation)]
 
     def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
         assert self.prepared is not None
         return CommitResult(self.prepared.time, replies[-1], self.stored, seqno)
 
     def _new_upper(self, prepared: PreparedRows) -> Frontier:
-        return upper_of_append(self.access, self.upper, prepared.latest, prepared.schema)
+        return upper_of_append(self.handle, self.upper, prepared.latest, prepared.schema)
 
 
 def append_at(
-    access: Access, runs: Runs, rows: int, lower: Frontier, upper: Frontier, new_upper: Frontier, operation: str
+    handle: CollectionHandle,
+    runs: Runs,
+    rows: int,
+    lower: Frontier,
+    upper: Frontier,
+    new_upper: Frontier,
+    operation: str,
 ) -> CompareAndAppend:
-    """Make the command that appends rows at times not before `lower`; LateRows if those are complete."""
+    """Make the command that appends rows at times not before `lower`; raise LateRows if those are complete."""
     if upper.is_closed:
-        raise access.closed()
+        raise handle.closed()
     if not upper <= lower:
-        raise late_append_error(access, lower, upper)
-    return append_command(access, runs, rows, upper, new_upper, operation)
+        raise late_append_error(handle, lower, upper)
+    return append_command(handle, runs, rows, upper, new_upper, operation)
 
 
 def append_command(
-    access: Access, runs: Runs, rows: int, upper: Frontier, new_upper: Frontier, operation: str
+    handle: CollectionHandle, runs: Runs, rows: int, upper: Frontier, new_upper: Frontier, operation: str
 ) -> CompareAndAppend:
     """Make the command that appends runs for [upper, new_upper)."""
-    desc = Description(upper, new_upper, Frontier.minimum(access.known().arity))
+    desc = Description(upper, new_upper, Frontier.minimum(handle.known().arity))
     batches = (HollowBatch(desc, rows, runs),) if runs else ()
-    return CompareAndAppend(batches, upper, new_upper, operation, access.config.inline_total_bytes)
+    return CompareAndAppend(batches, upper, new_upper, operation, handle.config.inline_total_bytes)
 
 
 # Changes.
@@ -279,12 +304,12 @@ def append_command(
 
 @dataclass(slots=True)
 class DeltaStep(DependsOnRead):
-    """A delta to the rows that are there: upsert, delete, update, replace, merge."""
+    """A delta to the present rows: upsert, delete, update, replace, merge."""
 
     compute: Compute
     operation: str
     must_hold: bool = False
-    """Whether a delta of no rows is committed too, because other rows rely on it."""
+    """Whether an empty delta is committed too, because other steps rely on it."""
     delta: LocalDelta | None = None
 
     @property
@@ -293,16 +318,16 @@ class DeltaStep(DependsOnRead):
         return self.delta
 
     def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
-        now = stack.enter_context(read_current(self.access, at))
+        now = stack.enter_context(read_current(self.handle, at))
         self.delta = delta = LocalDelta.of(now, self.compute, self.operation)
         if delta.rows == 0:
             return None
         time = (delta.written,)
-        return PreparedRows(self.access, now.id, now.schema, delta.table, Frontier((time,)), time)
+        return PreparedRows(self.handle, now.id, now.schema, delta.table, Frontier((time,)), time)
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
-        # SUBTLE: with other rows in the transaction also a delta of no rows is committed. That there is none was
-        # read, and must still be so when the other rows are committed (test_transaction.py).
+        # SUBTLE: beside other steps an empty delta is committed too. That it is empty follows from a read, and must
+        # still be true when the other steps are committed (test_transaction.py).
         return [self.pending.command(runs)] if self.must_hold or self.pending.stored else []
 
     def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
@@ -317,9 +342,9 @@ class DeltaStep(DependsOnRead):
 # Writes ahead of the seal, and seals.
 
 
-def sealed_for(access: Access, placed: Frontier | None) -> Frontier:
-    """Find how far a collection is sealed for a step: as stored, and as the steps before it leave it."""
-    stored = access.state().upper
+def unsealed_seen_by(handle: CollectionHandle, placed: Frontier | None) -> Frontier:
+    """Return the upper of a collection for a step: the stored one, or that after the steps before it."""
+    stored = handle.state().upper
     return stored if placed is None else stored.join(placed)
 
 
@@ -327,30 +352,30 @@ def sealed_for(access: Access, placed: Frontier | None) -> Frontier:
 class UnsealedWriteStep(Step):
     """Rows ahead of the seal."""
 
-    rows: Any
-    at: Moment | None
+    rows: object
+    at: TimeLike | None
     times: str | None
     late: str
     prepared: PreparedRows | None = None
     too_late: int = 0
     placed: Frontier | None = None
-    """Where the steps before it leave the upper, at the times where they are placed."""
+    """The upper after the steps before it, as they are placed."""
     _given: tuple[PreparedRows, pa.ChunkedArray] | None = None
-    """The rows before the late policy, and the times that they came with: prepared once."""
+    """The rows before the late policy, and their times: prepared once."""
 
     @property
     def is_stale(self) -> bool:
-        # More rows may be late since it was prepared.
+        # More rows may be late since `prepare`.
         if self.late == REFUSE or self.prepared is None:
             return False
-        return not sealed_for(self.access, self.placed) <= self.prepared.lower
+        return not unsealed_seen_by(self.handle, self.placed) <= self.prepared.lower
 
     def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
-        access = self.access
-        if self._given is None or self._given[0].id != access.schema(access.known())[0]:
-            self._given = prepare_unsealed(access, self.rows, self.at, self.times, self.late)
+        handle = self.handle
+        if self._given is None or self._given[0].id != handle.schema(handle.known())[0]:
+            self._given = prepare_unsealed(handle, self.rows, self.at, self.times, self.late)
         given, came = self._given
-        self.prepared, self.too_late = apply_late_policy_to(access, given, came, self.late, upper)
+        self.prepared, self.too_late = apply_late_policy_to(handle, given, came, self.late, upper)
         self.placed = None
         return self.prepared if self.prepared.table.num_rows else None
 
@@ -360,12 +385,12 @@ class UnsealedWriteStep(Step):
             return []
         self.placed = upper
         if not upper <= self.prepared.lower:
-            raise late_rows_error(self.access, self.prepared.lower, upper)
-        return [write_command(self.access, self.prepared, runs)]
+            raise late_rows_error(self.handle, self.prepared.lower, upper)
+        return [write_command(self.handle, self.prepared, runs)]
 
     def result(self, replies: list[Any], at: int | None, seqno: int) -> WriteResult:
         assert self.prepared is not None
-        count_late(self.access, self.late, self.too_late)
+        count_late(self.handle, self.late, self.too_late)
         if not replies:
             return msgspec.structs.replace(NOTHING, late=self.too_late)
         return write_result(self.prepared, replies[-1], self.too_late, seqno)
@@ -373,17 +398,25 @@ class UnsealedWriteStep(Step):
 
 @dataclass(slots=True)
 class CommandStep(Step):
-    """Commands without rows, and how far they seal the collection."""
+    """Commands without rows, and the upper that they seal up to."""
 
     make: Callable[[], Iterable[Command]]
     sealed: Frontier | None = None
     expired: Frontier | None = None
-    """The frontier that the caller asked to expire, if this is an expiry."""
+    """The frontier that the caller wants to expire, if this is an expiry."""
 
     @staticmethod
-    def of(access: Access, *commands: Command) -> CommandStep:
-        """Make a step of commands that are known already."""
-        return CommandStep(access, lambda: commands)
+    def of(handle: CollectionHandle, *commands: Command) -> CommandStep:
+        """Make a step of given commands."""
+        return CommandStep(handle, lambda: commands)
+
+    @staticmethod
+    def seal(handle: CollectionHandle, upper: Frontier, if_behind: IfBehind) -> CommandStep:
+        """Make a step that seals a collection, or leaves it if it is sealed further and the caller allows that."""
+        if if_behind not in ("error", "ignore"):
+            raise UsageError(f"if_behind is 'error' or 'ignore', not {short_repr(if_behind)}")
+        command = Seal(upper) if if_behind == "error" else AdvanceUpper(upper)
+        return CommandStep(handle, lambda: [command], sealed=upper)
 
     def next_upper(self, upper: Frontier, at: int | None) -> Frontier:
         return upper if self.sealed is None else upper.join(self.sealed)

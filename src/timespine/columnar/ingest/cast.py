@@ -1,6 +1,6 @@
-"""Exact casts: a column of any Arrow type as one of the closed list, or a refusal.
+"""Exact casts of a column of any Arrow type to one of the closed list, or an error.
 
-A cast may change how a value is held, never what it says. So integers may
+A cast may change the representation of a value, never the value. So integers may
 become narrower, or floats, or decimals, if every value fits; floats may become
 integers if every value is whole; timestamps may become coarser if nothing is
 lost. Texts are not parsed, a bool is not a number, and a wall-clock time is not
@@ -30,10 +30,10 @@ from timespine.columnar.schema.types import (
     is_string_like,
     type_name,
 )
-from timespine.errors import InvalidRows, shown
+from timespine.errors import InvalidRows, short_repr
 
 CHUNK_ROWS_MIN = 1024
-"""Chunks that are smaller than this on average are put together first: each costs as much as hundreds of rows."""
+"""The average rows of chunks below which they are joined first: each chunk costs as much as hundreds of rows."""
 
 _INT32_MAX = (1 << 31) - 1
 _UNREADABLE = (pa.ArrowInvalid, pa.ArrowCapacityError)
@@ -68,12 +68,12 @@ _TOO_MUCH = {
 
 
 def cast_column(name: str, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    """A column that a caller gave as one of a type of the closed list, checked and canonical; or a UsageError."""
+    """Cast a column of the caller to a type of the closed list, checked and canonical, or raise a UsageError."""
     given = column.type
     if given != wanted:
         reason = mismatch(given, wanted)
         if reason is not None:
-            raise InvalidRows(f"column {shown(name)} {reason}")
+            raise InvalidRows(f"column {short_repr(name)} {reason}")
     _check_buffers(name, column)
     column = _coalesced(column)
     # The second comparison also sees the names of list elements, which the first one does not.
@@ -93,12 +93,14 @@ def cast_column(name: str, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.C
         why = _TOO_MUCH.get(_kind(wanted), "a value inside of it does not fit")
         raise InvalidRows.of_row(name, bad.row, f"does not fit {type_name(wanted)}: {why}") from None
     except pa.ArrowNotImplementedError:
-        raise InvalidRows(f"column {shown(name)}: {given} cannot be read as {type_name(wanted)}: cast it") from None
+        raise InvalidRows(
+            f"column {short_repr(name)}: {given} cannot be read as {type_name(wanted)}: cast it"
+        ) from None
     return _coalesced(pa.chunked_array(pieces, wanted))
 
 
 def mismatch(given: pa.DataType, wanted: pa.DataType) -> str | None:
-    """Why no column of the one type can be read as the other, whatever its values; None if it can."""
+    """Explain why no column of the one type can become the other; return None if its values decide."""
     while pa.types.is_dictionary(given):
         given = given.value_type
     have, need = _kind(given), _kind(wanted)
@@ -115,11 +117,11 @@ def mismatch(given: pa.DataType, wanted: pa.DataType) -> str | None:
             return f"holds timestamps without a zone where {type_name(wanted)} is needed: give them their zone first"
         return "holds timestamps with a zone where wall-clock times are needed: convert them first"
     hint = _HINTS.get((have, need), "cast it first")
-    return f"holds {shown(str(given))} where {type_name(wanted)} is needed: {hint}"
+    return f"holds {short_repr(str(given))} where {type_name(wanted)} is needed: {hint}"
 
 
 def canonical_floats(array: pa.Array) -> pa.Array:
-    """The same floats without -0.0 and with one NaN; the array itself if that is so already."""
+    """Replace -0.0 by 0.0 and every NaN by one; return the array itself if it has neither."""
     if len(array) == 0:
         return array
     width = array.type.bit_width // 8
@@ -147,7 +149,7 @@ class _BadRow(Exception):
 
 
 def _kind(given: pa.DataType) -> str:
-    """What kind of values a type has, however they are held."""
+    """Return the kind of values of a type, whatever its representation."""
     types = pa.types
     kinds = (
         ("null", types.is_null),
@@ -173,30 +175,31 @@ def _struct_mismatch(given: pa.DataType, wanted: pa.DataType) -> str | None:
     wanted_fields = {field.name: field for field in wanted}
     for field in given:
         if field.name not in wanted_fields:
-            return f"holds structs with a field {shown(field.name)} that {shown(type_name(wanted))} does not have"
+            field_name, type_text = short_repr(field.name), short_repr(type_name(wanted))
+            return f"holds structs with a field {field_name} that {type_text} does not have"
         reason = mismatch(field.type, wanted_fields[field.name].type)
         if reason is not None:
-            return f"in field {shown(field.name)} {reason}"
+            return f"in field {short_repr(field.name)} {reason}"
     return None
 
 
 def _check_buffers(name: str, column: pa.ChunkedArray) -> None:
-    """Refuse data whose buffers are not what its type says: texts that are no UTF-8, offsets that point outside."""
+    """Refuse buffers that are not valid for their type: texts that are no UTF-8, offsets that point outside."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
         if (is_list_like(column.type) or pa.types.is_struct(column.type)) and all(map(_is_sound, column.chunks)):
             return
-        # What Arrow says may repeat a value, so only the kind of trouble is passed on.
+        # The message of Arrow may contain a value, so ours contains only the kind of error.
         what = "text that is not valid UTF-8" if "UTF8" in str(error) else f"values that no {column.type} can have"
-        raise InvalidRows(f"column {shown(name)} holds {what}: correct the data before it is written") from None
+        raise InvalidRows(f"column {short_repr(name)} holds {what}: correct the data before it is written") from None
 
 
 def _is_sound(array: pa.Array) -> bool:
-    """Whether everything in it that some row can see is valid.
+    """Return whether all values that are not below a null are valid.
 
-    Arrow also looks below nulls, and finds indices into the empty dictionary of a struct that is null,
-    which it made itself. Here nulls are passed down first.
+    Arrow also checks below nulls, and finds indices into the empty dictionary of a null struct,
+    which it made itself. So this function passes nulls down first.
     """
     try:
         if pa.types.is_struct(array.type):
@@ -214,7 +217,7 @@ def _is_sound(array: pa.Array) -> bool:
 
 
 def _bare(array: pa.Array) -> pa.Array:
-    """The same lists of nothing but nulls; nothing of lists of a fixed size, which have no offsets."""
+    """Return the same lists with only nulls in them; empty for lists of a fixed size, which have no offsets."""
     for is_kind, kind, buffers in _OFFSETS:
         if is_kind(array.type):
             nulls = [pa.nulls(len(array.values))]
@@ -225,7 +228,7 @@ def _bare(array: pa.Array) -> pa.Array:
 
 
 def _coalesced(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Tiny chunks put together, if the type is one for which that is exact."""
+    """Join tiny chunks, if that is exact for the type."""
     if column.num_chunks < 8 or len(column) >= column.num_chunks * CHUNK_ROWS_MIN:
         return column
     if pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type):
@@ -237,10 +240,10 @@ def _coalesced(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _pieces(array: pa.Array, wanted: pa.DataType, start: int) -> list[pa.Array]:
-    """The array in the wanted type, in as many pieces as it takes.
+    """Convert an array to the wanted type, in as many pieces as needed.
 
-    What fails is cut in halves until it works or is one row. That finds the first row that does
-    not fit, and it splits what is too large for the 32-bit offsets of the wanted type.
+    Cut an array that fails in halves until it works or is one row. That finds the first row that does
+    not fit, and it splits arrays that are too large for the 32-bit offsets of the wanted type.
     """
     try:
         return [_converted(array, wanted)]
@@ -252,7 +255,7 @@ def _pieces(array: pa.Array, wanted: pa.DataType, start: int) -> list[pa.Array]:
 
 
 def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The array in the wanted type. ArrowInvalid if some value does not fit."""
+    """Convert an array to the wanted type; raise ArrowInvalid if some value does not fit."""
     given, types = array.type, pa.types
     if types.is_null(given):
         return pa.nulls(len(array), wanted)
@@ -266,7 +269,9 @@ def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     if types.is_struct(wanted):
         return _converted_struct(array, wanted)
     if types.is_integer(given) and types.is_decimal(wanted):
-        array = array.cast(pa.decimal128(20, 0))  # every integer fits; straight casts ask for room that is not needed
+        array = array.cast(
+            pa.decimal128(20, 0)
+        )  # every integer fits; direct casts demand more digits than the values need
     cast = array if array.type == wanted else array.cast(wanted)
     if not types.is_floating(wanted):
         return cast
@@ -278,7 +283,7 @@ def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _converted_list(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """A list of any kind. Only elements that some list has are looked at: what lies between them may be anything."""
+    """Convert a list of any kind. Check only elements of lists: those between them may be anything."""
     values = _converted(array.flatten(), wanted.value_type)
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(array) + 1, np.int64)
@@ -290,7 +295,7 @@ def _converted_list(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _converted_struct(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """A struct, field by field. `flatten` makes fields of a null struct null, so that nothing below it counts."""
+    """Convert a struct field by field. `flatten` makes fields of a null struct null, so that they cannot fail."""
     given = {field.name: child for field, child in zip(array.type, array.flatten(), strict=True)}
     children = [
         _converted(given[field.name], field.type) if field.name in given else pa.nulls(len(array), field.type)

@@ -1,13 +1,13 @@
-"""Python values as Arrow columns, without surprises.
+"""Convert Python values to Arrow columns, without a silent change of values.
 
 Arrow reads Python values generously: as an integer it takes 1.5 for 1, as a
 date it drops the hours of a datetime, as a timestamp it ignores the zone or
-makes one up, and it leaves out what a struct does not name. So the Python types
-of the values are looked at first. There are few types however many values, and
-finding them, also inside of lists and dicts, is one pass without a loop of ours.
+assumes one, and it drops dict entries that a struct does not name. So this module
+checks the Python types of the values first. There are few types for many values, and
+finding them, also inside of lists and dicts, is one pass without a Python loop.
 
-The column that comes out may still be wider than the wanted type (float64 for
-integers that came as floats); `cast_column` does the rest.
+The result may still be wider than the wanted type (float64 for integers that
+the caller gave as floats); `cast_column` does the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.columnar.schema.types import parse_type, type_name
-from timespine.errors import InvalidRows, UsageError, shown
+from timespine.errors import InvalidRows, UsageError, short_repr
 
 _NONE = type(None)
 _FAILURES = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -34,7 +34,7 @@ _given = partial(is_not, None)
 
 
 def column_of(name: str, values: Sequence[Any], wanted: pa.DataType | None) -> pa.ChunkedArray:
-    """Python values as a column that can be cast to the wanted type; to the type they seem to have, if None."""
+    """Convert Python values to a column that can be cast to the wanted type; without one, to the inferred type."""
     try:
         if wanted is None:
             wanted = pa.infer_type(values)
@@ -43,11 +43,13 @@ def column_of(name: str, values: Sequence[Any], wanted: pa.DataType | None) -> p
             wanted = parse_type(_in_named_zones(wanted))
         built = _build_type(values, wanted)
     except InvalidRows as error:
-        raise error.in_context(f"column {shown(name)}") from None
+        raise error.in_context(f"column {short_repr(name)}") from None
     except UsageError as error:
-        raise InvalidRows(f"column {shown(name)}: {error.message}", hint=error.hint) from None
+        raise InvalidRows(f"column {short_repr(name)}: {error.message}", hint=error.hint) from None
     except _FAILURES:
-        raise InvalidRows(f"column {shown(name)} holds values of different or unknown types: convert them") from None
+        raise InvalidRows(
+            f"column {short_repr(name)} holds values of different or unknown types: convert them"
+        ) from None
     try:
         array = pa.array(values, built, from_pandas=False)
     except _FAILURES:
@@ -57,7 +59,7 @@ def column_of(name: str, values: Sequence[Any], wanted: pa.DataType | None) -> p
 
 
 def _in_named_zones(seeming: pa.DataType) -> pa.DataType:
-    """The same type with UTC for fixed offsets such as +02:00: the same instants in a zone that can be stored."""
+    """Replace fixed offsets such as +02:00 by UTC: the same instants in a zone that can be stored."""
     if pa.types.is_timestamp(seeming) and (seeming.tz or "").startswith(("+", "-")):
         return pa.timestamp(seeming.unit, "UTC")
     if pa.types.is_list(seeming):
@@ -68,7 +70,7 @@ def _in_named_zones(seeming: pa.DataType) -> pa.DataType:
 
 
 def _build_type(values: Sequence[Any], wanted: pa.DataType) -> pa.DataType:
-    """The type to build with, so that nothing is lost; a UsageError if the values are not of the wanted type."""
+    """Choose a type that holds the values without loss; raise a UsageError if they are not of the wanted type."""
     kinds = set(map(type, values))
     kinds.discard(_NONE)
     if not kinds:
@@ -103,18 +105,20 @@ def _struct_type(values: list[dict[str, Any]], wanted: pa.DataType) -> pa.DataTy
     names = {field.name for field in wanted}
     unknown = set(chain.from_iterable(values)) - names
     if unknown:
-        raise InvalidRows(f"a struct has a field {shown(next(iter(unknown)))} that {type_name(wanted)} does not have")
+        raise InvalidRows(
+            f"a struct has a field {short_repr(next(iter(unknown)))} that {type_name(wanted)} does not have"
+        )
     return pa.struct([(field.name, _build_type(values_of(values, field.name), field.type)) for field in wanted])
 
 
 def values_of(rows: Iterable[dict[str, Any]], name: str, default: object = None) -> list[Any]:
-    """One value of each row; the default where a row has none."""
+    """Take one value of each row; the default where a row has none."""
     return list(map(dict.get, rows, repeat(name), repeat(default)))
 
 
 def _timestamp_type(kinds: set[type], values: Sequence[Any], wanted: pa.DataType) -> pa.DataType:
     if kinds == {np.datetime64}:
-        return pa.infer_type(values)  # it has a unit of its own, and never a zone: the cast decides
+        return pa.infer_type(values)  # NumPy values have a unit, and never a zone: the cast decides
     _check(kinds, wanted, (datetime.datetime,))
     zones = set(map(attrgetter("tzinfo"), filter(_given, values)))
     if wanted.tz is None and zones != {None}:
@@ -122,7 +126,7 @@ def _timestamp_type(kinds: set[type], values: Sequence[Any], wanted: pa.DataType
     if wanted.tz is not None and None in zones:
         raise InvalidRows(f"a time has no zone where {type_name(wanted)} is needed: give it its zone first")
     for kind in kinds:
-        # pandas' timestamps have nanoseconds, which Arrow leaves out when it reads them one by one.
+        # Timestamps of pandas have nanoseconds, which Arrow drops when it converts them one by one.
         if hasattr(kind, "nanosecond"):
             some = compress(values, map(partial(is_, kind), map(type, values)))
             if any(map(attrgetter("nanosecond"), some)):
@@ -131,7 +135,7 @@ def _timestamp_type(kinds: set[type], values: Sequence[Any], wanted: pa.DataType
 
 
 def _check(kinds: set[type], wanted: pa.DataType, allowed: tuple[type, ...], but: type | None = None) -> None:
-    """Refuse values of a Python type that does not stand for the wanted one."""
+    """Refuse values of a Python type that does not match the wanted one."""
     for kind in kinds:
         is_missing = kind.__name__ in ("NaTType", "NAType")
         if is_missing or not issubclass(kind, allowed) or (but is not None and issubclass(kind, but)):
@@ -141,7 +145,7 @@ def _check(kinds: set[type], wanted: pa.DataType, allowed: tuple[type, ...], but
 
 
 def _first_failing(values: Sequence[Any], built: pa.DataType) -> int:
-    """The first row that cannot be read, by halves."""
+    """Find by bisection the first row that cannot be converted."""
     low, high = 0, len(values)
     while high - low > 1:
         middle = (low + high) // 2

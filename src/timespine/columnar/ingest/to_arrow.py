@@ -1,9 +1,9 @@
-"""What callers give as rows, as an Arrow table: Arrow, Polars, pandas, dicts, or anything that exports Arrow.
+"""Convert rows of a caller to an Arrow table: Arrow, Polars, pandas, dicts, or anything that exports Arrow.
 
-Nothing is dropped on the way. Arrow's own readers of Python rows look at the
-keys of the first row only, and forget how many rows of no columns there were;
-pandas has an index that may be a column. Columns keep whatever Arrow type they
-have; `rows.conform` makes them those of a schema.
+The conversion drops nothing. Arrow's own readers of Python rows read the keys of
+the first row only, and lose the number of rows without columns; pandas has an
+index that may be a column. Columns keep their Arrow type; `conform_columns`
+converts them to those of a schema.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import pyarrow as pa
 
 from timespine.columnar.ingest.python_values import column_of, values_of
 from timespine.columnar.schema.schema import Schema, shown_names
-from timespine.errors import InvalidRows, shown
+from timespine.errors import InvalidRows, short_repr
 
 _ROWS = "give an Arrow table, a Polars or pandas frame, a list of dicts or a dict of columns"
 
 
 def to_arrow(rows: object, schema: Schema | None = None) -> pa.Table:
-    """Rows of any kind as an Arrow table.
+    """Convert rows of any kind to an Arrow table.
 
-    With a schema, Python values are read as its types, and a dict that lacks a key holds the default.
+    With a schema, convert Python values to its types, and give the default to a dict without the key.
     """
     if isinstance(rows, pa.Table):
         return rows
@@ -49,20 +49,20 @@ def to_arrow(rows: object, schema: Schema | None = None) -> pa.Table:
 
 
 def check_names(names: Sequence[str], schema: Schema, system: Sequence[str]) -> None:
-    """Refuse columns that nobody would find again, and those of which it is not clear which one is meant."""
+    """Refuse repeated columns, and columns that the collection does not have."""
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise InvalidRows(f"the rows have two columns named {shown(twice)}: rename or drop one")
+        raise InvalidRows(f"the rows have two columns named {short_repr(twice)}: rename or drop one")
     for name in names:
         if name in schema.types or name in system:
             continue
         alike = next((each for each in (*schema.names, *system) if each.lower() == name.lower()), None)
-        hint = f"did you mean {shown(alike)}?" if alike else f"there are {shown_names((*schema.names, *system))}"
-        raise InvalidRows(f"the rows have a column {shown(name)} that the collection does not have; {hint}")
+        hint = f"did you mean {short_repr(alike)}?" if alike else f"there are {shown_names((*schema.names, *system))}"
+        raise InvalidRows(f"the rows have a column {short_repr(name)} that the collection does not have; {hint}")
 
 
 def _from_capsule(rows: object) -> pa.Table:
-    """Whatever speaks the Arrow C interface."""
+    """Convert an object with the Arrow C interface."""
     try:
         if hasattr(rows, "__arrow_c_stream__"):
             reader = pa.RecordBatchReader.from_stream(rows)
@@ -89,30 +89,30 @@ def _from_dicts(rows: list[Any] | tuple[Any, ...], schema: Schema | None) -> pa.
 
 
 def _from_columns(given: Mapping[Any, object], rows: int | None, schema: Schema | None) -> pa.Table:
-    """A table of columns by their names. All must have as many values as the first one."""
+    """Make a table of columns by their names, which must all have the same length."""
     _check_texts(list(given), schema)
     columns: dict[str, pa.ChunkedArray] = {}
     for name, values in given.items():
         column = _column(name, values, schema)
         rows = len(column) if rows is None else rows
         if len(column) != rows:
-            raise InvalidRows(f"column {shown(name)} has {len(column)} values where the others have {rows}")
+            raise InvalidRows(f"column {short_repr(name)} has {len(column)} values where the others have {rows}")
         columns[name] = column
     return _table(columns, rows or 0)
 
 
 def _check_texts(names: Sequence[object], schema: Schema | None) -> None:
-    """Refuse names that no column can have, before anybody wonders about its values."""
+    """Refuse names that no column can have, before any check of its values."""
     texts = [name for name in names if isinstance(name, str)]
     if len(texts) < len(names):
         wrong = next(name for name in names if not isinstance(name, str))
-        raise InvalidRows(f"{shown(wrong)} is not the name of a column: a text is needed")
+        raise InvalidRows(f"{short_repr(wrong)} is not the name of a column: a text is needed")
     if schema is not None:
         check_names(texts, schema, schema.system_names)
 
 
 def _column(name: str, values: object, schema: Schema | None) -> pa.ChunkedArray:
-    """One column of any kind."""
+    """Convert one column of any kind."""
     wanted, _ = _expected(name, schema)
     if isinstance(values, list | tuple | range):
         return column_of(name, list(values), wanted)
@@ -132,28 +132,28 @@ def _column(name: str, values: object, schema: Schema | None) -> pa.ChunkedArray
         if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
             return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else _chunked(pa.array(values))
     except (pa.ArrowException, TypeError, OverflowError):
-        raise InvalidRows(f"column {shown(name)}: {type(values).__name__} cannot be read as a column") from None
-    raise InvalidRows(f"column {shown(name)} is a {type(values).__name__}, not many values: a single row is [row]")
+        raise InvalidRows(f"column {short_repr(name)}: {type(values).__name__} cannot be read as a column") from None
+    raise InvalidRows(f"column {short_repr(name)} is a {type(values).__name__}, not many values: a single row is [row]")
 
 
 def _from_polars(name: str, values: pl.Series, wanted: pa.DataType | None) -> pa.ChunkedArray:
-    if values.dtype == pl.Object:  # Polars would hand out the addresses of the objects
+    if values.dtype == pl.Object:  # Polars would export the addresses of the objects
         return column_of(name, values.to_list(), wanted)
     try:
         return _chunked(values.to_arrow(compat_level=pl.CompatLevel.oldest()))
     except pa.ArrowException:
-        raise InvalidRows(f"column {shown(name)}: {values.dtype} has no Arrow type: cast it first") from None
+        raise InvalidRows(f"column {short_repr(name)}: {values.dtype} has no Arrow type: cast it first") from None
 
 
 def _from_pandas(frame: Any, schema: Schema | None) -> pa.Table:
-    """A frame, and those levels of its index that have a name. What pandas calls missing is null."""
+    """Convert a frame, with the named levels of its index. Missing values of pandas become null."""
     named = [name for name in frame.index.names if name is not None and name not in frame.columns]
     if named:
         frame = frame.reset_index(level=named)
     names = list(frame.columns)
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise InvalidRows(f"the rows have two columns named {shown(twice)}: rename or drop one")
+        raise InvalidRows(f"the rows have two columns named {short_repr(twice)}: rename or drop one")
     return _from_columns(dict(frame.items()), len(frame), schema)
 
 
@@ -168,7 +168,7 @@ def _from_series(name: str, values: Any, wanted: pa.DataType | None) -> pa.Chunk
 
 
 def _expected(name: str, schema: Schema | None) -> tuple[pa.DataType | None, object]:
-    """The type to read Python values of a column as, and what a row that lacks it holds."""
+    """Return the type for Python values of a column, and the default for rows without it."""
     if schema is None:
         return None, None
     wanted = schema.types.get(name)
@@ -189,6 +189,6 @@ def _chunked(array: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _is_pandas(value: object, name: str) -> bool:
-    """Whether it is a pandas object of that class. Nobody has one without having imported pandas."""
+    """Return whether it is a pandas object of that class. Without an import of pandas there is none."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(value, getattr(pandas, name, ()))

@@ -1,8 +1,8 @@
-"""Rows in and out: what a caller gives becomes an update table; what was written is seen under another schema.
+"""Convert rows of a caller to an update table, and stored rows to another schema.
 
 An update table has exactly the columns of `schema.update_arrow`, with times and
-diffs as int64 without nulls, times not below zero, and canonical floats. Whoever
-gets one from here need not check it again.
+diffs as int64 without nulls, times not below zero, and canonical floats. A caller
+need not check a table from here again.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import check_names, to_arrow
 from timespine.columnar.schema.schema import DIFF, Field, Schema, shown_names
 from timespine.columnar.schema.types import can_widen
-from timespine.errors import InvalidRows, UsageError, shown
+from timespine.errors import InvalidRows, UsageError, short_repr
 from timespine.hints import Hint
 from timespine.model.time import INT64_MAX, INT64_MIN, check_time
 
 DEFAULT_BLOCK_BYTES = 1 << 20
-"""Bytes of a repeated default that are made once and then shared."""
+"""The bytes of the shared block of a repeated default."""
 
-__all__ = ["conform", "project", "sources", "to_arrow", "update_table", "updates"]
+__all__ = ["conform_columns", "project_rows", "source_columns", "to_arrow", "to_update_table", "update_table"]
 
 
-def conform(table: pa.Table, schema: Schema) -> pa.Table:
-    """The user's columns as the schema has them: cast exactly, missing ones filled, unknown ones refused."""
+def conform_columns(table: pa.Table, schema: Schema) -> pa.Table:
+    """Convert the user's columns to the schema: cast exactly, fill missing ones, refuse unknown ones."""
     if not isinstance(table, pa.Table):
         raise InvalidRows(f"{type(table).__name__} is not an Arrow table: use `to_arrow` first")
     check_names(table.column_names, schema, ())
     return pa.Table.from_arrays(_user_columns(table, schema), schema=schema.arrow)
 
 
-def updates(rows: object, schema: Schema, at: tuple[int, ...] | None, diff: int | None = 1) -> pa.Table:
+def to_update_table(rows: object, schema: Schema, at: tuple[int, ...] | None, diff: int | None = 1) -> pa.Table:
     """Convert rows of any kind to an update table: see `update_table`."""
     return update_table(to_arrow(rows, schema), schema, at, diff)
 
@@ -43,8 +43,8 @@ def updates(rows: object, schema: Schema, at: tuple[int, ...] | None, diff: int 
 def update_table(table: pa.Table, schema: Schema, at: tuple[int, ...] | None, diff: int | None = 1) -> pa.Table:
     """Give a table the columns of an update table.
 
-    Rows may have times and diffs of their own; those that have none are given `at` and `diff`.
-    Diffs of zero may be there: consolidation drops them.
+    Rows may have times and diffs of their own; the others get `at` and `diff`.
+    Diffs of zero are allowed: consolidation drops them.
     """
     check_names(table.column_names, schema, schema.system_names)
     if at is not None:
@@ -55,12 +55,12 @@ def update_table(table: pa.Table, schema: Schema, at: tuple[int, ...] | None, di
     return pa.Table.from_arrays(columns, schema=schema.update_arrow)
 
 
-def project(table: pa.Table, written: Schema, wanted: Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows that were written under one schema as another one sees them.
+def project_rows(table: pa.Table, written: Schema, wanted: Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    """Convert rows that were written under one schema to another one.
 
-    Columns are matched by their ids: a renamed one is the same, one that was dropped and added again is
-    not. Of an update table, times and diffs stay as they are. `columns`, names in the wanted schema, says
-    which ones to give; the table then needs to hold no others than `sources` names.
+    Match columns by their ids: a renamed one is the same, one that was dropped and added again is
+    not. Times and diffs of an update table stay as they are. `columns` selects columns by their names in the
+    wanted schema; the table then needs only the columns that `source_columns` names.
     """
     if written.arity != wanted.arity:
         raise UsageError(f"rows with times of {written.arity} coordinates cannot be seen with {wanted.arity}")
@@ -77,14 +77,14 @@ def project(table: pa.Table, written: Schema, wanted: Schema, columns: Sequence[
     return pa.Table.from_arrays(arrays, schema=shape)
 
 
-def sources(written: Schema, wanted: Schema, columns: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The user's columns, by the names they were written under, that `project` needs to give the wanted ones."""
+def source_columns(written: Schema, wanted: Schema, columns: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the user's columns that `project_rows` needs for the wanted ones, by the names they were written under."""
     ids = (wanted.field(name).id for name in (wanted.names if columns is None else columns))
     return tuple(written.by_id(each).name for each in ids if written.has_id(each))
 
 
 def _user_columns(table: pa.Table, schema: Schema) -> list[pa.ChunkedArray]:
-    """The columns of the schema, in its order, exact and canonical."""
+    """Convert the columns of the schema, in its order, exact and canonical."""
     there = set(table.column_names)
     return [
         cast_column(field.name, table.column(field.name), schema.types[field.name])
@@ -95,7 +95,7 @@ def _user_columns(table: pa.Table, schema: Schema) -> list[pa.ChunkedArray]:
 
 
 def _filled(field: Field, rows: int) -> pa.ChunkedArray:
-    """The default of a column, as often as there are rows. One block is shared, however many there are."""
+    """Repeat the default of a column for a number of rows. All chunks share one block."""
     if field.default is None:
         return pa.chunked_array([pa.nulls(rows, field.arrow_type)])
     size = len(field.default) if isinstance(field.default, str) else 16
@@ -123,28 +123,28 @@ def _times(table: pa.Table, schema: Schema, at: tuple[int, ...] | None) -> list[
     for name, column in zip(names, columns, strict=True):
         lowest = pc.min(column).as_py()
         if lowest is not None and lowest < 0:
-            raise InvalidRows(f"column {shown(name)} has times below zero: times begin at 0")
+            raise InvalidRows(f"column {short_repr(name)} has times below zero: times begin at 0")
     return columns
 
 
 def _diffs(table: pa.Table, diff: int | None) -> pa.ChunkedArray:
     if DIFF in table.column_names:
         if diff not in (None, 1):
-            raise InvalidRows(f"the rows have diffs of their own in {shown(DIFF)}: leave out `diff`, or drop them")
+            raise InvalidRows(f"the rows have diffs of their own in {short_repr(DIFF)}: leave out `diff`, or drop them")
         return _integers(table, DIFF)
     if type(diff) is not int or not INT64_MIN <= diff <= INT64_MAX:
-        what = "the rows have no diffs" if diff is None else f"{shown(diff)} is not a diff"
-        raise InvalidRows(f"{what}: give an integer that fits 64 bits, or the column {shown(DIFF)}")
+        what = "the rows have no diffs" if diff is None else f"{short_repr(diff)} is not a diff"
+        raise InvalidRows(f"{what}: give an integer that fits 64 bits, or the column {short_repr(DIFF)}")
     return _repeated(diff, table.num_rows)
 
 
 def _integers(table: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column of times or diffs that the rows brought along."""
+    """Check a column of times or diffs of the rows."""
     column = table.column(name)
     if not pa.types.is_integer(column.type) and not pa.types.is_null(column.type):
-        raise InvalidRows(f"column {shown(name)} holds {shown(str(column.type))} where integers are needed")
+        raise InvalidRows(f"column {short_repr(name)} holds {short_repr(str(column.type))} where integers are needed")
     if column.null_count:
-        raise InvalidRows(f"column {shown(name)} has {column.null_count} nulls: every update needs a value there")
+        raise InvalidRows(f"column {short_repr(name)} has {column.null_count} nulls: every update needs a value there")
     return cast_column(name, column, pa.int64())
 
 
@@ -153,20 +153,20 @@ def _repeated(value: int, rows: int) -> pa.ChunkedArray:
 
 
 def _projected(table: pa.Table, there: set[str], written: Schema, field: Field) -> pa.ChunkedArray:
-    """One wanted column: what was written under its id, or its default if nothing was."""
+    """Return one wanted column: the one written under its id, or its default if there is none."""
     if not written.has_id(field.id):
         return _filled(field, table.num_rows)
     source = written.by_id(field.id)
     if source.name not in there:
-        raise UsageError(f"the table has no column {shown(source.name)}, which the schema it was written with has")
+        raise UsageError(f"the table has no column {short_repr(source.name)}, which the schema it was written with has")
     column = table.column(source.name)
     if column.type != source.arrow_type:
-        raise UsageError(f"column {shown(source.name)} was written as {source.type}, the table has {column.type}")
+        raise UsageError(f"column {short_repr(source.name)} was written as {source.type}, the table has {column.type}")
     if source.type == field.type:
         return column
     if not can_widen(source.arrow_type, field.arrow_type):
         raise UsageError(
-            f"column {shown(field.name)} was written as {source.type} and cannot be seen as {field.type}: "
+            f"column {short_repr(field.name)} was written as {source.type} and cannot be seen as {field.type}: "
             "use the newest schema"
         )
     return column.cast(field.arrow_type)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from timespine.columnar.kernels.row_words import WORD_BITS, Index, Packed, pack, single
 from timespine.columnar.kernels.take import narrow, read_back, take
 from timespine.columnar.kernels.text_words import Words, blocks
-from timespine.columnar.kernels.tie_break import Flags, group_blocks, settle
+from timespine.columnar.kernels.tie_break import Flags, break_ties, group_blocks
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 from timespine.model.time import INT64_MAX
@@ -30,7 +30,7 @@ from timespine.model.time import INT64_MAX
 _HALF_BITS = 32
 
 _FEW = 4
-"""If less than one of so many rows is equal to the one before, they are added one by one."""
+"""The reciprocal of the share of rows equal to the one before, below which they are added one by one."""
 
 
 def consolidate(table: pa.Table, order: Sequence[str]) -> pa.Table:
@@ -145,7 +145,7 @@ def _arrange(columns: Sequence[pa.Array], packed: Packed) -> _Arranged:
         return arranged
     if not exact:
         index = np.concatenate([arranged.index_of(block) for block in blocks(rows)])
-        settle(columns, packed, arranged.dropped, index, first)
+        break_ties(columns, packed, arranged.dropped, index, first)
         arranged.index = None if arranged.keys is None and (index[1:] > index[:-1]).all() else index
     arranged.first = None if first.all() else first
     return arranged

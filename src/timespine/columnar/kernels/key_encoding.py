@@ -1,7 +1,7 @@
 """An encoding of values and rows whose bytes compare as the rows do.
 
-Bounds of parts and of columns are kept as bytes, so that whoever compares them
-needs no type, and so that long ones can be cut. For values a, b of one type
+Bounds of parts and of columns are kept as bytes, so that a comparison needs
+no type, and so that long ones can be cut. For values a, b of one type
 
     encode(a) < encode(b)  iff  a comes before b in the row order
 
@@ -58,9 +58,9 @@ _EXACT = decimal.Context(prec=80, Emin=-200, Emax=200, traps=[decimal.Inexact, d
 
 
 def encode_row(table: pa.Table, index: int, columns: Sequence[str], limit: int | None = None) -> bytes:
-    """The encoding of one row by these columns. Made for binary searches: it touches nothing but that row.
+    """Encode one row by these columns. Made for binary searches: it reads only that row.
 
-    With a limit, it may end after so many bytes: no more of a long value is looked at than is needed for them.
+    With a limit, the encoding may end after that number of bytes, and long values are read only as far as needed.
     """
     encoders = _ENCODERS
     pieces = []
@@ -68,18 +68,18 @@ def encode_row(table: pa.Table, index: int, columns: Sequence[str], limit: int |
     for name in columns:
         scalar = table.column(name)[index]
         if left is not None:
-            pieces.append(encode(scalar, left))
+            pieces.append(encode_arrow_scalar(scalar, left))
             left -= len(pieces[-1])
             if left <= 0:
                 break
             continue
         encoder = encoders.get(type(scalar))
-        pieces.append(encode(scalar) if encoder is None else encoder(scalar))
+        pieces.append(encode_arrow_scalar(scalar) if encoder is None else encoder(scalar))
     return b"".join(pieces)
 
 
-def encode(scalar: pa.Scalar, limit: int | None = None) -> bytes:
-    """The encoding of an Arrow scalar, whatever its class. With a limit, it may end after so many bytes."""
+def encode_arrow_scalar(scalar: pa.Scalar, limit: int | None = None) -> bytes:
+    """Encode an Arrow scalar of any class. With a limit, the encoding may end after that number of bytes."""
     encoder = _ENCODERS.get(type(scalar))
     if encoder is None:
         raise UsageError(f"type {scalar.type} has no order here: it cannot be in a row")
@@ -100,8 +100,8 @@ def encode_scalar(value: object, type: pa.DataType) -> bytes:
     if isinstance(value, pa.Scalar):
         if value.type != type:
             raise UsageError(f"a value of type {value.type} was given for type {type}")
-        return encode(value)
-    return encode(_scalar(value, type))
+        return encode_arrow_scalar(value)
+    return encode_arrow_scalar(_scalar(value, type))
 
 
 def truncate_lower(encoded: bytes, bytes_max: int) -> bytes:
@@ -152,9 +152,9 @@ def _end(encoded: bytes, place: int, type: pa.DataType) -> int:
 
 
 def recode(encoded: bytes, old_type: pa.DataType, new_type: pa.DataType) -> bytes | None:
-    """What a bound of a column of `old_type` is once the column is read as `new_type`.
+    """Convert a bound of a column of `old_type` to `new_type`.
 
-    None means unknown: the bound says nothing any more. That is also the answer
+    None means unknown: the bound no longer limits the values. That is also the answer
     for a bound of an integer that was cut, since only a whole one can be converted.
     """
     if old_type == new_type or encoded == NULL:
@@ -259,13 +259,13 @@ def _bytes(value: bytes) -> bytes:
 def _struct(scalar: pa.Scalar) -> bytes:
     if not scalar.is_valid:
         return NULL
-    return _SOME + b"".join(encode(scalar[place]) for place in range(len(scalar)))
+    return _SOME + b"".join(encode_arrow_scalar(scalar[place]) for place in range(len(scalar)))
 
 
 def _list(scalar: pa.Scalar) -> bytes:
     if not scalar.is_valid:
         return NULL
-    return _SOME + b"".join(b"\x01" + encode(element) for element in scalar.values) + b"\x00"
+    return _SOME + b"".join(b"\x01" + encode_arrow_scalar(element) for element in scalar.values) + b"\x00"
 
 
 _WIDTHS = {

@@ -27,7 +27,7 @@ _ALONE_ROWS = 1 << 13
 """Rows of a table that are worth a round of their own."""
 
 
-def merge(
+def kway_merge(
     runs: Sequence[Iterator[pa.Table]],
     order: Sequence[str],
     cut: Sequence[str] | None = None,
@@ -41,8 +41,8 @@ def merge(
     neighbours may be equal. Rows that are equal in `cut` come in one table. About `chunk_bytes` of memory
     are used, and what the rows of the largest such group take once they are consolidated.
 
-    Whoever needs no order names how many of the columns of the cut set rows `apart` for good, as those of a
-    key do: tables are then ascending each by itself, and rows that are alone with their key pass (`untouched`).
+    A caller that needs no order gives in `apart` how many of the columns of the cut separate rows for good, as those
+    of a key do: then each table is ascending by itself, and rows that are alone with their key pass (`untouched`).
 
     A run that is seen not to be ascending is a CorruptionError.
     """
@@ -71,7 +71,7 @@ class _Run:
         """Whether there is nothing more to load."""
 
     def load(self, target_bytes: int) -> None:
-        """Load tables until there are so many bytes, and one at least."""
+        """Load tables until they have `target_bytes`, and at least one."""
         while not self.ended and (not self._loaded or self._bytes < target_bytes):
             table = next(self._tables, None)
             if table is None:
@@ -176,7 +176,7 @@ class _Merge:
         ahead, *others = sorted(self._runs, key=lambda run: run.first)
         last = ahead.first_last
         if ahead.first_rows >= _ALONE_ROWS and all(last < run.first for run in others[:1]):
-            # Nobody else has rows there: a table by itself passes without being copied.
+            # No other run has rows there: a table by itself passes without a copy.
             return last
         return min((run.last for run in self._runs if not run.ended), default=None)
 

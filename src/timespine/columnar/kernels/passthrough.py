@@ -1,4 +1,4 @@
-"""Consolidation for whoever does not ask for an order: rows that nothing else touches pass as they are.
+"""Consolidate for a caller that needs no order: rows without another row of their key pass unchanged.
 
 Rows that differ in the leading columns of the order, as those of two keys do, never add
 up. So of a long run, the rows whose key nothing else has are given out without being
@@ -21,10 +21,10 @@ from timespine.columnar.schema.schema import DIFF
 from timespine.errors import CorruptionError
 
 LARGE_ROWS = 1 << 16
-"""With fewer rows it does not pay, and somebody may look at them: they come in order."""
+"""The fewest rows for which this is faster. Fewer rows come in order, since a person may read them."""
 
 FEW = 2
-"""If more than one of so many rows is touched, all of them are consolidated."""
+"""The reciprocal of the share of touched rows above which all rows are consolidated."""
 
 
 def consolidate_touched(

@@ -230,7 +230,7 @@ def pack(
         column = columns[number] if picked is None else columns[number].take(picked)
         begin = start if number == start.column else Position(number)
         if column.null_count == rows:
-            pass  # all the same, and perhaps without any memory behind it
+            pass  # all rows are equal, and the column may have no buffers
         elif is_text(column.type):
             packed.rest = _push_text(packed, begin, Text(column))
         elif is_fixed(column.type):

@@ -17,7 +17,7 @@ from timespine.columnar.kernels.row_words import INTEGERS, OFFSET_MAX, WRAP, Ind
 from timespine.columnar.kernels.text_words import Words, blocks
 
 THREADED_ROWS = 1 << 16
-"""From so many rows on a second thread pays."""
+"""The number of rows from which a second thread is faster."""
 
 
 def take(columns: Sequence[pa.Array], index: Index) -> list[pa.Array]:

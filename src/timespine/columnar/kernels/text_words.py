@@ -23,7 +23,7 @@ BLOCK = 1 << 15
 _WIDE = {pa.large_string().id, pa.large_binary().id}
 _ONES = 0x0101010101010101
 _KEEP = np.array([((1 << 8 * count) - 1) << (64 - 8 * count) for count in range(9)], np.uint64)
-"""By a number of bytes, the mask of so many, from the top."""
+"""The masks of the top bytes of a word, by the number of bytes."""
 
 LARGE_ROWS = 1 << 11
 """Fewer rows are not worth to look for ways to need fewer bits."""
@@ -39,7 +39,7 @@ _SHORT_BYTES = 3
 
 _RANKED_SAMPLES = 1 << 9
 _FEW = 4
-"""Values are ranked if, of so many rows, at most one in so many has a value of its own."""
+"""Values are ranked if, of `_RANKED_SAMPLES` rows, at most one in `_FEW` has a value of its own."""
 
 _PREFIX_BYTES_MAX = 1 << 16
 """Bytes of a common prefix that are looked for, at most."""
@@ -189,7 +189,7 @@ def _shared(first: bytes, second: bytes) -> bytes:
 
 
 def _squeeze(words: Words, width: int, places: int) -> None:
-    """The lower bytes of each word, each smaller than 2^width, side by side in so many bits."""
+    """The lower bytes of each word, each smaller than 2^width, side by side in `width` bits each."""
     for lane, keep in _FOLDS:
         if places * 8 <= lane:
             break

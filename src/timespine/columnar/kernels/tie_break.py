@@ -24,14 +24,14 @@ from timespine.columnar.kernels.text_words import Text, Words
 Flags = NDArray[np.bool_]
 
 _DENSE = 2
-"""If at least one of so many rows is tied, the next words are made of all rows: reading in order beats picking."""
+"""The reciprocal of the share of tied rows from which the next words are made of all rows: that reads in order."""
 
 _BEGUN_MAX = 4
 """Words that may begin in one column. What is still tied then is long, and compared whole."""
 
 _SAMPLED = 1 << 10
 _FEW = 16
-"""Text is compared whole if, of so many tied rows, less than one of so many differs from the one before."""
+"""Text is compared whole if, of `_SAMPLED` tied rows, less than one of `_FEW` differs from the one before."""
 
 
 class Groups:
@@ -52,28 +52,28 @@ class Groups:
         return np.repeat(values, self.sizes)
 
 
-def settle(columns: Sequence[pa.Array], packed: Packed, dropped: int, index: Index, first: Flags) -> None:
+def break_ties(columns: Sequence[pa.Array], packed: Packed, dropped: int, index: Index, first: Flags) -> None:
     """Order the rows of equal words by the rest of the columns. Changes `index` and `first`.
 
-    `index` lists the rows in the order of their words without so many of their low bits, `first` says
-    which begin a group. Afterwards a group is rows that are equal in all columns.
+    `index` lists the rows in the order of their words without some of their low bits, `first` marks
+    those that begin a group. Afterwards a group is rows that are equal in all columns.
     """
     if dropped:
         _refine(packed.words, dropped, index, first)
     rest, begun = packed.rest, 0
     while rest is not None and not first.all():
         if begun >= _BEGUN_MAX or _is_compared_whole(columns[rest.column], rest.byte, index, first):
-            _settle_column(columns[rest.column], index, first)
+            _break_by_column(columns[rest.column], index, first)
             after = Position(rest.column + 1) if rest.column + 1 < len(columns) else None
         else:
-            after = _settle_word(columns, rest, index, first)
+            after = _break_by_word(columns, rest, index, first)
         begun = begun + 1 if after is not None and after.column == rest.column else 0
         rest = after
 
 
-def _settle_word(columns: Sequence[pa.Array], rest: Position, index: Index, first: Flags) -> Position | None:
+def _break_by_word(columns: Sequence[pa.Array], rest: Position, index: Index, first: Flags) -> Position | None:
     """Go on by one word. Where to go on after it."""
-    tied = ~_alone(first)
+    tied = ~_singletons(first)
     if np.count_nonzero(tied) * _DENSE > len(index):
         packed = pack(columns, len(index), rest)
         words = packed.words
@@ -101,9 +101,9 @@ def _is_compared_whole(column: pa.Array, byte: int, index: Index, first: Flags) 
     return bool(np.count_nonzero(differs) * _FEW < np.count_nonzero(~first[some]))
 
 
-def _settle_column(column: pa.Array, index: Index, first: Flags) -> None:
-    """Go on to the end of a column. Only groups in which its values are not all the same have to be put in order."""
-    where = np.flatnonzero(~_alone(first))
+def _break_by_column(column: pa.Array, index: Index, first: Flags) -> None:
+    """Continue to the end of a column. Only groups with different values in it need an order."""
+    where = np.flatnonzero(~_singletons(first))
     rows, groups = index[where], Groups(first[where])
     values = pl.Series(column.take(pa.array(rows)))
     mixed = np.logical_or.reduceat(_differs(values, first[where]), groups.starts)
@@ -150,13 +150,13 @@ def group_blocks(rows: int, first: Flags | None) -> Iterator[slice]:
 
 
 def _refine(words: Words, used: int, index: Index, first: Flags) -> None:
-    """Order groups by the lower bits of the words of their rows, so many of them, and split them."""
+    """Order groups by the `used` lower bits of the words of their rows, and split them."""
     mask = np.uint64((1 << used) - 1)
     for block in group_blocks(len(index), first):
         rows, is_first = index[block], first[block]
         if is_first.all():
             continue
-        tied = ~_alone(is_first)
+        tied = ~_singletons(is_first)
         if np.count_nonzero(tied) * 2 > len(rows):
             _refine_block(words, mask, rows, is_first)
             continue
@@ -185,7 +185,7 @@ def _refine_block(words: Words, mask: np.uint64, rows: Index, first: Flags) -> N
         width = room
     _sort(rows, first, groups, digits, width)
     if excess is not None:
-        where = np.flatnonzero(groups.spread(excess > 0) & ~_alone(first))
+        where = np.flatnonzero(groups.spread(excess > 0) & ~_singletons(first))
         some, some_first = rows[where], first[where]
         if some.size:
             _refine_block(words, mask, some, some_first)
@@ -210,7 +210,7 @@ def _sort(rows: Index, first: Flags, groups: Groups, digits: Words, width: int) 
     np.not_equal(digits[1:], digits[:-1], out=first[1:])
 
 
-def _alone(first: Flags) -> Flags:
+def _singletons(first: Flags) -> Flags:
     """Which rows are the only one of their group."""
     alone = first.copy()
     alone[:-1] &= first[1:]

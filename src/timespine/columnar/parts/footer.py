@@ -1,6 +1,6 @@
-"""The footer of a part: what the writer and the reader of it agree on.
+"""The footer of a part, which its writer and its reader agree on.
 
-A Parquet footer has a place for the metadata of whoever writes the file. Ours is
+A Parquet footer has a place for metadata of the writer. Ours is
 JSON there, under one key. It says which part of which collection the file is, so
 that no other one is taken for it, and what every piece of the file hashes to.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from timespine.columnar.parts.stats import BOUND_BYTES_MAX, PartMeta
+from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, PartMeta
 from timespine.columnar.schema.schema import Schema
 from timespine.config import Config
 from timespine.core.batch import Count, Part
@@ -29,7 +29,7 @@ FOOTER_KEY = "timespine"
 """Under this key our part of the footer stands in the key-value metadata of the file."""
 
 HASH_BYTES = 16
-"""Of every SHA-256 so many bytes are kept: no accident among 2^64 files is likely to hit twice."""
+"""The bytes that are kept of every SHA-256, enough to make a collision among 2^64 files unlikely."""
 
 SIZE_BYTES = 4
 """Bytes of the length of a piece: a file has at most 2^31."""
@@ -69,7 +69,7 @@ class Footer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MissingBlob(Exception):
-    """A blob that a state refers to is not there: whoever reads plans again from a newer state, or gives up."""
+    """A blob that a state refers to is missing: the reader plans again from a newer state, or gives up."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"blob {key} is not there")
@@ -164,7 +164,7 @@ def _footer(metadata: pq.FileMetaData, what: str) -> Footer:
         raise CorruptionError(f"the footer of {what} does not say what it is") from error
 
 
-def check_schema(parsed: pa.Schema, schema: Schema, what: str) -> None:
+def check_file_schema(parsed: pa.Schema, schema: Schema, what: str) -> None:
     """The columns of the file must be those of the schema, one by one: names, types, ids, and whether null."""
     wanted = schema.update_arrow
     same = len(parsed) == len(wanted) and all(

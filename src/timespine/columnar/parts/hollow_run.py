@@ -16,17 +16,18 @@ diffs, and bounds of rows, times and columns, so that a reader can skip it whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from concurrent.futures import Executor
 from typing import Generic, TypeVar
 
-from timespine.columnar.parts.stats import PartMeta, Range
+from timespine.columnar.parts.part_stats import PartMeta, Range
 from timespine.core.batch import HollowBatch, Part, Run, wrap_int64
 from timespine.core.encoding.codec import decode_run
 from timespine.core.encoding.envelope import ENTRY_BYTES_MAX
 from timespine.errors import CorruptionError, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key
 from timespine.location.blob import Blob
+from timespine.pool import outcome
 
 LIMIT_MIN = 2
 """Parts per list, at least: gathering one part at a time would never come to an end."""
@@ -37,7 +38,7 @@ Counters = MutableMapping[str, float]
 """How often what happened, and how long it took, by name."""
 
 
-def count(counters: Counters, what: str, by: float = 1) -> None:
+def add_to_counter(counters: Counters, what: str, by: float = 1) -> None:
     """Count an event. What did not happen leaves no trace."""
     if by:
         counters[what] = counters.get(what, 0) + by
@@ -91,8 +92,8 @@ class Levels(Generic[T]):
         return things
 
 
-def written_by(collection: str, writer: str) -> Callable[[Part], bool]:
-    """Whether a part is a blob of this writer: not inline, and not passed on from somebody else."""
+def is_written_by(collection: str, writer: str) -> Callable[[Part], bool]:
+    """Return whether a part is a blob of this writer: not inline, and not of another writer."""
     prefix = f"{check_segment(collection, 'collection id')}/{check_segment(writer, 'writer id')}/"
     return lambda part: part.key.startswith(prefix)
 
@@ -211,12 +212,12 @@ def delete_batch(
 ) -> int:
     """Delete the blobs of a batch that was not, and will never be, committed; how many were left behind.
 
-    Only what is `owned` (`written_by`) is touched: a merge result may pass on parts of others. The
+    Only what is `owned` (`is_written_by`) is touched: a merge result may pass on parts of others. The
     best that can be done is done: what storage refuses to delete is counted, and found by the
     sweep once the writer is gone.
     """
     left = _delete_below(batch.parts, blob, owned, pool, set())
-    count(counters, "left to the sweep", left)
+    add_to_counter(counters, "left to the sweep", left)
     return left
 
 
@@ -229,8 +230,8 @@ def _delete_below(
 ) -> int:
     """Delete parts, and before a hollow run what is inside of it; how many are left.
 
-    SUBTLE: the run last, and only if nothing inside is left. While it is there it says what is
-    still to be deleted; once it is gone nobody could name the rest.
+    SUBTLE: the run last, and only if nothing inside is left. While it exists it names the blobs
+    that are still to be deleted; without it nothing does.
     """
     mine = [part for part in parts if part.key and part.key not in seen and owned(part)]
     seen.update(part.key for part in mine)
@@ -255,5 +256,6 @@ def delete_keys(keys: Sequence[str], blob: Blob, pool: Executor | None) -> int:
             return True
         return False
 
-    outcomes: Iterator[bool] = map(is_left, keys) if pool is None or len(keys) < 2 else pool.map(is_left, keys)
-    return sum(outcomes)
+    if pool is None or len(keys) < 2:
+        return sum(map(is_left, keys))
+    return sum(outcome(each) for each in [pool.submit(is_left, key) for key in keys])

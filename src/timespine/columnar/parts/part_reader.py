@@ -7,7 +7,7 @@ before the sizes that the footer claims were held against limits. What does not 
 is a CorruptionError.
 
 A reader holds the parsed footer and no rows. It never changes once it is open
-(what it works out later is the same whoever does it), so that threads share it
+(all threads compute the same derived values), so that threads share it
 and callers keep it in a cache.
 """
 
@@ -21,25 +21,27 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow._parquet import ParquetReader  # what pq.ParquetFile reads with; only here a memory pool can be named
 
 from timespine.columnar.kernels.key_encoding import NULL
-from timespine.columnar.parts import bloom
+from timespine.columnar.parts import bloom_probe
 from timespine.columnar.parts.footer import (
     HASH_BYTES,
     MAGIC,
     Footer,
     MissingBlob,
     check_claims,
+    check_file_schema,
     check_groups,
-    check_schema,
     hash_of,
     leaf_counts,
     parse_tail,
     piece_starts,
 )
-from timespine.columnar.parts.inline import check_updates
+from timespine.columnar.parts.inline_part import check_decoded_updates
+from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, PartMeta, Range
 from timespine.columnar.parts.row_group_index import GroupRanges, KeyIndex
-from timespine.columnar.parts.stats import BOUND_BYTES_MAX, PartMeta, Range
+from timespine.columnar.parts.row_memory import row_pool
 from timespine.columnar.schema.schema import Schema
 from timespine.config import Config
 from timespine.core.batch import Part
@@ -77,7 +79,7 @@ def open_part(part: Part, collection: str, schema: Schema, schema_id: int, fetch
     wanted = (collection, parse_blob_key(part.key).name, schema_id, part.rows)
     if identity != wanted:
         raise CorruptionError(f"{what} says that it is {identity}, and not {wanted}")
-    check_schema(parsed, schema, what)
+    check_file_schema(parsed, schema, what)
     return PartReader(part.key, schema, fetch, config, metadata, footer, end)
 
 
@@ -153,7 +155,7 @@ class PartReader:
 
     def may_contain(self, group: int, column: str, value: object) -> bool:
         """Whether a row group may have a row with that value; asks the Bloom filter, if there is one."""
-        stored = bloom.stored_bytes(value, self._types[column]) if self.footer.blooms else None
+        stored = bloom_probe.stored_bytes(value, self._types[column]) if self.footer.blooms else None
         if stored is None:
             return True
         chunk = self._metadata.row_group(group).column(self._leaves[column].start)
@@ -164,7 +166,7 @@ class PartReader:
         if filters is None:
             filters = self._blooms[group] = self._verified(piece, piece + 1)
         place = chunk.bloom_filter_offset - self._starts[piece]
-        return place < 0 or bloom.may_hold(filters[place : place + chunk.bloom_filter_length], stored)
+        return place < 0 or bloom_probe.may_hold(filters[place : place + chunk.bloom_filter_length], stored)
 
     def read(self, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of some row groups, ascending, with some columns in the order given; by default all of both.
@@ -219,7 +221,7 @@ class PartReader:
         claimed = sum(self.group_bytes(group) for group in chosen)
         if table.nbytes > 2 * claimed + ROUNDING_BYTES:
             raise CorruptionError(f"{self._what} takes {table.nbytes} bytes where its footer says {claimed}")
-        check_updates(table, self.schema, self._what)
+        check_decoded_updates(table, self.schema, self._what)
         return table
 
     def verify(self) -> None:
@@ -269,20 +271,16 @@ class PartReader:
         (test_only_the_calling_thread_touches_what_is_read).
         """
         try:
-            file = pq.ParquetFile(
-                pa.PythonFile(_Spans(spans), mode="r"),
-                metadata=self._metadata,
-                pre_buffer=False,
-                arrow_extensions_enabled=False,
-            )
+            reader = ParquetReader(memory_pool=row_pool())
+            reader.open(pa.PythonFile(_Spans(spans), mode="r"), metadata=self._metadata, pre_buffer=False)
             # By number: a name with dots in it can look like the path into another column.
-            return file.reader.read_row_groups(groups, column_indices=leaves, use_threads=False)
+            return reader.read_row_groups(groups, column_indices=leaves, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CorruptionError(f"row groups of {self._what} cannot be decoded, from {groups[0]} on") from error
 
 
 class _Spans:
-    """Some stretches of a file as a file: whoever reads outside of them is told that there is nothing."""
+    """A file of some ranges of another file. A read outside of them finds nothing."""
 
     closed = False
 

@@ -45,21 +45,21 @@ from timespine.columnar.parts.footer import (
     leaf_counts,
     piece_count,
 )
-from timespine.columnar.parts.stats import (
+from timespine.columnar.parts.part_stats import (
     BOUND_BYTES_MAX,
     Ends,
     PartMeta,
-    describe,
+    describe_updates,
     diff_sum_of,
     ends_of,
-    untrimmable_of,
+    stats_to_keep,
 )
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import is_nested
 from timespine.config import Config
 from timespine.errors import UsageError
 
-__all__ = ["Encoded", "MissingBlob", "encode_part"]
+__all__ = ["EncodedPart", "MissingBlob", "encode_part"]
 
 BLOOM_ROWS_MIN = 1024
 """A part with fewer rows is decoded as fast as its filter is asked."""
@@ -83,7 +83,7 @@ _BLOOMS_SUPPORTED = "bloom_filter_options" in inspect.signature(pq.ParquetWriter
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedPart:
     """A part, ready to be put."""
 
     data: bytes
@@ -109,7 +109,7 @@ def encode_part(
     config: Config,
     *,
     is_sorted: bool = True,
-) -> Encoded:
+) -> EncodedPart:
     """An update table as a part. `name` is the last segment of its key; `is_sorted` says that rows are in order."""
     if not table.schema.equals(schema.update_arrow):
         raise UsageError(f"the columns of part {name} are not those of schema {schema_id} of {collection}")
@@ -136,11 +136,11 @@ def encode_part(
         lowers=() if ends is None else _lowers(groups, schema, config, ends[0]),
     )
     written, metadata = _write(groups, schema, footer)
-    data, tail = _seal(written, metadata, footer)
+    data, tail = _fill_hashes(written, metadata, footer)
     if len(data) > config.object_bytes_max:
         raise UsageError(f"part {name} would have {len(data)} bytes, more than {config.object_bytes_max}")
     meta = msgspec.structs.replace(meta, tail=len(tail), tail_hash=hash_of(tail))
-    return Encoded(data, meta, table.num_rows, diff_sum_of(table), sum(trimmed), ends)
+    return EncodedPart(data, meta, table.num_rows, diff_sum_of(table), sum(trimmed), ends)
 
 
 def _described(
@@ -156,13 +156,13 @@ def _described(
     """What the state will know of the rows, if they are updates."""
     if any(table.column(each).null_count for each in schema.system_names):
         raise UsageError(f"part {name} would have a row without a time or a diff")
-    meta = describe(
+    meta = describe_updates(
         table,
         schema,
         sorted=is_sorted,
         budget=config.stats_bytes,
         bound_bytes=config.bound_bytes,
-        untrimmable=untrimmable_of(config.untrimmable),
+        stats_always_keep=stats_to_keep(config.stats_always_keep),
         trimmed=trimmed,
         ends=ends,
     )
@@ -224,7 +224,7 @@ def _write(groups: Sequence[pa.Table], schema: Schema, footer: Footer) -> tuple[
     return sink.getvalue(), collected[0]
 
 
-def _seal(written: pa.Buffer, metadata: pq.FileMetaData, footer: Footer) -> tuple[bytes, bytes]:
+def _fill_hashes(written: pa.Buffer, metadata: pq.FileMetaData, footer: Footer) -> tuple[bytes, bytes]:
     """Fill in lengths and hashes: the file, and its tail."""
     view = memoryview(written)
     tail = int.from_bytes(view[-8:-4], "little") + 8

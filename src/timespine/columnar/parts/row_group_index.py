@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from timespine.columnar.kernels.key_encoding import encode_scalar, truncate_lower, truncate_upper
-from timespine.columnar.parts.stats import Range
+from timespine.columnar.parts.part_stats import Range
 from timespine.errors import UsageError
 
 
@@ -66,7 +66,7 @@ class GroupRanges(Mapping[str, Range]):
         self._nans = nans
         self._known: dict[str, Range] = {}
         self.bound_bytes = bound_bytes
-        """Bounds are cut to so many bytes."""
+        """The most bytes of a bound; longer ones are cut."""
 
     def __getitem__(self, name: str) -> Range:
         known = self._known.get(name)

@@ -2,10 +2,10 @@
 
     "total > 5 AND customer LIKE 'ab%'"           text, see `columnar.predicate.parser`
     (col("total") > 5) & col("customer").starts_with("ab")
-    pl.col("total") > 5                            a polars expression, used as it is
+    pl.col("total") > 5                            a polars expression, used unchanged
 
 All three become a `Predicate`, which filters rows and, except for the last, also
-skips parts and row groups whose statistics prove that they have none of them.
+skips parts and row groups whose statistics prove that no row matches.
 """
 
 from __future__ import annotations
@@ -14,25 +14,30 @@ from collections.abc import Iterable
 
 import polars as pl
 
+from timespine.columnar.predicate.conditions import Compare, In, IsNull, Like
 from timespine.columnar.predicate.literal import check_literal
-from timespine.columnar.predicate.parser import Name, parse, relate
+from timespine.columnar.predicate.parser import Name, parse_predicate, relate
 from timespine.columnar.predicate.predicate import Constant, Native, Predicate
-from timespine.columnar.predicate.terms import Compare, In, IsNull, Like
 from timespine.errors import UsageError
 
 __all__ = ["Column", "Predicate", "Where", "as_predicate", "col"]
 
 
 class Column:
-    """A column, to build a predicate of. Made by `col`."""
+    """A column in a predicate. `col` makes one."""
 
     __slots__ = ("_name",)
     __hash__ = None  # type: ignore[assignment]  # == makes a predicate, so there is no equality to hash by
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):
-            raise UsageError(f"a column is called by a text, not by a {type(name).__name__}")
+            raise UsageError(f"the name of a column is a text, not a {type(name).__name__}")
         self._name = name
+
+    @property
+    def name(self) -> str:
+        """Return the name of the column; in a merge with `target.` or `source.` before it."""
+        return self._name
 
     def __eq__(self, other: object) -> Predicate:  # type: ignore[override]
         return self._relate("=", other)
@@ -53,30 +58,30 @@ class Column:
         return self._relate(">=", other)
 
     def is_null(self) -> Predicate:
-        """Whether there is no value."""
+        """Test whether there is no value."""
         return IsNull(self._name)
 
     def is_not_null(self) -> Predicate:
-        """Whether there is a value."""
+        """Test whether there is a value."""
         return IsNull(self._name, True)
 
     def is_true(self) -> Predicate:
-        """Whether a column of truth values is true."""
+        """Test whether a column of truth values is true."""
         return Compare(self._name, "=", True)
 
     def is_in(self, values: Iterable[object]) -> Predicate:
-        """Whether the value is one of these. Of none it is, null included."""
+        """Test whether the value is one of these. With no values, no row matches, null included."""
         if isinstance(values, str | bytes):
             raise UsageError("is_in takes a list of values, not one text")
         checked = tuple(check_literal(value) for value in values)
         return In(self._name, checked) if checked else Constant(False)
 
     def between(self, low: object, high: object) -> Predicate:
-        """Whether the value lies between these two, or is one of them."""
+        """Test whether the value lies between these two, or is one of them."""
         return (self >= low) & (self <= high)
 
     def starts_with(self, prefix: str) -> Predicate:
-        """Whether a text begins with that one."""
+        """Test whether a text begins with that one."""
         if not isinstance(prefix, str):
             raise UsageError(f"starts_with takes a text, not a {type(prefix).__name__}")
         for special in ("\\", "%", "_"):
@@ -84,7 +89,7 @@ class Column:
         return self.like(f"{prefix}%")
 
     def like(self, pattern: str) -> Predicate:
-        """Whether a text has that pattern: `%` is any text, `_` any character, a backslash takes that away."""
+        """Test whether a text has that pattern: `%` is any text, `_` any character, a backslash escapes them."""
         if not isinstance(pattern, str):
             raise UsageError(f"like takes a text, not a {type(pattern).__name__}")
         check_literal(pattern)
@@ -102,22 +107,22 @@ class Column:
 
 
 Where = str | Predicate | pl.Expr
-"""What users may give as a condition."""
+"""The types of conditions of users."""
 
 
 def col(name: str) -> Column:
-    """A column, to build a predicate of: `col("total") > 5`."""
+    """Make a column for a predicate: `col("total") > 5`."""
     return Column(name)
 
 
 def as_predicate(where: Where) -> Predicate:
-    """The predicate that a user means, or a UsageError that says what is wrong with it."""
+    """Convert a condition of a user to a predicate; raise a UsageError if it is none."""
     if isinstance(where, Predicate):
         return where
     if isinstance(where, pl.Expr):
         return Native(where)
     if isinstance(where, str):
-        return parse(where)
+        return parse_predicate(where)
     raise UsageError(
         f"a condition is a text, a predicate made with col(...), or a polars expression, not a {type(where).__name__}"
     )

@@ -1,4 +1,4 @@
-"""Constants of predicates: which there are, how they are written, and where they lie among the values of a column.
+"""Constants of predicates: their types, their text, and their place among the values of a column.
 
 A constant has no type of its own. Beside a column it is *placed* into the order
 of that column's type: as the value it is, or else as the largest value below it.
@@ -26,7 +26,7 @@ import pyarrow as pa
 from timespine.errors import UsageError
 
 Literal = bool | int | float | decimal.Decimal | str | bytes | datetime.date | datetime.datetime
-"""What a column may be compared with. Null is none of them: `IS NULL` asks for it."""
+"""The types of constants. Null is none of them: `IS NULL` tests for it."""
 
 DIGITS_MAX = 80
 """Digits of a number, before and after the point: twice what any column holds, cheap to compute with, and
@@ -44,18 +44,18 @@ _TIMESTAMP = re.compile(
 )
 
 
-class Placed(NamedTuple):
-    """A constant among the values of a type."""
+class LiteralPlace(NamedTuple):
+    """The place of a constant among the values of a type."""
 
     value: Any
     """The value itself, or the largest one below it; None if the constant is below all of them.
     Dates and timestamps are days and microseconds since 1970."""
     exact: bool
-    """Whether it is the value itself."""
+    """Whether the constant is a value of the type."""
 
 
 def check_literal(value: object) -> Literal:
-    """The constant in its one form (no -0.0, one NaN, instants in UTC), or a UsageError."""
+    """Return the canonical form of a constant (no -0.0, one NaN, instants in UTC); raise a UsageError if it is none."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None:
@@ -80,7 +80,7 @@ def check_literal(value: object) -> Literal:
 
 
 def literal_text(value: Literal) -> str:
-    """The constant as the text of a predicate has it."""
+    """Write the constant in the text of a predicate."""
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, str):
@@ -102,7 +102,7 @@ def literal_text(value: Literal) -> str:
 
 
 def parse_number(text: str) -> Literal:
-    """A number as SQL reads it: with an exponent a double, with a point a decimal, else an integer."""
+    """Parse a number as in SQL: with an exponent a double, with a point a decimal, else an integer."""
     if "e" in text or "E" in text:
         if math.isinf(float(text)):
             raise UsageError("a number is too large for a double; for infinity, write DOUBLE 'inf'")
@@ -113,7 +113,7 @@ def parse_number(text: str) -> Literal:
 
 
 def parse_typed(word: str, text: str) -> Literal:
-    """A constant with its type before it: `DATE '2020-01-31'`, `TIMESTAMP '...'`, `DOUBLE 'NaN'`, `X'00ff'`."""
+    """Parse a constant with its type before it: `DATE '2020-01-31'`, `TIMESTAMP '...'`, `DOUBLE 'NaN'`, `X'00ff'`."""
     try:
         if word == "DATE":
             if len(text) != 10:
@@ -140,18 +140,18 @@ _FORMS = {
 }
 
 TYPED_WORDS = frozenset(_FORMS)
-"""Words that make a constant of the text that follows them."""
+"""The words before the text of a constant."""
 
 
-def place(value: Literal, type: pa.DataType) -> Placed:
-    """Where the constant lies among the values of a type; a UsageError if it is of another kind."""
+def place_literal(value: Literal, type: pa.DataType) -> LiteralPlace:
+    """Place the constant among the values of a type; raise a UsageError if it is of another kind."""
     placed = None
     if pa.types.is_boolean(type):
-        placed = Placed(value, True) if isinstance(value, bool) else None
+        placed = LiteralPlace(value, True) if isinstance(value, bool) else None
     elif pa.types.is_string(type):
-        placed = Placed(value, True) if isinstance(value, str) else None
+        placed = LiteralPlace(value, True) if isinstance(value, str) else None
     elif pa.types.is_binary(type):
-        placed = Placed(value, True) if isinstance(value, bytes) else None
+        placed = LiteralPlace(value, True) if isinstance(value, bytes) else None
     elif isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):
         if pa.types.is_integer(type):
             signed = pa.types.is_signed_integer(type)
@@ -162,21 +162,25 @@ def place(value: Literal, type: pa.DataType) -> Placed:
         elif pa.types.is_decimal(type):
             most = 10**type.precision - 1
             at = _place_scaled(value, type.scale, -most, most)
-            placed = at if at.value is None else Placed(_EXACT.scaleb(decimal.Decimal(at.value), -type.scale), at.exact)
+            placed = (
+                at
+                if at.value is None
+                else LiteralPlace(_EXACT.scaleb(decimal.Decimal(at.value), -type.scale), at.exact)
+            )
     elif isinstance(value, datetime.date):
         placed = _place_instant(value, type)
     if placed is None:
-        raise UsageError(f"a {kind_of(value)} cannot be compared with type {type}")
+        raise UsageError(f"a {literal_kind(value)} cannot be compared with type {type}")
     return placed
 
 
 def polars_literal(value: Any, type: pa.DataType) -> pl.Expr:
-    """A placed value as polars has it, of exactly the type that its column is compared as."""
+    """Convert a placed value to a polars literal, of exactly the type of the comparison."""
     return pl.lit(value, dtype=polars_type(type))
 
 
 def polars_type(type: pa.DataType) -> Any:
-    """The type that a column is compared as: its own, or the integers below a date or timestamp."""
+    """Return the type in which a column is compared: its own, or the integers of a date or timestamp."""
     if pa.types.is_decimal(type):
         return pl.Decimal(type.precision, type.scale)
     if pa.types.is_timestamp(type):
@@ -202,8 +206,8 @@ _POLARS: dict[pa.DataType, Any] = {
 }
 
 
-def kind_of(value: Literal) -> str:
-    """What a person calls such a constant."""
+def literal_kind(value: Literal) -> str:
+    """Name the kind of a constant, for a message."""
     if isinstance(value, bool):
         return "truth value"
     if isinstance(value, int | float | decimal.Decimal):
@@ -236,44 +240,44 @@ def _check_timestamp(value: datetime.datetime) -> datetime.datetime:
         raise UsageError("a timestamp lies outside the years 1 to 9999 in UTC") from None
 
 
-def _place_scaled(value: int | float | decimal.Decimal, scale: int, least: int, most: int) -> Placed:
-    """The place among the multiples of 10^-scale from `least` to `most`, as the multiple."""
+def _place_scaled(value: int | float | decimal.Decimal, scale: int, least: int, most: int) -> LiteralPlace:
+    """Place a number among the multiples of 10^-scale from `least` to `most`, as the multiple."""
     if isinstance(value, float):
         if not math.isfinite(value):
             # NaN is the largest of all.
-            return Placed(None if value == -math.inf else most, False)
+            return LiteralPlace(None if value == -math.inf else most, False)
         value = decimal.Decimal(repr(value))
     above, below = value.as_integer_ratio()
     multiple, rest = divmod(above * 10**scale, below)
     if multiple < least:
-        return Placed(None, False)
-    return Placed(most, False) if multiple > most else Placed(multiple, rest == 0)
+        return LiteralPlace(None, False)
+    return LiteralPlace(most, False) if multiple > most else LiteralPlace(multiple, rest == 0)
 
 
-def _place_float(value: int | float | decimal.Decimal, bits: int) -> Placed:
-    """The nearest float. A number too large for one is beyond all numbers, but below infinity."""
+def _place_float(value: int | float | decimal.Decimal, bits: int) -> LiteralPlace:
+    """Find the nearest float. A number too large for one is above all finite floats, but below infinity."""
     nearest = float(value)
     if bits == 32 and math.isfinite(nearest):
         try:
             (nearest,) = _FLOAT.unpack(_FLOAT.pack(nearest))
         except OverflowError:
-            return Placed(-math.inf if nearest < 0 else _FLOAT_MAX, False)
-    return Placed(nearest + 0.0, True)
+            return LiteralPlace(-math.inf if nearest < 0 else _FLOAT_MAX, False)
+    return LiteralPlace(nearest + 0.0, True)
 
 
-def _place_instant(value: datetime.date, type: pa.DataType) -> Placed | None:
-    """A date or timestamp among dates or timestamps. One without a zone is meant in the zone of the column."""
+def _place_instant(value: datetime.date, type: pa.DataType) -> LiteralPlace | None:
+    """Place a date or timestamp among dates or timestamps. One without a zone is in the zone of the column."""
     moment = value if isinstance(value, datetime.datetime) else datetime.datetime.combine(value, datetime.time())
     if pa.types.is_date(type) and moment.tzinfo is None:
         days, rest = divmod((moment - _EPOCH) // _MICROSECOND, _DAY_US)
-        return Placed(days, rest == 0)
+        return LiteralPlace(days, rest == 0)
     if not pa.types.is_timestamp(type):
         return None
     if type.tz is None:
-        return None if moment.tzinfo is not None else Placed((moment - _EPOCH) // _MICROSECOND, True)
+        return None if moment.tzinfo is not None else LiteralPlace((moment - _EPOCH) // _MICROSECOND, True)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=_zone(type.tz))
-    return Placed((moment - _EPOCH_UTC) // _MICROSECOND, True)
+    return LiteralPlace((moment - _EPOCH_UTC) // _MICROSECOND, True)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""The text of predicates: the part of SQL that follows WHERE, as far as it goes here.
+"""Parse the text of predicates: a subset of the conditions of SQL after WHERE.
 
     any     = all { OR all }
     all     = not { AND not }
@@ -11,7 +11,8 @@
             | column                                     a column of truth values
     side    = column | constant
     compare = "=" | "==" | "!=" | "<>" | "<" | "<=" | ">" | ">="
-    column  = name | "name" | `name`
+    column  = part [ "." part ]                          of a merge: target.total, source.total
+    part    = name | "name" | `name`
     constant = 12 | -1.5 | 1e3 | 'text' | TRUE | FALSE | X'00ff'
             | DATE '2020-01-31' | TIMESTAMP '2020-01-31 12:00:00' | DOUBLE 'NaN'
 
@@ -25,13 +26,22 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
+from timespine.columnar.predicate.conditions import (
+    MIRRORED,
+    RESERVED,
+    VALUES_MAX,
+    Compare,
+    CompareColumns,
+    In,
+    IsNull,
+    Like,
+)
 from timespine.columnar.predicate.literal import TYPED_WORDS, Literal, check_literal, parse_number, parse_typed
 from timespine.columnar.predicate.predicate import DEPTH_MAX, TERMS_MAX, Constant, Predicate, all_of, any_of
-from timespine.columnar.predicate.terms import MIRRORED, RESERVED, VALUES_MAX, Compare, CompareColumns, In, IsNull, Like
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 TEXT_MAX = 1 << 20
-"""Characters of a predicate, at most."""
+"""The most characters of a predicate."""
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -39,7 +49,7 @@ _TOKEN = re.compile(
     | (?P<text>'(?:[^']|'')*')
     | (?P<quoted>"(?:[^"]|"")*"|`(?:[^`]|``)*`)
     | (?P<word>[^\W\d]\w*)
-    | (?P<sign><=|>=|<>|!=|==|[=<>(),+-])
+    | (?P<sign><=|>=|<>|!=|==|[=<>(),.+-])
     | (?P<end>\Z)
     )""",
     re.VERBOSE,
@@ -60,21 +70,21 @@ class _Token(NamedTuple):
 
     @property
     def keyword(self) -> str:
-        """What it is if it is a word of the language or a sign; nothing else is ever equal to one."""
+        """Return the word of the language or the sign that this token is; other tokens equal none."""
         if self.kind == "word":
             return self.text.upper() if self.text.upper() in RESERVED else ""
         return self.text if self.kind == "sign" else ""
 
 
-def parse(text: str) -> Predicate:
-    """The predicate that a text says, or a UsageError that says where it goes wrong."""
+def parse_predicate(text: str) -> Predicate:
+    """Parse a text as a predicate; raise a UsageError with the position of a mistake."""
     if len(text) > TEXT_MAX:
         raise UsageError(f"a predicate of {len(text)} characters is longer than {TEXT_MAX}")
     return _Parser(text).whole()
 
 
 def relate(left: Name | Literal, comparison: str, right: Name | Literal) -> Predicate:
-    """A comparison, whichever side the column is on."""
+    """Make a comparison with the column on either side."""
     if isinstance(left, Name):
         if isinstance(right, Name):
             return CompareColumns(left.name, comparison, right.name)
@@ -194,7 +204,7 @@ class _Parser:
         return value
 
     def _side(self) -> Name | Literal:
-        """A column or a constant."""
+        """Parse a column or a constant."""
         token = self._token
         if token.keyword == "NULL":
             self._fail("a comparison with NULL is never true; write IS NULL")
@@ -209,14 +219,23 @@ class _Parser:
             return self._read(token, lambda: check_literal(_unquoted(token.text)))
         if token.kind == "quoted":
             self._advance()
-            return Name(_unquoted(token.text))
+            return self._column(_unquoted(token.text))
         if token.kind == "word" and not token.keyword:
             self._advance()
             if self._token.kind == "text" and token.text.upper() in TYPED_WORDS:
                 typed = _unquoted(self._advance().text)
                 return self._read(token, lambda: parse_typed(token.text.upper(), typed))
-            return Name(token.text)
+            return self._column(token.text)
         return self._fail("expected a column or a constant")
+
+    def _column(self, first: str) -> Name:
+        """Parse the rest of a column after its first part. `a.b` and "a.b" are the same column."""
+        if not self._take("."):
+            return Name(first)
+        if self._token.kind not in ("word", "quoted"):
+            self._fail("expected a column after the point")
+        last = self._advance()
+        return Name(f"{first}.{_unquoted(last.text) if last.kind == 'quoted' else last.text}")
 
     def _number(self, start: _Token) -> str:
         sign = "-" if self._take("-") else ""
@@ -227,14 +246,14 @@ class _Parser:
         return sign + self._advance().text
 
     def _read(self, start: _Token, read: Callable[[], Literal]) -> Literal:
-        """A constant, or where the text that is none begins."""
+        """Parse a constant; an error has the position of its first character."""
         try:
             return read()
         except UsageError as error:
             self._fail(str(error), start)
 
     def _take(self, keyword: str) -> bool:
-        """Whether the next token is that word or sign, which is then behind us."""
+        """Skip the next token if it is that word or sign; return whether it was."""
         if self._token.keyword != keyword:
             return False
         self._advance()
@@ -252,13 +271,13 @@ class _Parser:
         found = _TOKEN.match(self._text, self._end)
         if found is None or found.lastgroup is None:
             at = len(self._text) - len(self._text[self._end :].lstrip())
-            raise UsageError(f"predicate, position {at + 1}: {shown(self._text[at])} begins nothing that is known here")
+            raise UsageError(f"predicate, position {at + 1}: {short_repr(self._text[at])} is no part of the language")
         self._end = found.end()
         return _Token(found.lastgroup, found.group(found.lastgroup), found.start(found.lastgroup))
 
     def _fail(self, reason: str, token: _Token | None = None) -> NoReturn:
         at = token or self._token
-        found = f", not {shown(at.text)}" if at.kind in ("word", "sign") and token is None else ""
+        found = f", not {short_repr(at.text)}" if at.kind in ("word", "sign") and token is None else ""
         raise UsageError(f"predicate, position {at.start + 1}: {reason}{found}") from None
 
 

@@ -1,4 +1,4 @@
-"""Predicates: what they mean for rows, and what follows from the statistics of many rows.
+"""Predicates: their truth for a row, and what the statistics of many rows prove.
 
 Truth has three values, as in SQL: a comparison with null is unknown, and a row is
 kept only if the whole is true. From the statistics of a part follows which of
@@ -9,7 +9,7 @@ kept only if the whole is true. From the statistics of a part follows which of
     possible(NOT p)   = (true if p may be false,    false if p may be true)
 
 Unknown needs no bookkeeping: NOT leaves it unknown, so it never becomes true.
-The comparisons themselves are in `columnar.predicate.terms`, the text in `columnar.predicate.parser`.
+The comparisons themselves are in `columnar.predicate.conditions`, the text in `columnar.predicate.parser`.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 
-from timespine.columnar.parts.stats import Range
+from timespine.columnar.parts.part_stats import Range
 from timespine.columnar.predicate.literal import literal_text
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 if TYPE_CHECKING:
     from timespine.columnar.schema.schema import Schema
 
 DEPTH_MAX = 64
-"""Predicates within predicates, at most: what bounds every recursion over them."""
+"""The largest depth of predicates within predicates, which bounds every recursion over them."""
 
 TERMS_MAX = 4096
-"""Comparisons in one predicate, at most. A list of values counts as one."""
+"""The most comparisons in one predicate. A list of values counts as one."""
 
 POINTS_MAX = 100_000
-"""Key points of one predicate, at most."""
+"""The most key points of one predicate."""
 
 Types = Mapping[str, pa.DataType]
 """The types of columns by name."""
 Ranges = Mapping[str, Range]
-"""What is known of columns by name."""
+"""The known ranges of columns by name."""
 Possible = tuple[bool, bool]
 """Whether some row may make it true, and whether some row may make it false."""
 Point = tuple[Any, ...]
@@ -50,31 +50,31 @@ Point = tuple[Any, ...]
 
 
 class Predicate:
-    """A condition on rows. Combine with `&`, `|` and `~`; `str` gives it back as text."""
+    """A condition on rows. Combine with `&`, `|` and `~`; `str` gives its text."""
 
     depth: int = 1
     """Predicates within predicates, this one included."""
     terms: int = 1
-    """Comparisons in it."""
+    """The number of comparisons in it."""
 
     @functools.cached_property
     def columns(self) -> tuple[str, ...]:
-        """The columns it looks at, each once."""
+        """Return the columns that it uses, each once."""
         return tuple(dict.fromkeys(self._names()))
 
     def check(self, schema: Schema) -> None:
-        """UsageError if a column is unknown, or compared with what it can never be."""
+        """Raise a UsageError if a column is unknown, or compared with a constant of another kind."""
         self.to_polars({each.name: each.type for each in schema.arrow})
 
     def to_polars(self, types: Types) -> pl.Expr:
-        """The same as a polars expression, for columns of these types: true, false or null."""
+        """Convert it to a polars expression for columns of these types: true, false or null."""
         raise NotImplementedError
 
     def mask(self, table: pa.Table) -> pa.Array:
-        """Which rows of a table it is true of; no nulls."""
+        """Return for which rows of a table it is true, without nulls."""
         names = list(self.columns)
         if not names:
-            # Constants only: what may be true is true.
+            # There are only constants: if it may be true, it is true.
             return pa.repeat(self.may_match({}, {}, 1), table.num_rows)
         present = set(table.schema.names)
         types = {name: table.schema.field(name).type for name in names if name in present}
@@ -92,16 +92,16 @@ class Predicate:
         return mask.fill_null(False) if mask.null_count else mask
 
     def may_match(self, ranges: Ranges, types: Types, rows: int) -> bool:
-        """Whether it may be true of one of so many rows. False is certain, True is not.
+        """Return whether it may be true of one of `rows` rows. False is certain, True is not.
 
-        A column without a range is one of which nothing is known.
+        A column without a range may have any value.
         """
         return self._possible(ranges, types, rows)[0]
 
     def key_points(self, names: Sequence[str], types: Types) -> list[Point] | None:
-        """Keys, one of which every row has that it is true of; None if it does not say so for all these columns.
+        """Return keys of which every matching row has one; None if it does not restrict all these columns.
 
-        A row with such a key need not match. Values are as Arrow takes them: `pa.array(values, type)`.
+        A row with such a key need not match. Values are those that Arrow accepts: `pa.array(values, type)`.
         """
         return None
 
@@ -122,7 +122,7 @@ class Predicate:
 
     @functools.cached_property
     def _compiled(self) -> dict[tuple[tuple[str, pa.DataType], ...], pl.Expr]:
-        """Its expressions for the types it has met: many small tables are filtered one after the other."""
+        """Cache its expressions by types, since a scan filters many small tables one after the other."""
         return {}
 
     def _possible(self, ranges: Ranges, types: Types, rows: int) -> Possible:
@@ -132,11 +132,11 @@ class Predicate:
         return Not(self)
 
     def _names(self) -> Iterator[str]:
-        """The columns it looks at, in order, repeated as they are."""
+        """List the columns that it uses in order, with repetitions."""
         yield from ()
 
     def _values(self, types: Types) -> tuple[str, list[Any]] | None:
-        """A column and some values, one of which it must have; None if that is not what it says."""
+        """Return a column and the values of which a matching row has one; None if there is no such list."""
         return None
 
 
@@ -189,7 +189,7 @@ class Not(Predicate):
 
 @dataclass(frozen=True, repr=False)
 class Junction(Predicate):
-    """Several predicates: all of them, or any of them. Never one of its own kind inside it."""
+    """Several predicates, joined by AND or by OR. None of them is a junction of the same kind."""
 
     every: bool
     """Whether all must be true (AND), or one is enough (OR)."""
@@ -201,7 +201,7 @@ class Junction(Predicate):
         _measure(self, self.inside)
 
     def to_polars(self, types: Types) -> pl.Expr:
-        # Paired off, not one after the other: polars recurses as deep as the expression is.
+        # Balanced, not left-deep: polars recurses as deep as the expression is.
         level = [term.to_polars(types) for term in self.inside]
         while len(level) > 1:
             odd = level[-1:] if len(level) % 2 else []
@@ -239,7 +239,7 @@ class Junction(Predicate):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Native(Predicate):
-    """A polars expression, used as it is: nothing is known of it, so it skips nothing."""
+    """A polars expression, used unchanged. It skips nothing, since statistics prove nothing about it."""
 
     expression: pl.Expr
 
@@ -259,7 +259,7 @@ class Native(Predicate):
             )
 
     def to_polars(self, types: Types) -> pl.Expr:
-        """The expression itself, once it was tried on no rows."""
+        """Return the expression after a trial on an empty table."""
         for name in self.columns:
             type_of(name, types)
         nothing = pa.schema([(name, types[name]) for name in self.columns]).empty_table()
@@ -279,17 +279,17 @@ class Native(Predicate):
 
 
 def all_of(terms: Iterable[Predicate]) -> Predicate:
-    """True where all are true."""
+    """Make a predicate that is true where all are true."""
     return _junction(True, terms)
 
 
 def any_of(terms: Iterable[Predicate]) -> Predicate:
-    """True where one is true."""
+    """Make a predicate that is true where one is true."""
     return _junction(False, terms)
 
 
 def as_term(other: object) -> Predicate:
-    """What stands beside `&` or `|` as a predicate, or a UsageError."""
+    """Convert an operand of `&` or `|` to a predicate; raise a UsageError if it is none."""
     if isinstance(other, Predicate):
         return other
     if isinstance(other, pl.Expr):
@@ -298,15 +298,15 @@ def as_term(other: object) -> Predicate:
 
 
 def type_of(name: str, types: Types) -> pa.DataType:
-    """The type of a column, or a UsageError that says which there are."""
+    """Return the type of a column; raise a UsageError with the known columns if it is unknown."""
     found = types.get(name)
     if found is None:
-        raise UsageError(f"there is no column {shown(name)}; the columns are {shown(list(types))}")
+        raise UsageError(f"there is no column {short_repr(name)}; the columns are {short_repr(list(types))}")
     return found
 
 
 def product_of(terms: Iterable[Predicate], names: Sequence[str], types: Types) -> list[Point] | None:
-    """The keys that conditions on single columns leave; None if one of the columns is free, or they are too many."""
+    """Return the keys that conditions on single columns allow; None if a column is free, or they are too many."""
     chosen: dict[str, list[Any]] = {}
     for term in terms:
         column, values = term._values(types) or ("", [])
@@ -328,7 +328,7 @@ def _junction(every: bool, terms: Iterable[Predicate]) -> Predicate:
 
 
 def _measure(predicate: Predicate, inside: Sequence[Predicate]) -> None:
-    """Set depth and terms of something with predicates inside, or refuse it."""
+    """Set depth and terms of a predicate with others inside; raise a UsageError if they are too many."""
     depth = 1 + max(term.depth for term in inside)
     terms = sum(term.terms for term in inside)
     if depth > DEPTH_MAX:
@@ -340,7 +340,7 @@ def _measure(predicate: Predicate, inside: Sequence[Predicate]) -> None:
 
 
 def is_row_by_row(expression: pl.Expr) -> bool:
-    """Whether the result for a row surely depends on that row alone. Parts are filtered chunk by chunk."""
+    """Return whether the result for a row depends on that row alone, since scans filter chunk by chunk."""
     if not hasattr(expression.meta, "is_row_separable"):
         return False  # this version of polars cannot tell
     try:
@@ -356,5 +356,5 @@ def is_row_by_row(expression: pl.Expr) -> bool:
 
 
 def _not_evaluated(names: Iterable[str], error: Exception) -> UsageError:
-    # Only the kind of error: what polars says may repeat values of rows.
+    # Only the kind of error: the message of polars may contain values of rows.
     return UsageError(f"the predicate on {', '.join(names)} cannot be evaluated ({type(error).__name__})")

@@ -2,16 +2,16 @@
 
 A part or row group is skipped only if its statistics prove that no row of it is
 asked for. Statistics are those of the schema it was written with; a column that
-has another type by now is carried over or counts as unknown.
+has another type since is converted or counts as unknown.
 """
 
 from __future__ import annotations
 
 from timespine.columnar.kernels.key_encoding import leading, recode
 from timespine.columnar.parts.part_reader import PartReader
-from timespine.columnar.parts.stats import PartMeta, Range, known_meta
-from timespine.columnar.predicate.keyset import FEW
-from timespine.columnar.scan.request import Wanted
+from timespine.columnar.parts.part_stats import PartMeta, Range, known_meta
+from timespine.columnar.predicate.key_set import FEW
+from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.schema.schema import DIFF, Field, Schema, time_names
 from timespine.columnar.schema.types import parse_type
 from timespine.core.batch import Part
@@ -23,14 +23,14 @@ Ranges = dict[str, Range]
 class Pruner:
     """Decides for parts that were written with one schema, and are wanted under another."""
 
-    def __init__(self, wanted: Wanted, written: Schema) -> None:
-        self._wanted = wanted
+    def __init__(self, request: ScanRequest, written: Schema) -> None:
+        self._wanted = request
         self._written = written
         self._by_id = {field.id: field for field in written.fields}
-        self._filtered = _filtered_fields(wanted)
-        self._key_names = _key_names(wanted)
-        key = tuple(wanted.schema.field(name).id for name in self._key_names)
-        self._by_key = key == wanted.schema.order_ids[: len(key)] and self._has_same(key)
+        self._filtered = _filtered_fields(request)
+        self._key_names = _key_names(request)
+        key = tuple(request.schema.field(name).id for name in self._key_names)
+        self._by_key = key == request.schema.order_ids[: len(key)] and self._has_same(key)
         """Whether rows are ordered by the key first, and bounds compare with those of the wanted schema."""
         self._lower, self._upper, self._is_exact = self._range()
 
@@ -40,15 +40,15 @@ class Pruner:
         SUBTLE: where columns were added, dropped or changed, only those before them compare. By these alone a row
         before the upper end may be equal to it (test_prune.py).
         """
-        wanted = self._wanted
-        ids = wanted.schema.cut_ids
-        if wanted.lower is None and wanted.upper is None:
+        request = self._wanted
+        ids = request.schema.cut_ids
+        if request.lower is None and request.upper is None:
             return None, None, True
         same = next((count for count in range(len(ids), 0, -1) if self._has_same(ids[:count])), 0)
         if same == len(ids):
-            return wanted.lower, wanted.upper, True
-        types = [wanted.schema.by_id(id).arrow_type for id in ids[:same]]
-        lower, upper = (None if each is None else leading(each, types) for each in (wanted.lower, wanted.upper))
+            return request.lower, request.upper, True
+        types = [request.schema.by_id(id).arrow_type for id in ids[:same]]
+        lower, upper = (None if each is None else leading(each, types) for each in (request.lower, request.upper))
         return (lower, upper, False) if same else (None, None, False)
 
     def _has_same(self, ids: tuple[int, ...]) -> bool:
@@ -121,14 +121,14 @@ class Pruner:
         return self._rows_may_match(known, reader.group_rows(group))
 
     def _rows_may_match(self, known: dict[str, Range | None], rows: int) -> bool:
-        wanted = self._wanted
+        request = self._wanted
         ranges: Ranges = {name: range for name, range in known.items() if range is not None}
-        if wanted.keys is not None and not wanted.keys.may_match(ranges):
+        if request.keys is not None and not request.keys.may_match(ranges):
             return False
-        if wanted.where is None:
+        if request.where is None:
             return True
         types = {field.name: parse_type(field.type) for field in self._filtered}
-        return wanted.where.may_match(ranges, types, rows)
+        return request.where.may_match(ranges, types, rows)
 
     def _known(self, field: Field, range: Range | None) -> Range | None:
         """The range of a column under its type in the wanted schema; None if nothing is known."""
@@ -181,15 +181,15 @@ class Pruner:
         return lower < self._upper or (not self._is_exact and lower.startswith(self._upper))
 
 
-def _key_names(wanted: Wanted) -> tuple[str, ...]:
+def _key_names(request: ScanRequest) -> tuple[str, ...]:
     """The key columns that keys are given by: all, or the first ones."""
-    given = wanted.keys.names if wanted.keys is not None else wanted.schema.key_names
-    return tuple(name for name in wanted.schema.key_names if name in given)
+    given = request.keys.names if request.keys is not None else request.schema.key_names
+    return tuple(name for name in request.schema.key_names if name in given)
 
 
-def _filtered_fields(wanted: Wanted) -> list[Field]:
+def _filtered_fields(request: ScanRequest) -> list[Field]:
     """The fields that rows are filtered by."""
-    names = set(wanted.where.columns) if wanted.where is not None else set()
-    if wanted.keys is not None:
-        names |= set(wanted.keys.names)
-    return [field for field in wanted.schema.fields if field.name in names]
+    names = set(request.where.columns) if request.where is not None else set()
+    if request.keys is not None:
+        names |= set(request.keys.names)
+    return [field for field in request.schema.fields if field.name in names]

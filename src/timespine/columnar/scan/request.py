@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from timespine.columnar.kernels.key_encoding import encode_row
-from timespine.columnar.parts.cache import Hint
+from timespine.columnar.parts.part_cache import CacheHint
 from timespine.columnar.predicate.column import Predicate
-from timespine.columnar.predicate.keyset import KeySet
+from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan.visibility import ALL_TIMES, Window
 from timespine.columnar.schema.schema import DIFF, Schema, time_names
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ScanRequest:
     """What a reader asks for."""
 
     schema: Schema
@@ -26,7 +26,7 @@ class Wanted:
     """The user's columns to give, by their names in it."""
     window: Window = ALL_TIMES
     """Which times count."""
-    timed: bool = False
+    keep_times: bool = False
     """Whether updates keep their times; otherwise diffs are summed over all of them."""
     where: Predicate | None = None
     """Only rows for which this holds."""
@@ -36,13 +36,13 @@ class Wanted:
     """Only rows whose columns of the cut, encoded, are before this."""
     keys: KeySet | None = None
     """Only rows with one of these keys."""
-    repeats: bool = False
-    """Whether a row may come several times with a part of its count each, because whoever asks adds them up."""
-    loose: bool = False
+    allow_duplicates: bool = False
+    """Whether a row may come several times with a part of its count each, because the caller sums them."""
+    any_order: bool = False
     """Whether rows may come in any order."""
-    bare: bool = False
+    keys_only: bool = False
     """Whether only what filters need is read: for counting, where rows need not be told apart."""
-    hint: Hint = Hint.MAY_ADD
+    hint: CacheHint = CacheHint.MAY_ADD
     """Whether what is decoded may be kept for the next reader."""
 
     @property
@@ -50,7 +50,7 @@ class Wanted:
         """The columns of the result in the order of its rows: what is asked for, in row order, and perhaps times."""
         read = set(self.read)
         ordered = tuple(name for name in self.schema.order_names if name in read)
-        return (*ordered, *time_names(self.schema.arity)) if self.timed else ordered
+        return (*ordered, *time_names(self.schema.arity)) if self.keep_times else ordered
 
     @property
     def cut_names(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class Wanted:
     def read(self) -> tuple[str, ...]:
         """The columns to read: what is asked for, and the ones that rows are ordered and filtered by."""
         needed = set(self.columns)
-        if not self.bare:
+        if not self.keys_only:
             needed |= {*self.schema.cluster_names, *self.schema.key_names}
         if self.keys is not None:
             needed |= set(self.keys.names)
@@ -70,12 +70,12 @@ class Wanted:
         return tuple(name for name in self.schema.names if name in needed)
 
 
-def filtered(table: pa.Table, wanted: Wanted) -> pa.Table:
+def filter_rows(table: pa.Table, request: ScanRequest) -> pa.Table:
     """The rows that are wanted. Rows that are equal are wanted or not together, so this may come before they meet."""
-    if wanted.where is not None and table.num_rows:
-        table = table.filter(wanted.where.mask(table))
-    if wanted.keys is not None and table.num_rows:
-        table = table.filter(wanted.keys.mask(table))
+    if request.where is not None and table.num_rows:
+        table = table.filter(request.where.mask(table))
+    if request.keys is not None and table.num_rows:
+        table = table.filter(request.keys.mask(table))
     return table
 
 
@@ -91,7 +91,7 @@ def _first_at_or_after(table: pa.Table, columns: Sequence[str], bound: bytes) ->
     return bisect_left(range(table.num_rows), bound, key=lambda index: encode_row(table, index, columns))
 
 
-def empty_table(wanted: Wanted) -> pa.Table:
+def empty_table(request: ScanRequest) -> pa.Table:
     """No rows, with the columns that a scan gives."""
-    fields = [wanted.schema.update_arrow.field(name) for name in (*wanted.order, DIFF)]
+    fields = [request.schema.update_arrow.field(name) for name in (*request.order, DIFF)]
     return pa.schema(fields).empty_table()

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from timespine.columnar.parts.cache import Hint
-from timespine.columnar.scan.part_set import Parts, meta_of
-from timespine.columnar.scan.request import Wanted, filtered
+from timespine.columnar.parts.part_cache import CacheHint
+from timespine.columnar.scan.part_access import Parts, meta_of
+from timespine.columnar.scan.request import ScanRequest, filter_rows
 from timespine.columnar.scan.scan import scan
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import DIFF
@@ -27,35 +27,35 @@ SEEN_BYTES = 512
 """What the two numbers and the bounds of a part that is cut take in memory, about."""
 
 
-def counted(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> int:
+def count_rows(parts: Parts, runs: Sequence[Run], request: ScanRequest) -> int:
     """The sum of the diffs of all updates that are wanted."""
-    if wanted.lower is not None or wanted.upper is not None:
-        return sum(_sum(table) for table in scan(parts, runs, wanted, parts.config.merge_bytes))
-    narrow = replace(wanted, columns=(), bare=True)
+    if request.lower is not None or request.upper is not None:
+        return sum(_sum(table) for table in scan(parts, runs, request, parts.config.merge_bytes))
+    narrow = replace(request, columns=(), keys_only=True)
     total = weight = 0
     for run in runs:
         id, schema = parts.schema(run)
         for part in run.parts:
-            if is_whole(part, wanted):
+            if is_whole(part, request):
                 total += part.diff_sum or 0
                 weight += _weight(part) or 0
                 continue
             for leaf in parts.matching((part,), run, narrow):
-                if is_whole(leaf, wanted):
+                if is_whole(leaf, request):
                     total += leaf.diff_sum or 0
                     weight += _weight(leaf) or 0
                     continue
                 for table in parts.tables(leaf, id, schema, narrow, parts.config.merge_bytes // 4):
-                    chosen = filtered(table, narrow)
+                    chosen = filter_rows(table, narrow)
                     total += _sum(chosen)
                     weight += chosen.num_rows * _largest(chosen.column(DIFF).to_numpy())
     if weight > INT64_MAX:
         # The count of one row may not fit. Then a snapshot says so, and so must this: it reads what a snapshot reads.
-        return sum(_sum(table) for table in scan(parts, runs, wanted, parts.config.merge_bytes))
+        return sum(_sum(table) for table in scan(parts, runs, request, parts.config.merge_bytes))
     return total
 
 
-def seen_through_bounds(parts: Parts, run: Run, part: Part) -> tuple[int, int]:
+def count_within_bounds(parts: Parts, run: Run, part: Part) -> tuple[int, int]:
     """How many updates of a part are visible through its bounds, and the sum of their diffs. Exact.
 
     No statistics say how many updates lie before a time, so times and diffs of a part that is cut are read: once
@@ -64,21 +64,21 @@ def seen_through_bounds(parts: Parts, run: Run, part: Part) -> tuple[int, int]:
     if not part.is_truncated:
         return part.rows, part.diff_sum or 0
     if part.inline is not None:
-        return _counted_through(parts, run, part)
+        return _count_within_bounds(parts, run, part)
 
     def load() -> tuple[tuple[int, int], int]:
-        return _counted_through(parts, run, part), SEEN_BYTES
+        return _count_within_bounds(parts, run, part), SEEN_BYTES
 
     seen: tuple[int, int] = parts.known.get_or_load(("seen", part.key, part.lower, part.upper), load)
     return seen
 
 
-def _counted_through(parts: Parts, run: Run, part: Part) -> tuple[int, int]:
+def _count_within_bounds(parts: Parts, run: Run, part: Part) -> tuple[int, int]:
     id, schema = parts.schema(run)
     updates = diffs = 0
-    wanted = Wanted(schema, (), bare=True, hint=Hint.NEVER_ADD)
+    request = ScanRequest(schema, (), keys_only=True, hint=CacheHint.NEVER_ADD)
     for leaf in parts.leaves((part,)):
-        for table in parts.tables(leaf, id, schema, wanted, parts.config.merge_bytes // 4):
+        for table in parts.tables(leaf, id, schema, request, parts.config.merge_bytes // 4):
             updates += table.num_rows
             diffs += _sum(table)
     return updates, diffs
@@ -97,11 +97,11 @@ def _largest(diffs: NDArray[np.int64]) -> int:
     return max(-int(diffs.min()), int(diffs.max())) if len(diffs) else 0
 
 
-def is_whole(part: Part, wanted: Wanted) -> bool:
+def is_whole(part: Part, request: ScanRequest) -> bool:
     """Whether surely every update of a part is wanted, and their sum is known."""
-    if part.diff_sum is None or part.is_truncated or wanted.where is not None or wanted.keys is not None:
+    if part.diff_sum is None or part.is_truncated or request.where is not None or request.keys is not None:
         return False
-    return is_within(part, wanted.window) and not _may_wrap(part)
+    return is_within(part, request.window) and not _may_wrap(part)
 
 
 def _may_wrap(part: Part) -> bool:

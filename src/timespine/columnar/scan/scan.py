@@ -5,9 +5,9 @@ row order, and merges them. What is small is gathered into one table first, so
 that ten thousand tiny commits are one run and not ten thousand.
 
 Of the memory M of a scan, what is gathered takes a quarter, and so do the chunks of
-all that is streamed; as much is read ahead. A chunk is a row group at least, and how
-much that takes in memory its footer says. Whoever has more to stream at once than
-`fit` allows merges some of it first, if it can write (`columnar.merge_engine`).
+all that is streamed; as much is read ahead. A chunk is a row group at least; its
+footer says how much memory it takes. A merge that has more to stream at once than
+`fits_in_memory` allows merges some of it first (`columnar.merge.engine`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import accumulate, groupby, takewhile
 
 import pyarrow as pa
 
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.kernels.kway_merge import merge
-from timespine.columnar.scan.part_set import ROW_BYTES, Parts, meta_of
-from timespine.columnar.scan.request import Wanted, clip, filtered
+from timespine.columnar.kernels.kway_merge import kway_merge
+from timespine.columnar.scan.part_access import ROW_BYTES, Parts, meta_of
+from timespine.columnar.scan.request import ScanRequest, clip, filter_rows
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Order, Part, Run
 from timespine.model.time import less_equal
+from timespine.pool import outcome
 
 SMALL_ROWS = 1 << 17
-"""A run of so many rows is not streamed but gathered with others like it."""
+"""The most rows of a run that the reader gathers with others instead of streaming it."""
+
+TINY_ROWS = 1 << 14
+"""Rows of inline parts that are one source, about."""
 
 WHOLE = Part("", 0)
 """A reference through which everything is seen as it was written."""
@@ -38,7 +42,7 @@ WEIGHED_PARTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ScanSource:
     """Something that is merged as one ascending stream: a sorted run, or a part that is put in order first."""
 
     run: Run
@@ -55,36 +59,55 @@ class Source:
     """Whether the parts are in order already."""
 
 
-def scan(parts: Parts, runs: Sequence[Run], wanted: Wanted, memory_bytes: int) -> Iterator[pa.Table]:
-    """All that is wanted of these runs, merged: tables ascending in `wanted.order`, each row once, with `_diff`.
+def scan(parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_bytes: int) -> Iterator[pa.Table]:
+    """All that is wanted of these runs, merged: tables ascending in `request.order`, each row once, with `_diff`.
 
     If they are wanted in any order, only the rows of each table are ascending. If they may repeat, those of a
     plain run do: where some columns are left out, one may come several times.
     """
-    found = sources(parts, runs, wanted)
-    if len(runs) == 1 and len(found) == 1 and is_plain(parts, runs[0], wanted):
-        tables = ahead(_stream(parts, found[0], wanted, max(memory_bytes // 4, 1)), parts.pool)
-        return _clipped(tables, wanted)
-    return merged(parts, found, wanted, memory_bytes)
+    found = scan_sources(parts, runs, request)
+    if len(runs) == 1 and len(found) == 1 and needs_no_merge(parts, runs[0], request):
+        tables = prefetch(_stream(parts, found[0], request, max(memory_bytes // 4, 1)), parts.pool)
+        return _clip_tables(tables, request)
+    return merge_sources(parts, found, request, memory_bytes)
 
 
-def sources(parts: Parts, runs: Iterable[Run], wanted: Wanted) -> list[Source]:
+def scan_sources(parts: Parts, runs: Iterable[Run], request: ScanRequest) -> list[ScanSource]:
     """What there is to merge, without what statistics rule out."""
     found = []
+    tiny: dict[int | None, list[tuple[Run, Part]]] = {}
     for run in runs:
-        inside = tuple(parts.matching(run.parts, run, wanted))
-        if run.order is Order.SORTED:
-            found.extend([source_of(parts, run, inside)] if inside else [])
+        inside = run.parts
+        # SUBTLE: of these there may be thousands. Without statistics, there is nothing to rule one out by.
+        if len(inside) != 1 or inside[0].inline is None or inside[0].meta:
+            inside = tuple(parts.matching(run.parts, run, request))
+        if len(inside) == 1 and inside[0].inline is not None:
+            tiny.setdefault(run.schema, []).append((run, inside[0]))
+        elif run.order is Order.SORTED:
+            found.extend([source_of_parts(parts, run, inside)] if inside else [])
         else:
-            found.extend(unordered(parts, run, inside, wanted))
-    return found
+            found.extend(unordered_sources(parts, run, inside, request))
+    return [*found, *(source for each in tiny.values() for source in tiny_sources(each))]
 
 
-def source_of(parts: Parts, run: Run, inside: tuple[Part, ...], *, streams: bool = True) -> Source:
+def tiny_sources(inline: Sequence[tuple[Run, Part]]) -> Iterator[ScanSource]:
+    """Inline parts of runs of one schema, as few sources: they are decoded and put in order together."""
+    for _, together in groupby(
+        zip(inline, accumulate(part.rows for _, part in inline), strict=True), key=lambda each: each[1] // TINY_ROWS
+    ):
+        (run, _), *_ = pairs = [pair for pair, _ in together]
+        inside = tuple(part for _, part in pairs)
+        size = sum(inline_memory_bytes(part) for part in inside)
+        yield ScanSource(run, inside, sum(part.rows for part in inside), size, size, False)
+
+
+def inline_memory_bytes(part: Part) -> int:
+    """About how many bytes the rows of an inline part take in memory."""
+    return max(part.rows * ROW_BYTES, part.size)
+
+
+def source_of_parts(parts: Parts, run: Run, inside: tuple[Part, ...], *, streams: bool = True) -> ScanSource:
     """Parts of one run that come one after the other."""
-    if len(inside) == 1 and inside[0].inline is not None:  # of these there may be thousands
-        size = max(inside[0].rows * ROW_BYTES, inside[0].size)
-        return Source(run, inside, inside[0].rows, size, size, streams)
     id, schema = parts.schema(run)
     rows = sum(part.rows for part in inside)
     some = inside
@@ -92,23 +115,25 @@ def source_of(parts: Parts, run: Run, inside: tuple[Part, ...], *, streams: bool
         some = inside[:: -(-len(inside) // WEIGHED_PARTS)]
     weights = [parts.weigh(part, id, schema) for part in some]
     size = sum(whole for whole, _ in weights) * len(inside) // max(len(some), 1)
-    return Source(run, inside, rows, size, max((step for _, step in weights), default=0) if streams else size, streams)
+    return ScanSource(
+        run, inside, rows, size, max((step for _, step in weights), default=0) if streams else size, streams
+    )
 
 
-def unordered(parts: Parts, run: Run, inside: Iterable[Part], wanted: Wanted) -> Iterator[Source]:
-    """Parts of which each is by itself, as those of an unordered run. Most are in order inside all the same."""
+def unordered_sources(parts: Parts, run: Run, inside: Iterable[Part], request: ScanRequest) -> Iterator[ScanSource]:
+    """Parts in no order, as those of an unordered run. Inside, most of them are in order."""
     id, schema = parts.schema(run)
-    in_order = cut_columns(wanted, [schema]) == cut_columns(wanted, [wanted.schema])
+    in_order = cut_columns(request, [schema]) == cut_columns(request, [request.schema])
     for part in inside:
         streams = in_order and part.inline is None and parts.open(part, id, schema).key_index is not None
-        yield source_of(parts, run, (part,), streams=streams)
+        yield source_of_parts(parts, run, (part,), streams=streams)
 
 
-def together(found: Iterable[Source], memory_bytes: int) -> tuple[list[Source], list[Source]]:
+def partition_by_size(found: Iterable[ScanSource], memory_bytes: int) -> tuple[list[ScanSource], list[ScanSource]]:
     """What is small enough to be gathered into one table, and the rest."""
     left = memory_bytes // 4
-    small: list[Source] = []
-    large: list[Source] = []
+    small: list[ScanSource] = []
+    large: list[ScanSource] = []
     for source in sorted(found, key=lambda source: source.size):
         if source.rows <= SMALL_ROWS and source.size <= left:
             small.append(source)
@@ -118,54 +143,54 @@ def together(found: Iterable[Source], memory_bytes: int) -> tuple[list[Source], 
     return small, large
 
 
-def fit(found: Iterable[Source], memory_bytes: int) -> bool:
+def fits_in_memory(found: Iterable[ScanSource], memory_bytes: int) -> bool:
     """Whether all of this can be merged at once within the memory."""
-    return sum(source.step for source in together(found, memory_bytes)[1]) <= memory_bytes // 4
+    return sum(source.step for source in partition_by_size(found, memory_bytes)[1]) <= memory_bytes // 4
 
 
-def merged(
-    parts: Parts, found: Sequence[Source], wanted: Wanted, memory_bytes: int, rows: pa.Table | None = None
+def merge_sources(
+    parts: Parts, found: Sequence[ScanSource], request: ScanRequest, memory_bytes: int, rows: pa.Table | None = None
 ) -> Iterator[pa.Table]:
-    """All that is wanted of some sources: tables ascending in `wanted.order`, each row once, with `_diff`.
+    """All that is wanted of some sources: tables ascending in `request.order`, each row once, with `_diff`.
 
     With them come `rows` that are in memory already, as `gather` gives them.
     """
-    small, large = together(found, memory_bytes)
+    small, large = partition_by_size(found, memory_bytes)
     written = {source.run.schema: source.run for source in found if source.streams}
-    cut = cut_columns(wanted, [parts.schema(run)[1] for run in written.values()])
+    cut = cut_columns(request, [parts.schema(run)[1] for run in written.values()])
     chunk_bytes = max(memory_bytes // 4 // max(len(large), 1), 1)
     # What does not fit is not read ahead on top of it.
     pool = parts.pool if sum(source.step for source in large) <= memory_bytes // 4 else None
-    opened = [ahead(_stream(parts, source, wanted, chunk_bytes), pool) for source in large]
+    opened = [prefetch(_stream(parts, source, request, chunk_bytes), pool) for source in large]
     is_alone = len(small) == 1 and small[0].streams and rows is None
     if is_alone:
-        opened.append(_stream(parts, small[0], wanted, chunk_bytes))
+        opened.append(_stream(parts, small[0], request, chunk_bytes))
     elif small or rows is not None:
-        opened.append(gather(parts, small, wanted, rows))
+        opened.append(gather(parts, small, request, rows))
     is_streamed = large[0].streams if large else is_alone
     if len(opened) == 1 and not is_streamed:
-        return _clipped(opened[0], wanted)  # gathered into one table, and consolidated with it
+        return _clip_tables(opened[0], request)  # gathered into one table, and consolidated with it
     # SUBTLE: where a run is not in the order of all columns of the cut, because one of them was dropped or added
     # later, nothing can be cut off before all is put in order (test_scan.py).
-    is_cut_first = len(cut) >= len(wanted.cut_names)
+    is_cut_first = len(cut) >= len(request.cut_names)
     if is_cut_first:
-        opened = [_clipped(tables, wanted) for tables in opened]
-    keys = {*wanted.schema.cluster_names, *wanted.schema.key_names}
-    apart = sum(1 for _ in takewhile(keys.__contains__, cut)) if wanted.loose else 0
-    tables: Iterator[pa.Table] = merge(opened, wanted.order, cut, chunk_bytes=memory_bytes, apart=apart)
-    return tables if is_cut_first else _clipped(tables, wanted)
+        opened = [_clip_tables(tables, request) for tables in opened]
+    keys = {*request.schema.cluster_names, *request.schema.key_names}
+    apart = sum(1 for _ in takewhile(keys.__contains__, cut)) if request.any_order else 0
+    tables: Iterator[pa.Table] = kway_merge(opened, request.order, cut, chunk_bytes=memory_bytes, apart=apart)
+    return tables if is_cut_first else _clip_tables(tables, request)
 
 
-def is_plain(parts: Parts, run: Run, wanted: Wanted) -> bool:
+def needs_no_merge(parts: Parts, run: Run, request: ScanRequest) -> bool:
     """Whether there is nothing to sum: every row of a run is surely there only once, at one time, all of it.
 
     Without some of the columns, different rows look the same. They may come as they are if they may repeat,
     unless some count less than zero: then only sums tell.
     """
-    if run.order is not Order.SORTED or parts.schema(run)[1] != wanted.schema:
+    if run.order is not Order.SORTED or parts.schema(run)[1] != request.schema:
         return False
-    is_narrow = len(wanted.read) < len(wanted.schema.names)
-    if is_narrow and not wanted.repeats:
+    is_narrow = len(request.read) < len(request.schema.names)
+    if is_narrow and not request.allow_duplicates:
         return False
     times = set()
     for part in run.parts:
@@ -178,71 +203,75 @@ def is_plain(parts: Parts, run: Run, wanted: Wanted) -> bool:
     return len(times) <= 1
 
 
-def untouched_parts(parts: Parts, runs: Sequence[Run], wanted: Wanted) -> list[Part] | None:
+def parts_readable_as_is(parts: Parts, runs: Sequence[Run], request: ScanRequest) -> list[Part] | None:
     """The parts whose rows are exactly what is wanted, as they stand in their files; None if something is to be done.
 
     That is so for one run of rows that are there once each, at one time that counts, and all of which are wanted.
     """
-    if len(runs) != 1 or wanted.timed or wanted.window.after is not None or wanted.window.until is None:
+    if len(runs) != 1 or request.keep_times or request.window.after is not None or request.window.until is None:
         return None
-    if wanted.where is not None or wanted.keys is not None or wanted.lower is not None or wanted.upper is not None:
+    if request.where is not None or request.keys is not None or request.lower is not None or request.upper is not None:
         return None
     (run,) = runs
     found = list(parts.leaves(run.parts))
-    if not is_plain(parts, Run(tuple(found), run.order, run.schema), replace(wanted, columns=wanted.schema.names)):
+    if not needs_no_merge(
+        parts, Run(tuple(found), run.order, run.schema), replace(request, columns=request.schema.names)
+    ):
         return None
     for part in found:
         meta = meta_of(part)
         if part.inline is not None or part.is_truncated or meta is None or not meta.min_diff == meta.max_diff == 1:
             return None
-        if not less_equal(meta.min_time, wanted.window.until):
+        if not less_equal(meta.min_time, request.window.until):
             return None
     return found
 
 
-def cut_columns(wanted: Wanted, schemas: Iterable[Schema]) -> tuple[str, ...]:
+def cut_columns(request: ScanRequest, schemas: Iterable[Schema]) -> tuple[str, ...]:
     """The leading columns of the order in which runs of all these schemas are ascending, as they are seen.
 
     Columns that are not read, or that were dropped since a run was written, end it; so do times of
     several coordinates, whose order advancing does not keep.
     """
-    order = wanted.order
-    names = set(wanted.schema.names)
+    order = request.order
+    names = set(request.schema.names)
     kept = 0
     written = [schema.order_ids for schema in dict.fromkeys(schemas)]
-    full = wanted.schema.order_ids
-    read_ids = [wanted.schema.field(name).id for name in order if name in names]
+    full = request.schema.order_ids
+    read_ids = [request.schema.field(name).id for name in order if name in names]
     for position, id in enumerate(read_ids):
         in_place = position < len(full) and full[position] == id
         # Past the end of what was written, later columns are constant.
         if not in_place or any(position < len(ids) and ids[position] != id for ids in written):
             return order[:kept]
         kept += 1
-    if wanted.timed and wanted.schema.arity == 1 and len(read_ids) == len(full):
+    if request.keep_times and request.schema.arity == 1 and len(read_ids) == len(full):
         return order if all(len(ids) <= len(full) for ids in written) else order[:kept]
     return order[:kept]
 
 
-def _clipped(tables: Iterator[pa.Table], wanted: Wanted) -> Iterator[pa.Table]:
+def _clip_tables(tables: Iterator[pa.Table], request: ScanRequest) -> Iterator[pa.Table]:
     """The rows of ascending tables that lie in the wanted range."""
-    if wanted.lower is None and wanted.upper is None:
+    if request.lower is None and request.upper is None:
         return tables
-    names = wanted.cut_names
-    return (clip(table, names, wanted.lower, wanted.upper) for table in tables)
+    names = request.cut_names
+    return (clip(table, names, request.lower, request.upper) for table in tables)
 
 
-def _stream(parts: Parts, source: Source, wanted: Wanted, chunk_bytes: int) -> Iterator[pa.Table]:
+def _stream(parts: Parts, source: ScanSource, request: ScanRequest, chunk_bytes: int) -> Iterator[pa.Table]:
     """One source in order. What is not is put in order first, whole."""
     if not source.streams:
-        yield from gather(parts, [source], wanted)
+        yield from gather(parts, [source], request)
         return
     id, schema = parts.schema(source.run)
     for part in source.parts:
-        for table in parts.tables(part, id, schema, wanted, chunk_bytes):
-            yield filtered(table, wanted)
+        for table in parts.tables(part, id, schema, request, chunk_bytes):
+            yield filter_rows(table, request)
 
 
-def gather(parts: Parts, found: Sequence[Source], wanted: Wanted, rows: pa.Table | None = None) -> Iterator[pa.Table]:
+def gather(
+    parts: Parts, found: Sequence[ScanSource], request: ScanRequest, rows: pa.Table | None = None
+) -> Iterator[pa.Table]:
     """Sources that fit the memory, and `rows` that were gathered before, as one table in order.
 
     Parts that are seen whole and as they were written are put together first: the window and the
@@ -250,32 +279,38 @@ def gather(parts: Parts, found: Sequence[Source], wanted: Wanted, rows: pa.Table
     """
     tables: list[pa.Table] = []
     plain: dict[int, list[pa.Table]] = {}
+    inline: dict[int, list[Part]] = {}
     for source in found:
         id, schema = parts.schema(source.run)
         for part in source.parts:
             if part.is_truncated or part.rewrite is not None:
-                tables.extend(parts.tables(part, id, schema, wanted, 1 << 62))
+                tables.extend(parts.tables(part, id, schema, request, 1 << 62))
+            elif part.inline is not None:
+                inline.setdefault(id, []).append(part)
             else:
-                plain.setdefault(id, []).extend(parts.written(part, id, schema, wanted, 1 << 62))
-    columns = {id: parts.columns(id, wanted) for id in plain}
+                plain.setdefault(id, []).extend(parts.written(part, id, schema, request, 1 << 62))
+    for id, inside in inline.items():
+        parts.scan_stats.parts += len(inside)
+        plain.setdefault(id, []).append(parts.decoded(inside, id, parts.schema_of(id), request.hint))
+    columns = {id: parts.columns(id, request) for id in plain}
     for id, written in plain.items():
         if written:
             whole = pa.concat_tables([table.select(columns[id]) for table in written])
-            tables.append(parts.shown(whole, WHOLE, parts.schema_of(id), wanted))
+            tables.append(parts.project_chunk(whole, WHOLE, parts.schema_of(id), request))
     if tables and rows is not None:
         tables.append(rows.select(tables[0].column_names))
     if tables:
-        yield consolidate(filtered(pa.concat_tables(tables), wanted), wanted.order)
+        yield consolidate(filter_rows(pa.concat_tables(tables), request), request.order)
     elif rows is not None:
         yield rows
 
 
-def ahead(tables: Iterator[pa.Table], pool: Executor | None) -> Iterator[pa.Table]:
+def prefetch(tables: Iterator[pa.Table], pool: Executor | None) -> Iterator[pa.Table]:
     """The same tables, the next one being read while the caller is at work on the last."""
     if pool is None:
         yield from tables
         return
     coming = pool.submit(next, tables, None)
-    while (table := coming.result()) is not None:
+    while (table := outcome(coming)) is not None:
         coming = pool.submit(next, tables, None)
         yield table

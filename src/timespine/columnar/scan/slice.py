@@ -1,7 +1,7 @@
 """A piece of a read, for another process: what to read, of which parts, and nothing that has to be asked for.
 
 A read is planned where the state is known, cut into key ranges (`splits`), and each
-range is read by whoever has the blobs at hand: an executor of Spark, for one. A slice
+range is read by a process that can open the blobs, such as an executor of Spark. A slice
 names the parts that may have rows in its range and the schemas they were written
 with, so its reader opens blobs and nothing else.
 """
@@ -15,14 +15,14 @@ from itertools import pairwise
 import msgspec
 import pyarrow as pa
 
-from timespine.columnar.parts.cache import Hint, PartCache
+from timespine.columnar.parts.part_cache import CacheHint, PartCache
 from timespine.columnar.predicate.column import as_predicate
-from timespine.columnar.predicate.keyset import KeySet
+from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import Native
-from timespine.columnar.scan.part_set import Parts
-from timespine.columnar.scan.request import Wanted
+from timespine.columnar.scan.part_access import Parts
+from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
-from timespine.columnar.scan.splits import split_keys
+from timespine.columnar.scan.split_keys import split_keys
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import Schema
 from timespine.config import Config
@@ -55,14 +55,14 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     """Updates not at or before this do not count."""
     since: Frontier | None
     """Times are advanced to this."""
-    timed: bool
+    keep_times: bool
     """Whether updates keep their times."""
-    repeats: bool
+    allow_duplicates: bool
     """Whether a row may come several times with a part of its count each."""
     where: str | None
     """Only rows for which this holds, as text."""
     lower: bytes | None
-    """Only rows whose columns of the cut (`Wanted.cut_names`), encoded, are at or after this."""
+    """Only rows whose columns of the cut (`ScanRequest.cut_names`), encoded, are at or after this."""
     upper: bytes | None
     """Only rows whose columns of the cut, encoded, are before this."""
 
@@ -93,57 +93,59 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Slice] = msgspec.msgpack.Decoder(Slice)
 
 
-def cut(parts: Parts, schemas: Sequence[bytes], runs: Sequence[Run], wanted: Wanted, n: int) -> list[Slice]:
+def cut_slices(
+    parts: Parts, schemas: Sequence[bytes], runs: Sequence[Run], request: ScanRequest, n: int
+) -> list[Slice]:
     """A read as at most n slices of about equal size, in the order of their keys; one at least."""
-    cuts = split_keys(parts, runs, wanted, n) if n > 1 else []
-    ends = pairwise([wanted.lower, *cuts, wanted.upper])
-    return [_slice(parts, schemas, runs, replace(wanted, lower=lower, upper=upper)) for lower, upper in ends]
+    cuts = split_keys(parts, runs, request, n) if n > 1 else []
+    ends = pairwise([request.lower, *cuts, request.upper])
+    return [_slice(parts, schemas, runs, replace(request, lower=lower, upper=upper)) for lower, upper in ends]
 
 
-def _slice(parts: Parts, schemas: Sequence[bytes], runs: Sequence[Run], wanted: Wanted) -> Slice:
-    if isinstance(wanted.where, Native):
+def _slice(parts: Parts, schemas: Sequence[bytes], runs: Sequence[Run], request: ScanRequest) -> Slice:
+    if isinstance(request.where, Native):
         raise UsageError(
             "a polars expression cannot be sent to other processes: "
             "give the condition as text, or as a predicate of ts.col(...)"
         )
-    if wanted.keys is not None:
+    if request.keys is not None:
         raise UsageError("a lookup is not cut into pieces")
-    inside = [Run(tuple(parts.matching(run.parts, run, wanted)), run.order, run.schema) for run in runs]
+    inside = [Run(tuple(parts.matching(run.parts, run, request)), run.order, run.schema) for run in runs]
     inside = [run for run in inside if run.parts]
-    schema = next(id for id in reversed(range(len(schemas))) if Schema.decode(schemas[id]) == wanted.schema)
+    schema = next(id for id in reversed(range(len(schemas))) if Schema.decode(schemas[id]) == request.schema)
     ids = {schema, *(run.schema for run in inside if run.schema is not None)}
-    window = wanted.window
+    window = request.window
     return Slice(
         parts.collection,
         {id: schemas[id] for id in sorted(ids)},
         schema,
         tuple(inside),
-        wanted.columns,
+        request.columns,
         window.after,
         window.until,
         window.since,
-        wanted.timed,
-        wanted.repeats,
-        None if wanted.where is None else str(wanted.where),
-        wanted.lower,
-        wanted.upper,
+        request.keep_times,
+        request.allow_duplicates,
+        None if request.where is None else str(request.where),
+        request.lower,
+        request.upper,
     )
 
 
-def wanted_of(slice: Slice, keys: KeySet | None = None) -> Wanted:
+def slice_request(slice: Slice, keys: KeySet | None = None) -> ScanRequest:
     """What a slice asks for; of some keys only, if they are given."""
-    return Wanted(
+    return ScanRequest(
         slice.seen,
         slice.columns,
         Window(slice.after, slice.until, slice.since),
-        timed=slice.timed,
+        keep_times=slice.keep_times,
         where=None if slice.where is None else as_predicate(slice.where),
         lower=slice.lower,
         upper=slice.upper,
         keys=keys,
-        repeats=slice.repeats,
-        loose=True,
-        hint=Hint.NEVER_ADD,
+        allow_duplicates=slice.allow_duplicates,
+        any_order=True,
+        hint=CacheHint.NEVER_ADD,
     )
 
 
@@ -159,8 +161,8 @@ def parts_of(slice: Slice, blob: Blob, config: Config, cache: PartCache) -> Part
     return Parts(blob, slice.collection, schema_of, config, cache)
 
 
-def read(
+def read_slice_rows(
     slice: Slice, blob: Blob, config: Config, cache: PartCache, memory_bytes: int, keys: KeySet | None = None
 ) -> Iterator[pa.Table]:
     """The rows of a slice, in any order, each once, with `_diff`."""
-    return scan(parts_of(slice, blob, config, cache), slice.runs, wanted_of(slice, keys), memory_bytes)
+    return scan(parts_of(slice, blob, config, cache), slice.runs, slice_request(slice, keys), memory_bytes)

@@ -42,7 +42,7 @@ ALL_TIMES = Window()
 """Every update, at the time it was written with."""
 
 
-def seen(table: pa.Table, part: Part, window: Window, arity: int) -> pa.Table:
+def apply_visibility(table: pa.Table, part: Part, window: Window, arity: int) -> pa.Table:
     """The updates that count, at the times they are seen at."""
     names = time_names(arity)
     times: Coordinates = [_array(table, name) for name in names]
@@ -54,7 +54,7 @@ def seen(table: pa.Table, part: Part, window: Window, arity: int) -> pa.Table:
         mask = below if mask is None else mask & below
     moved = times
     if part.rewrite is not None:
-        moved = advanced(moved, part.rewrite)
+        moved = advance_times(moved, part.rewrite)
     if window.until is not None:
         within = _at_or_before(moved, window.until)
         mask = within if mask is None else mask & within
@@ -62,7 +62,7 @@ def seen(table: pa.Table, part: Part, window: Window, arity: int) -> pa.Table:
         later = ~_at_or_before(moved, window.after)
         mask = later if mask is None else mask & later
     if window.since is not None:
-        moved = advanced(moved, window.since)
+        moved = advance_times(moved, window.since)
     for name, before, now in zip(names, times, moved, strict=True):
         if now is not before:
             table = table.set_column(table.column_names.index(name), table.schema.field(name), pa.array(now))
@@ -71,14 +71,14 @@ def seen(table: pa.Table, part: Part, window: Window, arity: int) -> pa.Table:
     return table.filter(pa.array(mask))
 
 
-def advanced(times: Coordinates, since: Frontier) -> Coordinates:
+def advance_times(times: Coordinates, since: Frontier) -> Coordinates:
     """Times advanced to a frontier.
 
     meet over s of join(t, s) is, coordinate by coordinate, the larger of t and the
     smallest of that coordinate in the frontier: min over s of max(t, s) = max(t, min over s of s).
     """
     if since.is_closed:
-        raise UsageError("times cannot be advanced to a closed frontier: nothing could be read any more")
+        raise UsageError("times cannot be advanced to a closed frontier: no time would be readable")
     least = [min(element[index] for element in since.elements) for index in range(len(times))]
     return [
         array if bound == 0 or (len(array) and array.min() >= bound) else np.maximum(array, bound)

@@ -1,25 +1,25 @@
-"""Names that a column, or a field of a struct, may have."""
+"""The rules for names of columns and of fields of structs."""
 
 from __future__ import annotations
 
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 NAME_BYTES_MAX = 255
-"""UTF-8 bytes in the name of a column or of a field of a struct."""
+"""The most UTF-8 bytes in the name of a column or of a field of a struct."""
 
 
-def check_name(name: object, what: str) -> str:
-    """The name itself if it can be one of a column or of a field of a struct, or a UsageError."""
+def check_column_name(name: object, what: str) -> str:
+    """Return a valid name of a column or of a field of a struct; raise a UsageError if it is not valid."""
     if type(name) is not str or not name:
-        raise UsageError(f"{shown(name)} cannot be the name of a {what}: a text that is not empty is needed")
+        raise UsageError(f"{short_repr(name)} cannot be the name of a {what}: a text that is not empty is needed")
     if any(letter < " " or letter == "\x7f" for letter in name):
-        raise UsageError(f"{shown(name)} cannot be the name of a {what}: leave out the control characters")
+        raise UsageError(f"{short_repr(name)} cannot be the name of a {what}: leave out the control characters")
     if name == "*" or (name.startswith("^") and name.endswith("$")):
-        raise UsageError(f"{shown(name)} cannot be the name of a {what}: Polars takes it for a pattern")
+        raise UsageError(f"{short_repr(name)} cannot be the name of a {what}: Polars takes it for a pattern")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise UsageError(f"{shown(name)} cannot be the name of a {what}: it is not valid Unicode") from None
+        raise UsageError(f"{short_repr(name)} cannot be the name of a {what}: it is not valid Unicode") from None
     if size > NAME_BYTES_MAX:
-        raise UsageError(f"{shown(name)} cannot be the name of a {what}: over {NAME_BYTES_MAX} bytes")
+        raise UsageError(f"{short_repr(name)} cannot be the name of a {what}: over {NAME_BYTES_MAX} bytes")
     return name

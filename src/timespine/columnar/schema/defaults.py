@@ -1,6 +1,6 @@
-"""Defaults of columns: what rows hold that were written without the column.
+"""Defaults of columns: the values of rows that were written without the column.
 
-A default is given as a Python value and stored as a plain one, so that a schema
+A caller gives a default as a Python value. A schema stores it as a plain one, so that it
 stays small, comparable and free of Arrow:
 
     bool, integers, string   as they are
@@ -24,13 +24,13 @@ import struct
 import pyarrow as pa
 
 from timespine.columnar.schema.types import is_nested, type_name
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 Default = None | bool | int | float | str
-"""What a schema stores. No bytes: a decoder could not tell them from a text."""
+"""The types of stored defaults. No bytes: a decoder could not distinguish them from a text."""
 
 NAN = "nan"
-"""How a default of NaN is stored."""
+"""The stored form of NaN."""
 
 _HEX = re.compile("([0-9a-f]{2})*")
 _EPOCH = datetime.datetime(1970, 1, 1)
@@ -40,7 +40,7 @@ _MICROSECOND = datetime.timedelta(microseconds=1)
 
 
 def from_python(value: object, type: pa.DataType) -> Default:
-    """The stored form of a default that a caller gave, or a UsageError."""
+    """Convert a default of a caller to its stored form; raise a UsageError if it does not fit the type."""
     types = pa.types
     stored: Default = None
     if value is None:
@@ -64,18 +64,18 @@ def from_python(value: object, type: pa.DataType) -> Default:
 
 
 def check_stored(stored: object, type: pa.DataType) -> None:
-    """Refuse what is not the stored form of any value of the type."""
+    """Refuse a value that is not the stored form of a value of the type."""
     if stored is not None and not _is_stored(stored, type):
         raise _refused(stored, type)
 
 
-def widened(stored: Default, type: pa.DataType) -> Default:
-    """The same default once its column has a wider type."""
+def widen_default(stored: Default, type: pa.DataType) -> Default:
+    """Convert a stored default to a wider type of its column."""
     return float(stored) if isinstance(stored, int) and pa.types.is_floating(type) else stored
 
 
 def to_scalar(stored: Default, type: pa.DataType) -> pa.Scalar:
-    """A stored default as Arrow has it."""
+    """Convert a stored default to an Arrow scalar."""
     if pa.types.is_decimal(type) and isinstance(stored, str):
         return pa.scalar(decimal.Decimal(stored), type)
     if pa.types.is_floating(type) and stored == NAN:
@@ -99,7 +99,7 @@ def _is_stored(stored: object, type_: pa.DataType) -> bool:
         return isinstance(stored, str) and kind is str and _is_unicode(stored)
     if types.is_binary(type_):
         return isinstance(stored, str) and _HEX.fullmatch(stored) is not None
-    # What is left are integers, and dates and timestamps as integers.
+    # The remaining types are integers, and dates and timestamps as integers.
     bits = type_.bit_width - (not types.is_unsigned_integer(type_))
     lowest = 0 if types.is_unsigned_integer(type_) else -(1 << bits)
     return isinstance(stored, int) and kind is int and lowest <= stored < 1 << bits
@@ -126,7 +126,7 @@ def _is_canonical(stored: float, type_: pa.DataType) -> bool:
 
 
 def _microseconds(value: object, type: pa.DataType) -> int | None:
-    """Microseconds since the epoch; a zone is needed if and only if the column has one."""
+    """Convert a datetime to microseconds since the epoch; it needs a zone if and only if the column has one."""
     # Timestamps of pandas may have nanoseconds; those of its NaT, which is a datetime too, are NaN.
     if not isinstance(value, datetime.datetime) or getattr(value, "nanosecond", False):
         return None
@@ -142,7 +142,7 @@ def _decimal(value: object, type_: pa.DataType) -> str | None:
 
 
 def _decimal_text(value: object, type_: pa.DataType) -> str | None:
-    """Exactly the digits of the type; None if the value does not fit.
+    """Write exactly the digits of the type; None if the value does not fit.
 
     SUBTLE: plain integers, because arithmetic of decimals rounds to whatever the caller's context says.
     Caught by test_a_decimal_default_does_not_depend_on_the_context.
@@ -178,4 +178,6 @@ def _is_unicode(text: str) -> bool:
 def _refused(value: object, type: pa.DataType) -> UsageError:
     if is_nested(type):
         return UsageError(f"a column of type {type_name(type)} can have no default but null")
-    return UsageError(f"{shown(value)} is not a default of type {type_name(type)}: give a value that the column holds")
+    return UsageError(
+        f"{short_repr(value)} is not a default of type {type_name(type)}: give a value that the column holds"
+    )

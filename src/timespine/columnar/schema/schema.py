@@ -1,13 +1,13 @@
-"""Schemas: which columns the rows of a collection have, and how they may change.
+"""Schemas: the columns of the rows of a collection, and their evolution.
 
-A column is its *id*, for ever; name, type and place are only how it looks now.
+A column is its *id*, for ever; name, type and place may change.
 So a column that was dropped and added again under the same name is another
 column, a renamed one is the same, and rows that were written under an old
-schema are seen under a new one by ids alone (`rows.project`). Ids are never
+schema are converted to a new one by ids alone (`project_rows`). Ids are never
 used twice. The state of a collection keeps every schema it ever had.
 
 An update table has the columns of the user, then one column per coordinate of
-the time, then the diff; their names are reserved, in any spelling.
+the time, then the diff; their names are reserved, in any case.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import msgspec
 import pyarrow as pa
 
 from timespine.columnar.schema import defaults
-from timespine.columnar.schema.column_names import check_name
+from timespine.columnar.schema.column_names import check_column_name
 from timespine.columnar.schema.defaults import Default
 from timespine.columnar.schema.types import TypeLike, can_widen, is_nested, parse_type, stored_type, type_name
 from timespine.core.transitions.lifecycle import SCHEMA_BYTES_MAX
-from timespine.errors import CorruptionError, UsageError, shown
+from timespine.errors import CorruptionError, UsageError, short_repr
 from timespine.model.time import check_arity
 
 TIME = "_time"
@@ -35,7 +35,7 @@ DIFF = "_diff"
 """The column of the diff."""
 
 COLUMNS_MAX = 4096
-"""Columns of one schema: a bound on every loop over them."""
+"""The most columns of one schema, which bounds every loop over them."""
 
 SYSTEM_IDS = 1 << 30
 """Ids from here on are not the user's: the diff has this one, the coordinates of the time the next ones."""
@@ -47,7 +47,7 @@ FieldId = Annotated[int, msgspec.Meta(ge=1, le=SYSTEM_IDS)]
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a name belongs to Timespine: a column of updates or of change feeds, in any spelling."""
+    """Return whether a name is reserved: a column of updates or of change feeds, in any case."""
     lowered = name.lower()
     return lowered in _RESERVED or _RESERVED_TIME.fullmatch(lowered) is not None
 
@@ -59,45 +59,45 @@ def time_names(arity: int) -> tuple[str, ...]:
 
 
 class Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One column. Always valid: whatever makes one checks it."""
+    """One column. Always valid, since its constructor checks it."""
 
     id: FieldId
-    """What makes it this column and no other."""
+    """The identity of the column."""
     name: str
-    """How it is called now."""
+    """Its current name."""
     type: str
     """The canonical text of its type."""
     default: Default = None
-    """What rows that do not have the column hold: a stored value (see `defaults`); None is null."""
+    """The value in rows without the column, in its stored form (see `defaults`); None is null."""
 
     def __post_init__(self) -> None:
         if type(self.id) is not int or not 1 <= self.id < SYSTEM_IDS:
-            raise UsageError(f"{shown(self.id)} is not an id of a column: an integer from 1 to 2^30 - 1")
-        check_name(self.name, "column")
+            raise UsageError(f"{short_repr(self.id)} is not an id of a column: an integer from 1 to 2^30 - 1")
+        check_column_name(self.name, "column")
         if is_reserved(self.name):
-            raise UsageError(f"the name {shown(self.name)} is reserved: use another one for the column")
+            raise UsageError(f"the name {short_repr(self.name)} is reserved: use another one for the column")
         if type(self.type) is not str or type_name(stored_type(self.type)) != self.type:
-            raise UsageError(f"{shown(self.type)} is not the canonical text of a type")
+            raise UsageError(f"{short_repr(self.type)} is not the canonical text of a type")
         defaults.check_stored(self.default, self.arrow_type)
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """The Arrow type of its values."""
+        """Return the Arrow type of its values."""
         return stored_type(self.type)
 
     def default_scalar(self) -> pa.Scalar:
-        """What rows that do not have the column hold, as Arrow has it."""
+        """Return the default as an Arrow scalar."""
         return defaults.to_scalar(self.default, self.arrow_type)
 
 
 class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """The columns of a collection. Always valid: whatever makes one checks it.
+    """The columns of a collection. Always valid, since its constructor checks it.
 
-    What follows from the fields is computed once per object; `decode` gives the same object for the same bytes.
+    Each object computes derived values once; `decode` gives the same object for the same bytes.
     """
 
     fields: tuple[Field, ...]
-    """The columns, in the order in which they are shown."""
+    """The columns, in the order of display."""
     key: tuple[int, ...]
     """Ids of the key columns; empty: the key is all columns."""
     cluster: tuple[int, ...]
@@ -105,7 +105,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     arity: int
     """Coordinates per time."""
     next_id: FieldId
-    """The id of the next column: above all that were ever given."""
+    """The id of the next column, above all ids that were ever used."""
 
     def __post_init__(self) -> None:
         check_arity(self.arity)
@@ -117,21 +117,23 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         for field in self.fields:
             other = spellings.get(field.name.lower())
             if other is not None:
-                raise UsageError(f"columns {shown(other)} and {shown(field.name)} have one name: rename one of them")
+                raise UsageError(
+                    f"columns {short_repr(other)} and {short_repr(field.name)} have one name: rename one of them"
+                )
             spellings[field.name.lower()] = field.name
         ids = {field.id: field for field in self.fields}
         if len(ids) < len(self.fields):
             raise UsageError("two columns of a schema have the same id")
         if type(self.next_id) is not int or not max(ids) < self.next_id <= SYSTEM_IDS:
-            raise UsageError(f"{shown(self.next_id)} is not the next id after {max(ids)}")
+            raise UsageError(f"{short_repr(self.next_id)} is not the next id after {max(ids)}")
         for what, chosen in (("key", self.key), ("cluster", self.cluster)):
             if type(chosen) is not tuple or not all(type(each) is int and each in ids for each in chosen):
-                raise UsageError(f"the {what} {shown(chosen)} names columns that are not there")
+                raise UsageError(f"the {what} {short_repr(chosen)} names columns that are not there")
             if len(set(chosen)) < len(chosen):
-                raise UsageError(f"the {what} {shown(chosen)} names a column twice")
+                raise UsageError(f"the {what} {short_repr(chosen)} names a column twice")
             for each in chosen:
                 if is_nested(ids[each].arrow_type):
-                    raise UsageError(f"column {shown(ids[each].name)} is nested and cannot be in the {what}")
+                    raise UsageError(f"column {short_repr(ids[each].name)} is nested and cannot be in the {what}")
 
     @cached_property
     def _names(self) -> dict[str, Field]:
@@ -143,7 +145,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The user's columns."""
+        """Return the names of the user's columns."""
         return tuple(self._names)
 
     @cached_property
@@ -158,7 +160,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     @cached_property
     def value_names(self) -> tuple[str, ...]:
-        """The columns that are not in the key."""
+        """Return the columns outside of the key."""
         key = set(self.key_ids)
         return tuple(field.name for field in self.fields if field.id not in key)
 
@@ -174,9 +176,9 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     @cached_property
     def cut_ids(self) -> tuple[int, ...]:
-        """The leading columns of the order by which ranges of rows are cut: cluster and key.
+        """Return the leading columns of the order by which ranges of rows are cut: cluster and key.
 
-        Rows of one key are never cut apart. Without a key these are all columns.
+        A cut never separates rows of one key. Without a key these are all columns.
         """
         return self.order_ids[: len({*self.cluster, *self.key_ids})]
 
@@ -192,22 +194,22 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     @cached_property
     def system_names(self) -> tuple[str, ...]:
-        """The columns that an update table has after the user's: times, then diff."""
+        """Return the columns of an update table after the user's: times, then diff."""
         return (*self.time_names, DIFF)
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
-        """The types of the user's columns by their names. Not to be changed."""
+        """Return the types of the user's columns by name. Callers must not change it."""
         return {field.name: field.arrow_type for field in self.fields}
 
     @cached_property
     def arrow(self) -> pa.Schema:
-        """The user's columns as Arrow has them: all may be null."""
+        """Return the user's columns as an Arrow schema: all may be null."""
         return pa.schema([pa.field(field.name, field.arrow_type) for field in self.fields])
 
     @cached_property
     def update_arrow(self) -> pa.Schema:
-        """The columns of an update table, each with its id as Parquet wants it.
+        """Return the columns of an update table, each with its Parquet field id.
 
         The ids of the times come after that of the diff, so that no id depends on the arity.
         """
@@ -218,25 +220,25 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         return pa.schema(columns)
 
     def field(self, name: str) -> Field:
-        """The column of that name, or a UsageError."""
+        """Return the column of that name; raise a UsageError if there is none."""
         found = self._names.get(name)
         if found is None:
-            raise UsageError(f"there is no column {shown(name)}; there are {shown_names(self.names)}")
+            raise UsageError(f"there is no column {short_repr(name)}; there are {shown_names(self.names)}")
         return found
 
     def by_id(self, id: int) -> Field:
-        """The column of that id, or a UsageError."""
+        """Return the column of that id; raise a UsageError if there is none."""
         found = self._ids.get(id)
         if found is None:
-            raise UsageError(f"there is no column of id {shown(id)}")
+            raise UsageError(f"there is no column of id {short_repr(id)}")
         return found
 
     def has_id(self, id: int) -> bool:
-        """Whether there is a column of that id."""
+        """Return whether there is a column of that id."""
         return id in self._ids
 
     def add(self, name: str, type: TypeLike, default: object = None) -> Schema:
-        """With one more column at the end. Rows that were written without it hold the default."""
+        """Add a column at the end. Rows that were written without it have the default."""
         if self.next_id >= SYSTEM_IDS:
             raise UsageError("this collection has used up the ids of columns: create a new one")
         parsed = parse_type(type)
@@ -244,32 +246,34 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         return msgspec.structs.replace(self, fields=(*self.fields, added), next_id=self.next_id + 1)
 
     def drop(self, name: str) -> Schema:
-        """Without a column. Its values stay where they were written, but nobody sees them any more."""
+        """Drop a column. Its values stay in storage, but no read gives them."""
         dropped = self.field(name)
         if dropped.id in self.key or dropped.id in self.cluster:
             what = "key" if dropped.id in self.key else "cluster"
-            raise UsageError(f"column {shown(name)} is in the {what} and cannot be dropped: create a new collection")
+            raise UsageError(
+                f"column {short_repr(name)} is in the {what} and cannot be dropped: create a new collection"
+            )
         if len(self.fields) == 1:
-            raise UsageError(f"column {shown(name)} is the only one and cannot be dropped: add another one first")
+            raise UsageError(f"column {short_repr(name)} is the only one and cannot be dropped: add another one first")
         return msgspec.structs.replace(self, fields=tuple(field for field in self.fields if field is not dropped))
 
     def rename(self, old: str, new: str) -> Schema:
-        """With another name for a column."""
+        """Rename a column."""
         return self._with(msgspec.structs.replace(self.field(old), name=new))
 
     def widen(self, name: str, type: TypeLike) -> Schema:
-        """With a wider type for a column: every value it could have stays the same and keeps its place."""
+        """Widen the type of a column: every value stays the same and keeps its place in the order."""
         field, parsed = self.field(name), parse_type(type)
         if not can_widen(field.arrow_type, parsed):
             raise UsageError(
-                f"column {shown(name)} cannot go from {field.type} to {type_name(parsed)}: only to a type that holds "
-                "all its values; add a new column instead"
+                f"column {short_repr(name)} cannot go from {field.type} to {type_name(parsed)}: only to a type that "
+                "holds all its values; add a new column instead"
             )
-        default = defaults.widened(field.default, parsed)
+        default = defaults.widen_default(field.default, parsed)
         return self._with(Field(field.id, field.name, type_name(parsed), default))
 
     def encode(self) -> bytes:
-        """The schema as the state stores it."""
+        """Encode the schema for the state."""
         data = _encoder.encode(self)
         if len(data) > SCHEMA_BYTES_MAX:
             raise UsageError(f"a schema of {len(data)} bytes is over the limit of {SCHEMA_BYTES_MAX}")
@@ -277,7 +281,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     @staticmethod
     def decode(data: bytes) -> Schema:
-        """The schema in stored bytes, with every check; a CorruptionError if they are not one."""
+        """Decode stored bytes with every check; raise a CorruptionError if they are no schema."""
         if type(data) is not bytes:
             raise UsageError(f"{type(data).__name__} is not bytes to decode")
         return _decoded(data)
@@ -291,16 +295,16 @@ Types = Mapping[str, TypeLike]
 
 
 def define(key: Types | None, value: Types | None, cluster: Sequence[str] = (), arity: int = 1) -> Schema:
-    """A new schema: key columns, then value columns. Without a key, all columns together are the key."""
+    """Make a new schema: key columns, then value columns. Without a key, all columns together are the key."""
     for what, columns in (("key", key), ("value", value)):
         if columns is not None and not isinstance(columns, Mapping):
-            raise UsageError(f"{what} must map names to types, such as {{'id': 'int64'}}, not {shown(columns)}")
+            raise UsageError(f"{what} must map names to types, such as {{'id': 'int64'}}, not {short_repr(columns)}")
     pairs = [*(key or {}).items(), *(value or {}).items()]
     return _schema(pairs, tuple(key or ()), cluster, arity)
 
 
 def infer(table: pa.Schema, key: Sequence[str] = (), *, cluster: Sequence[str] = (), arity: int = 1) -> Schema:
-    """The schema that fits Arrow data. Columns of times and diffs are those of the updates and left out."""
+    """Infer the schema of Arrow data, without the columns of times and diffs."""
     if not isinstance(table, pa.Schema):
         raise UsageError(f"{type(table).__name__} is not an Arrow schema: give `table.schema`")
     system = (*time_names(arity), DIFF)
@@ -308,8 +312,8 @@ def infer(table: pa.Schema, key: Sequence[str] = (), *, cluster: Sequence[str] =
 
 
 def shown_names(names: Sequence[str]) -> str:
-    """Names for a message, not too many of them."""
-    some = ", ".join(shown(name) for name in names[:8])
+    """List some names for a message."""
+    some = ", ".join(short_repr(name) for name in names[:8])
     return some if len(names) <= 8 else f"{some} and {len(names) - 8} more"
 
 
@@ -319,7 +323,7 @@ def _schema(pairs: Sequence[tuple[str, TypeLike]], key: Sequence[str], cluster: 
         try:
             fields.append(Field(number, name, type_name(parse_type(given))))
         except UsageError as error:
-            raise UsageError(f"column {shown(name)}: {error}") from None
+            raise UsageError(f"column {short_repr(name)}: {error}") from None
     ids = {field.name: field.id for field in fields}
     return Schema(
         tuple(fields), _chosen("key", key, ids), _chosen("cluster", cluster, ids), arity, next_id=len(fields) + 1
@@ -327,12 +331,12 @@ def _schema(pairs: Sequence[tuple[str, TypeLike]], key: Sequence[str], cluster: 
 
 
 def _chosen(what: str, names: Sequence[str], ids: dict[str, int]) -> tuple[int, ...]:
-    """The ids of the columns that a caller named."""
+    """Return the ids of the columns that a caller named."""
     if isinstance(names, str) or not isinstance(names, Sequence):
-        raise UsageError(f"{what} must be a list of names of columns, not {shown(names)}")
+        raise UsageError(f"{what} must be a list of names of columns, not {short_repr(names)}")
     for name in names:
         if not isinstance(name, str) or name not in ids:
-            raise UsageError(f"the {what} names {shown(name)}; there are {shown_names(tuple(ids))}")
+            raise UsageError(f"the {what} names {short_repr(name)}; there are {shown_names(tuple(ids))}")
     return tuple(ids[name] for name in names)
 
 

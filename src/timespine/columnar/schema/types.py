@@ -8,8 +8,8 @@
 The list is closed because every row must have one order, one equality and one
 Parquet form in every engine. Arrow has several types for the same values
 (string, large_string, string_view, dictionary); here they are one. The text is
-what the state stores, so it must mean the same on every machine: reading it
-back asks no time zone database and no Unicode table.
+what the state stores, so it must mean the same on every machine: the decoder
+needs no time zone database and no Unicode table.
 
 Timestamps are microseconds; without a zone they are wall-clock times, with one
 they are instants. Every value, also inside of nested ones, may be null.
@@ -24,7 +24,7 @@ from typing import TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from timespine.columnar.schema.type_names import (
+from timespine.columnar.schema.type_parser import (
     PLAIN,
     PYTHON_TYPES,
     WORD,
@@ -37,16 +37,16 @@ from timespine.columnar.schema.type_names import (
     unknown_type,
     zone_of,
 )
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 
 _PLAIN_NAMES = {given: name for name, given in PLAIN.items()}
 
 TypeLike: TypeAlias = str | type | pa.DataType
-"""How a caller says a type: its name, a Python type, or an Arrow type."""
+"""The type of a column as a caller gives it: its name, a Python type, or an Arrow type."""
 
 
 def parse_type(given: TypeLike) -> pa.DataType:
-    """The one Arrow type that stands for what a caller gave, or a UsageError that says what to use instead."""
+    """Return the canonical Arrow type of a caller's type; raise a UsageError that says what to use instead."""
     if isinstance(given, str):
         parsed = stored_type(given)
     elif isinstance(given, pa.DataType):
@@ -56,7 +56,7 @@ def parse_type(given: TypeLike) -> pa.DataType:
     else:
         python = ", ".join(each.__name__ for each in PYTHON_TYPES if isinstance(each, type))
         raise UsageError(
-            f"{shown(given)} is not a type: give a name, one of {WORKS}; or a Python type, one of {python}; "
+            f"{short_repr(given)} is not a type: give a name, one of {WORKS}; or a Python type, one of {python}; "
             "or an Arrow type"
         )
     _check_zones(parsed)
@@ -64,7 +64,7 @@ def parse_type(given: TypeLike) -> pa.DataType:
 
 
 def parse_schema(text: str) -> pa.Schema:
-    """The columns of a schema as Spark SQL writes it: "id bigint, name string"."""
+    """Parse the columns of a schema of Spark SQL: "id bigint, name string"."""
     columns = parse_columns(text)
     for _, parsed in columns:
         _check_zones(parsed)
@@ -73,9 +73,9 @@ def parse_schema(text: str) -> pa.Schema:
 
 @functools.lru_cache(maxsize=4096)
 def stored_type(text: str) -> pa.DataType:
-    """The type that a text means, whatever zones this machine knows.
+    """Parse the stored text of a type, without a check of its time zones.
 
-    SUBTLE: what was stored on one machine must decode on every other one, so
+    SUBTLE: a type that one machine stored must decode on every other one, so
     only `parse_type`, which takes the caller's types, looks zones up. Caught by
     test_a_stored_zone_is_not_looked_up.
     """
@@ -83,27 +83,27 @@ def stored_type(text: str) -> pa.DataType:
 
 
 def type_name(given: pa.DataType) -> str:
-    """The text of a type: `parse_type(type_name(t)) == t` for every type that `parse_type` gives."""
+    """Write the text of a type: `parse_type(type_name(t)) == t` for every type that `parse_type` gives."""
     return _text(_normal(given, 1))
 
 
 def is_nested(given: pa.DataType) -> bool:
-    """Whether values of the type have values inside of them."""
+    """Return whether values of the type contain other values."""
     return bool(pa.types.is_list(given) or pa.types.is_struct(given))
 
 
 @functools.lru_cache(maxsize=4096)
 def holds_floats(given: pa.DataType) -> bool:
-    """Whether there are floats in a type of the closed list, on the outside or inside."""
+    """Return whether a type of the closed list is or contains a float."""
     if pa.types.is_floating(given):
         return True
     return is_nested(given) and any(holds_floats(given.field(i).type) for i in range(given.num_fields))
 
 
 def can_widen(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether every value of `old` is one of `new`, and their order stays the same.
+    """Return whether every value of `old` is one of `new`, and their order stays the same.
 
-    The second half matters as much: runs that were sorted as `old` are read as `new` without sorting again.
+    The second half matters as much: reads do not sort runs of `old` again as `new`.
     """
     if old == new:
         return True
@@ -120,7 +120,7 @@ def can_widen(old: pa.DataType, new: pa.DataType) -> bool:
 
 
 def is_list_like(given: pa.DataType) -> bool:
-    """Whether it is one of the Arrow types whose values are lists."""
+    """Return whether it is one of the Arrow types whose values are lists."""
     return bool(
         pa.types.is_list(given)
         or pa.types.is_large_list(given)
@@ -131,12 +131,12 @@ def is_list_like(given: pa.DataType) -> bool:
 
 
 def is_string_like(given: pa.DataType) -> bool:
-    """Whether it is one of the Arrow types whose values are texts."""
+    """Return whether it is one of the Arrow types whose values are texts."""
     return bool(pa.types.is_string(given) or pa.types.is_large_string(given) or pa.types.is_string_view(given))
 
 
 def is_binary_like(given: pa.DataType) -> bool:
-    """Whether it is one of the Arrow types whose values are bytes."""
+    """Return whether it is one of the Arrow types whose values are bytes."""
     return bool(
         pa.types.is_binary(given)
         or pa.types.is_large_binary(given)
@@ -146,7 +146,7 @@ def is_binary_like(given: pa.DataType) -> bool:
 
 
 def _normal(given: pa.DataType, depth: int) -> pa.DataType:
-    """The type of the closed list that has the same values."""
+    """Return the type of the closed list with the same values."""
     check_depth(depth)
     types = pa.types
     if given in _PLAIN_NAMES:
@@ -170,7 +170,7 @@ def _normal(given: pa.DataType, depth: int) -> pa.DataType:
     if types.is_null(given):
         raise UsageError("a column of type null says nothing about its values: give it a type")
     if isinstance(given, pa.BaseExtensionType):
-        raise UsageError(f"{shown(str(given))} is an extension type: cast it to its storage type first")
+        raise UsageError(f"{short_repr(str(given))} is an extension type: cast it to its storage type first")
     raise unknown_type(str(given))
 
 
@@ -188,15 +188,15 @@ def _text(given: pa.DataType) -> str:
 
 
 def _quoted(name: str) -> str:
-    # ASCII on purpose: which other letters are letters changes with the Unicode table of the interpreter.
+    # ASCII on purpose: the set of other letters depends on the Unicode table of the interpreter.
     return name if WORD.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
 def _check_zones(given: pa.DataType) -> None:
-    """Refuse a zone that nobody could read back, while the caller can still correct it."""
+    """Refuse an unknown zone, which no reader could use, while the caller can still correct it."""
     if pa.types.is_timestamp(given):
         if given.tz is not None and not _is_known_zone(given.tz):
-            raise UsageError(f"{shown(given.tz)} is not a known time zone: use one such as UTC or Europe/Berlin")
+            raise UsageError(f"{short_repr(given.tz)} is not a known time zone: use one such as UTC or Europe/Berlin")
     elif is_nested(given):
         for i in range(given.num_fields):
             _check_zones(given.field(i).type)
@@ -204,7 +204,7 @@ def _check_zones(given: pa.DataType) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _is_known_zone(zone: str) -> bool:
-    # Polars brings its own table of zones, and sorts our rows: what it does not know is of no use.
+    # Polars has its own table of zones, and sorts our rows: a zone that it does not know is useless.
     try:
         pl.Series([], dtype=pl.Int64).cast(pl.Datetime("us", zone))
     except pl.exceptions.ComputeError:

@@ -1,8 +1,8 @@
-"""Batches that are built by hand, table by table: what is added is checked, and written by a `RunWriter`.
+"""Build batches table by table: the builder checks added updates, and a `RunWriter` writes them.
 
-What comes out is a hollow batch: a description, and references to parts. Nothing of it is part of a collection
-until it is committed; what is never committed is deleted by `abort`, by `delete_batch`, or by the sweep once the
-writer is gone.
+The result is a hollow batch: a description, and references to parts. It is part of a collection only after its
+commit. `abort`, `delete_batch`, or the sweep after the end of the writer delete the blobs of a batch that is never
+committed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from timespine.columnar.parts.hollow_run import Counters, count, rows_in
-from timespine.columnar.parts.inline import InlineRule, describe_inline
+from timespine.columnar.parts.hollow_run import Counters, add_to_counter, rows_in
+from timespine.columnar.parts.inline_part import InlineRule, describe_inline
 from timespine.columnar.schema.schema import Schema
-from timespine.columnar.write.checks import MaxTimes, check_ascending, check_not_before, check_updates, times_of
 from timespine.columnar.write.run_writer import RunWriter
-from timespine.columnar.write.upload import Target
+from timespine.columnar.write.update_checks import MaxTimes, check_ascending, check_not_before, check_updates, times_of
+from timespine.columnar.write.upload import UploadTarget
 from timespine.config import Config
 from timespine.core.batch import HollowBatch, Order
 from timespine.errors import UsageError
@@ -33,12 +33,12 @@ from timespine.model.frontier import Frontier, check_arity_of
 
 
 class AddResult(enum.Enum):
-    """What came of adding updates."""
+    """The result of adding updates."""
 
     ROWS = "rows"
-    """They wait for more."""
+    """The buffer keeps the updates."""
     ROWS_AND_PARTS = "rows and parts"
-    """At least one part is full, and on its way to storage."""
+    """At least one part is full, and its upload has begun."""
 
 
 class _Phase(enum.Enum):
@@ -48,10 +48,10 @@ class _Phase(enum.Enum):
 
 
 class BatchBuilder:
-    """Makes one batch [lower, upper) of updates, which come in an order or in none. Not for several threads at once.
+    """A builder of one batch [lower, upper) of updates, in order or in any order. Not for several threads at once.
 
-    Memory and uploads are those of `RunWriter`. An upload that fails for good is raised by the next call; then only
-    `abort` is left. As a context manager it aborts unless it was finished.
+    Memory and uploads are those of `RunWriter`. The call after an upload that failed for good raises its error; then
+    only `abort` works. As a context manager it aborts unless it was finished.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class BatchBuilder:
         self.since = since
         """The batch is exact from here on."""
         self.order = order
-        """How the rows come."""
+        """The order of the rows."""
         self.counters: Counters = {} if counters is None else counters
-        """What is counted, by name: see `columnar.write.upload`."""
-        self._target = Target(collection, writer, schema, schema_id, blob, config, clock, sleep)
+        """The counters by name: see `columnar.write.upload`."""
+        self._target = UploadTarget(collection, writer, schema, schema_id, blob, config, clock, sleep)
         self._writer = RunWriter(self._target, fresh, self.counters, pool, is_sorted=order is Order.SORTED)
         self._finished = finished
         self._max_times = MaxTimes(schema.arity)
@@ -94,7 +94,7 @@ class BatchBuilder:
         self._phase = _Phase.OPEN
 
     def add(self, table: pa.Table) -> AddResult:
-        """Add an update table. A UsageError changes nothing; waits while too many parts are under way."""
+        """Add an update table. A UsageError changes nothing. Wait while too many uploads are pending."""
         self._check_open()
         target = self._target
         table = check_updates(table, target.schema)
@@ -109,7 +109,7 @@ class BatchBuilder:
         return AddResult.ROWS_AND_PARTS if self._writer.add(table) else AddResult.ROWS
 
     def finish(self, upper: Frontier) -> HollowBatch:
-        """The batch, when everything of it is durable. A UsageError about the upper changes nothing."""
+        """Return the batch when all of it is durable. A UsageError about the upper changes nothing."""
         self._check_open()
         check_arity_of(upper, self._target.schema.arity, "upper")
         if not self.lower <= upper:
@@ -125,13 +125,13 @@ class BatchBuilder:
         self._phase = _Phase.FINISHED
         batch = HollowBatch(Description(self.lower, upper, self.since), rows_in(runs), runs)
         if batch.inline_bytes:
-            count(self.counters, "inline parts")
-            count(self.counters, "inline bytes", batch.inline_bytes)
+            add_to_counter(self.counters, "inline parts")
+            add_to_counter(self.counters, "inline bytes", batch.inline_bytes)
         self._finished(batch)
         return batch
 
     def abort(self) -> int:
-        """Give up, and delete what was uploaded; how many blobs could not be. Again is fine."""
+        """Abort, and delete uploaded blobs; return how many could not be deleted. A second call does nothing."""
         if self._phase is _Phase.FINISHED:
             raise UsageError("the batch is finished: delete it with delete_batch, if it is not committed")
         if self._phase is _Phase.ABORTED:
@@ -149,7 +149,7 @@ class BatchBuilder:
     def __del__(self) -> None:
         if self._phase is _Phase.OPEN and (self._writer.rows or self._writer.keys):
             parts = len(self._writer.keys)
-            count(self.counters, "builders dropped")
+            add_to_counter(self.counters, "builders dropped")
             warnings.warn(
                 f"a batch of collection {self._target.collection} was neither finished nor aborted: "
                 f"{self._writer.rows} updates are lost, and {parts} blobs are left to the sweep",

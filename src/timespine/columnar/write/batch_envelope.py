@@ -1,10 +1,10 @@
-"""A batch between the builder and the commit: sent elsewhere, moved in time, cut to fit. No row is touched.
+"""Send a batch from its builder to the committing process, and move it in time, without touching its rows.
 
-Executors build batches and a driver commits them, so a batch has to travel: not
-its rows, which are in storage already, but what points at them. A transmitted
-batch is an envelope (core/encoding/envelope.py) around MessagePack, and what comes back is
-not trusted. The sender of a batch must see to it that it is committed or deleted,
-or its blobs are garbage until its writer expires.
+Executors build batches and a driver commits them. So an executor sends the batch: not
+its rows, which are in storage, but the references to them. A transmitted batch is an
+envelope (core/encoding/envelope.py) around MessagePack, and the receiver checks all of
+it. The sender must ensure that the batch is committed or deleted; otherwise its blobs
+are garbage until its writer expires.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from timespine.core.batch import HollowBatch, Part
-from timespine.core.encoding.envelope import Kind, seal, unseal
+from timespine.core.encoding.envelope import EnvelopeKind, unwrap_payload, wrap_payload
 from timespine.core.encoding.validate import check_hollow
 from timespine.errors import CorruptionError, UsageError
 from timespine.ids import check_segment, parse_blob_key
@@ -23,11 +23,11 @@ from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import ARITY_MAX, check_arity
 
 
-class _Letter(msgspec.Struct, frozen=True, array_like=True):
+class _BatchEnvelope(msgspec.Struct, frozen=True, array_like=True):
     """The payload."""
 
     collection: str
-    """The collection that the batch was made for."""
+    """The collection of the batch."""
     arity: Annotated[int, msgspec.Meta(ge=1, le=ARITY_MAX)]
     """Coordinates per time of that collection."""
     batch: HollowBatch
@@ -35,21 +35,21 @@ class _Letter(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Letter)
+_decoder = msgspec.msgpack.Decoder(_BatchEnvelope)
 
 
 def encode_batch(batch: HollowBatch, collection: str, arity: int) -> bytes:
-    """A batch that is not committed yet, as bytes for another process."""
+    """Encode an uncommitted batch for another process."""
     check_segment(collection, "collection id")
     check_hollow((batch,), check_arity(arity))
     _check_parts(batch, collection)
-    return seal(Kind.BATCH, _encoder.encode(_Letter(collection, arity, batch)))
+    return wrap_payload(EnvelopeKind.BATCH, _encoder.encode(_BatchEnvelope(collection, arity, batch)))
 
 
 def decode_batch(data: bytes, collection: str) -> HollowBatch:
-    """The batch in these bytes, if it is whole and was made for this collection."""
+    """Decode a batch; raise an error if it is damaged or belongs to another collection."""
     check_segment(collection, "collection id")
-    payload = unseal(Kind.BATCH, data)
+    payload = unwrap_payload(EnvelopeKind.BATCH, data)
     try:
         letter = _decoder.decode(payload)
         check_segment(letter.collection, "collection id")
@@ -63,7 +63,7 @@ def decode_batch(data: bytes, collection: str) -> HollowBatch:
 
 
 def _check_parts(batch: HollowBatch, collection: str) -> None:
-    """A UsageError if a batch of this collection cannot have these parts."""
+    """Raise a UsageError if a batch of this collection cannot have these parts."""
     if not all(run.parts for run in batch.runs):
         raise UsageError("a run of the batch has no parts")
     for part in batch.parts:
@@ -79,19 +79,19 @@ def _check_parts(batch: HollowBatch, collection: str) -> None:
 
 
 def rewrite(batch: HollowBatch, frontier: Frontier, new_upper: Frontier) -> HollowBatch:
-    """The batch with every time advanced to `frontier` when it is read, and up to `new_upper`.
+    """Make a batch up to `new_upper` whose reader advances every time to `frontier`.
 
-    For a batch that is not committed yet. It may be done again, with a later
-    frontier, which takes the place of the earlier one; neither frontier nor upper
-    may go back. Only for times of one coordinate:
+    For an uncommitted batch. It may be rewritten again, with a later frontier,
+    which replaces the earlier one; neither frontier nor upper may go back. Only
+    for times of one coordinate:
 
         t < upper <= new_upper  and  frontier < new_upper   imply   max(t, frontier) < new_upper
 
     is what proves, without reading a row, that no update reaches the new upper.
 
     The rows of a sorted run stay ascending, but updates of one row whose times
-    become equal are two updates still: whoever reads them adds them up. What the
-    state knows of times (`PartMeta.min_time`) is as they were written.
+    become equal are still two updates, which the reader sums. The times in the
+    state (`PartMeta.min_time`) are the written ones.
     """
     desc = batch.desc
     for each in (frontier, new_upper, desc.lower, desc.upper):
@@ -108,11 +108,11 @@ def rewrite(batch: HollowBatch, frontier: Frontier, new_upper: Frontier) -> Holl
         if part.rewrite is not None and frontier < part.rewrite:
             raise UsageError(f"the rewrite frontier {frontier} is before the batch's rewrite {part.rewrite}")
     runs = tuple(
-        msgspec.structs.replace(run, parts=tuple(_rewritten(part, frontier) for part in run.parts))
+        msgspec.structs.replace(run, parts=tuple(_rewrite_part(part, frontier) for part in run.parts))
         for run in batch.runs
     )
     return HollowBatch(Description(desc.lower, new_upper, desc.since), batch.len, runs)
 
 
-def _rewritten(part: Part, frontier: Frontier) -> Part:
+def _rewrite_part(part: Part, frontier: Frontier) -> Part:
     return msgspec.structs.replace(part, rewrite=frontier)

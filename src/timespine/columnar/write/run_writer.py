@@ -1,4 +1,4 @@
-"""The one way of rows into storage: gathered, cut into parts, encoded and uploaded, and listed as sorted runs.
+"""The single path of rows into storage: buffer them, cut parts, encode, upload, and list them as sorted runs.
 
 Appends, loads, batches that are built by hand, Spark tasks and merges all write through `RunWriter`. How rows come
 decides how many runs there are.
@@ -23,20 +23,21 @@ from types import TracebackType
 import pyarrow as pa
 
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.parts.hollow_run import Counters, Levels, count, delete_keys
-from timespine.columnar.parts.inline import InlineRule
-from timespine.columnar.write.buffer import Buffer
-from timespine.columnar.write.chain import chain_non_overlapping
-from timespine.columnar.write.upload import StoredPart, Target, Upload, Uploads
+from timespine.columnar.parts.hollow_run import Counters, Levels, add_to_counter, delete_keys
+from timespine.columnar.parts.inline_part import InlineRule
+from timespine.columnar.write.chain_runs import chain_non_overlapping
+from timespine.columnar.write.update_buffer import Buffer
+from timespine.columnar.write.upload import StoredPart, Upload, Uploads, UploadTarget
 from timespine.core.batch import Order, Part, Run
 from timespine.errors import UsageError
+from timespine.pool import outcome
 
 NO_LISTS = sys.maxsize
-"""For `run_parts`: a run is not spilled, however many parts it has."""
+"""The value of `run_parts` with which a run of any number of parts is not spilled."""
 
 
 class RunWriter:
-    """Writes the rows of one batch as few sorted runs. Not for several threads at once.
+    """A writer of the rows of one batch as few sorted runs. Not for several threads at once.
 
     Memory, at most about
 
@@ -52,7 +53,7 @@ class RunWriter:
 
     def __init__(
         self,
-        target: Target,
+        target: UploadTarget,
         fresh: Callable[[str], str],
         counters: Counters,
         pool: Executor | None = None,
@@ -76,14 +77,14 @@ class RunWriter:
 
     @property
     def rows(self) -> int:
-        """Updates that are gathered and not on their way yet."""
+        """Return the number of buffered updates whose upload has not begun."""
         return self._buffer.rows
 
     @property
     def keys(self) -> list[str]:
-        """What may be in storage because of this writer: to be deleted if it comes to nothing, in this order.
+        """Return the keys of blobs that this writer may have put, in the order for deleting them.
 
-        Also what failed: it may have happened. Lists come after what they list, outer ones last.
+        They include failed puts, which may have happened. Lists come after their parts, outer lists last.
         """
         return [*self._part_keys, *self._list_keys]
 
@@ -92,7 +93,7 @@ class RunWriter:
         self._uploads.check()
 
     def add(self, table: pa.Table) -> bool:
-        """Add rows, and send parts that are full; whether there was one. Waits while too many parts are under way."""
+        """Add rows, and send full parts; return whether there was one. Wait while too many uploads are pending."""
         if table.num_rows == 0:
             return False
         with self._all_or_failed():
@@ -102,10 +103,10 @@ class RunWriter:
         return bool(full)
 
     def refer(self, parts: Sequence[Part], *, is_hidden: bool = False) -> None:
-        """Take over stored parts that are sorted across all of them, after the rows that were added.
+        """Append references to stored parts, which are sorted and come after the added rows.
 
-        SUBTLE: hidden is what a merge passes through out of a hollow run. Its writer may be gone, so no state may
-        begin to list it; a new hollow run may, since the result says which run it comes from (`MergeOutput.passed`).
+        SUBTLE: hidden parts are those that a merge passes through from a hollow run. Their writer may be gone, so no
+        state may begin to list them; a new hollow run may, since the result names its run (`MergeOutput.passed`).
         """
         with self._all_or_failed():
             self._flush()
@@ -133,12 +134,12 @@ class RunWriter:
         return tuple(Run(parts, Order.SORTED, self._target.schema_id) for parts in lists if parts)
 
     def abort(self) -> int:
-        """Stop, and delete what may have been put; how many blobs could not be deleted."""
+        """Stop, and delete the blobs of this writer; return how many could not be deleted."""
         self._buffer = Buffer(self._target.config.part_bytes)
         self._uploads.cancel()
-        # Not in the pool: perhaps it was shut down, and that is why.
+        # Not in the pool, whose shutdown may be the cause of the abort.
         left = delete_keys(self.keys, self._target.blob, None)
-        count(self._counters, "left to the sweep", left)
+        add_to_counter(self._counters, "left to the sweep", left)
         return left
 
     def __enter__(self) -> RunWriter:
@@ -150,7 +151,7 @@ class RunWriter:
 
     @contextmanager
     def _all_or_failed(self) -> Iterator[None]:
-        """Make every error inside, an interrupt too, one that leaves nothing but `abort`.
+        """Fail the writer on every error inside, an interrupt too, so that only `abort` works.
 
         SUBTLE: rows that were taken out of the buffer and not sent are lost. A writer that went on would finish
         runs without them (test_a_batch_whose_building_was_interrupted_can_only_be_aborted).
@@ -164,7 +165,7 @@ class RunWriter:
             raise
 
     def _flush(self) -> None:
-        """Send the rows that are gathered."""
+        """Send the buffered rows."""
         if self._buffer.rows:
             self._send(self._buffer.drain())
 
@@ -197,13 +198,13 @@ class RunWriter:
         return part
 
     def _chains(self) -> list[list[StoredPart]]:
-        """The parts of rows that came in any order, as few sorted runs."""
+        """Chain the parts of rows in any order into few sorted runs."""
         self._uploads.drain()
         pieces: list[list[StoredPart]] = []
         for each in self._pieces:
             if isinstance(each, list):
                 pieces.append(each)
-            elif (stored := each.result()) is not None:
+            elif (stored := outcome(each)) is not None:
                 pieces.append([stored])
         chains = chain_non_overlapping((piece[0].first, piece[-1].last, piece) for piece in pieces)
         return [[stored for piece in chain for stored in piece] for chain in chains]
@@ -215,7 +216,7 @@ class RunWriter:
         return self._finish_run()
 
     def _finish_run(self) -> tuple[Part, ...]:
-        """The parts of the run that was pushed: few, the others inside hollow runs; one hollow run if it must hide."""
+        """List the parts of the pushed run: few, the others inside hollow runs; one hollow run for hidden parts."""
         top = self._levels.finish()
         if self._has_hidden and top:
             top = [self._put_list(top)]
@@ -223,7 +224,7 @@ class RunWriter:
         return tuple(stored.part for each in top if (stored := self._stored(each)) is not None)
 
     def _put_list(self, children: list[Upload | StoredPart]) -> Upload:
-        """Begin to upload a list of parts. Waits for them: a list says what is true of what it lists."""
+        """Begin to upload a list of parts. Wait for the parts, since the list contains their statistics."""
         stored = [each for child in children if (each := self._stored(child)) is not None]
         name = self._fresh("h")
         self._list_keys.append(self._target.key(name))

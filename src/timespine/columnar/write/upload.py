@@ -1,9 +1,9 @@
-"""Parts on their way to storage: encoded and put in the threads of a pool, a bounded number at once.
+"""Upload parts: encode and put them in the threads of a pool, a bounded number at once.
 
-What is counted, by name (seconds are those of the injected clock):
+The counters by name (seconds are those of the injected clock):
 
     parts, rows, part bytes      put as parts
-    encode seconds, put seconds  spent on them, in whatever thread
+    encode seconds, put seconds  spent on them, in all threads
     runs spilled, run bytes      lists of parts put as hollow runs
     put retries                  puts repeated because storage was unavailable
     stalls, stall seconds        the thread that adds rows had to wait for an upload
@@ -23,16 +23,17 @@ import pyarrow as pa
 
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.key_encoding import encode_row, truncate_upper
-from timespine.columnar.parts.hollow_run import Counters, count, cover, hollow_part
+from timespine.columnar.parts.hollow_run import Counters, add_to_counter, cover, hollow_part
+from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, Ends, PartMeta, known_meta
 from timespine.columnar.parts.part_writer import encode_part
-from timespine.columnar.parts.stats import BOUND_BYTES_MAX, Ends, PartMeta, known_meta
 from timespine.columnar.schema.schema import Schema
 from timespine.config import Config
 from timespine.core.batch import Part
 from timespine.core.encoding.codec import encode_run
 from timespine.core.protocols.session import pause_ms
-from timespine.errors import NoSpace, Unavailable, UsageError
+from timespine.errors import Determinate, NoSpace, Unavailable, UsageError
 from timespine.location.blob import Blob
+from timespine.pool import failure, outcome
 
 END_BYTES = BOUND_BYTES_MAX
 """Bytes of the first and the last row of a part by which parts are put in order. Longer rows are cut, soundly."""
@@ -43,18 +44,18 @@ AFTER_ALL = b"\xff"
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part in storage, and what is known of its rows."""
+    """A part in storage, with the statistics of its rows."""
 
     part: Part
     """The reference to it."""
     meta: PartMeta | None
-    """What `part.meta` says; None if nothing is known."""
+    """The decoded `part.meta`; None if there is none."""
     first: bytes = b""
     """At or before the first row and its time, encoded: bytes compare as updates do."""
     last: bytes = AFTER_ALL
     """At or after the last row and its time."""
     counts: dict[str, float] = field(default_factory=dict)
-    """What to count, in the thread that owns the counters."""
+    """The increments of counters, for the thread that owns them."""
 
     @staticmethod
     def of(part: Part) -> StoredPart:
@@ -66,15 +67,15 @@ class StoredPart:
 
 
 Upload = Future["StoredPart | None"]
-"""A part under way; None if consolidation leaves no row of it."""
+"""A pending upload of a part; None if consolidation leaves no row of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Where the parts of a batch go, and what is the same for all of them. Its methods run in any thread."""
+class UploadTarget:
+    """The destination and common parameters of the parts of a batch. Its methods run in any thread."""
 
     collection: str
-    """The collection that the blobs belong to."""
+    """The collection of the blobs."""
     writer: str
     """The registered writer that puts them."""
     schema: Schema
@@ -82,7 +83,7 @@ class Target:
     schema_id: int
     """Its number in the collection."""
     blob: Blob
-    """Where they go."""
+    """The blob store."""
     config: Config
     """Sizes and attempts."""
     clock: Callable[[], float] = time.perf_counter
@@ -92,11 +93,11 @@ class Target:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns that updates are ordered by: those of the row, then time."""
+        """Return the columns of the order of updates: those of the row, then time."""
         return (*self.schema.order_names, *self.schema.time_names)
 
     def key(self, name: str) -> str:
-        """The key of a blob with this name."""
+        """Return the key of a blob with this name."""
         return f"{self.collection}/{self.writer}/{name}"
 
     def send_part(
@@ -206,12 +207,12 @@ class Uploads:
         """The outcome of some work; a stall if it is not there yet."""
         if not future.done():
             began = self._clock()
-            _outcome(future)
-            count(self._counters, "stalls")
-            count(self._counters, "stall seconds", self._clock() - began)
+            _failure(future)
+            add_to_counter(self._counters, "stalls")
+            add_to_counter(self._counters, "stall seconds", self._clock() - began)
         self._take(future)
         self.check()
-        return future.result()
+        return outcome(future)
 
     def drain(self) -> None:
         """Wait for everything; the end of a batch is no stall."""
@@ -224,27 +225,29 @@ class Uploads:
         for future in self._under_way:
             future.cancel()
         for future in self._under_way:
-            _outcome(future)
+            _failure(future)
         self._under_way = []
 
     def _take(self, future: Upload) -> None:
         """Take note of one outcome, once. Waits for it."""
         if future not in self._under_way:
             return
-        error = _outcome(future)
+        error = _failure(future)
         self._under_way.remove(future)
         if error is not None:
             self.failure = self.failure or error
             return
-        stored = future.result()
+        stored = outcome(future)
         for what, by in stored.counts.items() if stored is not None else ():
-            count(self._counters, what, by)
+            add_to_counter(self._counters, what, by)
 
 
-def _outcome(future: Upload) -> BaseException | None:
+def _failure(future: Upload) -> BaseException | None:
     """Wait for some work; why it failed, if so."""
     try:
-        return future.exception()
+        return failure(future)
+    except Determinate as error:
+        return error
     except CancelledError:
         # SUBTLE: `concurrent.futures.wait` would wait for ever here, if the pool was shut down meanwhile.
         return UsageError("the pool dropped an upload: it was shut down too early")

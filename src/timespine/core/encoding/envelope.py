@@ -20,10 +20,10 @@ VERSION = 1
 """The version of the payloads that this code writes, and the newest that it reads."""
 
 ENTRY_BYTES_MAX = 64 << 20
-"""An entry of a log larger than this is neither written nor read."""
+"""The largest entry of a log that this code writes or reads."""
 
 STATE_BYTES_MAX = 1 << 30
-"""A rollup larger than this is neither written nor read."""
+"""The largest rollup that this code writes or reads."""
 
 MAGIC = b"TS"
 HEADER = 8
@@ -31,8 +31,8 @@ HEADER = 8
 T = TypeVar("T")
 
 
-class Kind(enum.IntEnum):
-    """What the payload of an envelope is."""
+class EnvelopeKind(enum.IntEnum):
+    """The kind of payload in an envelope."""
 
     STATE = 1
     """A whole state: the first entry of a log, or a rollup."""
@@ -41,16 +41,16 @@ class Kind(enum.IntEnum):
     RUN = 3
     """A hollow run: a list of parts."""
     BATCH = 4
-    """A batch on its way to the process that commits it."""
+    """A batch that a process sends to the one that commits it."""
     CATALOG = 5
-    """The names of a store."""
+    """The catalog of a store."""
 
 
-BYTES_MAX = {kind: STATE_BYTES_MAX if kind is Kind.STATE else ENTRY_BYTES_MAX for kind in Kind}
-"""Bytes of an envelope at most, its header included."""
+BYTES_MAX = {kind: STATE_BYTES_MAX if kind is EnvelopeKind.STATE else ENTRY_BYTES_MAX for kind in EnvelopeKind}
+"""The most bytes of an envelope, its header included."""
 
 
-def seal(kind: Kind, payload: bytes) -> bytes:
+def wrap_payload(kind: EnvelopeKind, payload: bytes) -> bytes:
     """Put a payload into an envelope."""
     limit = BYTES_MAX[kind]
     if len(payload) + HEADER > limit:
@@ -60,7 +60,7 @@ def seal(kind: Kind, payload: bytes) -> bytes:
     return head + checksum.to_bytes(4, "big") + payload
 
 
-def unseal(kind: Kind, data: bytes) -> memoryview:
+def unwrap_payload(kind: EnvelopeKind, data: bytes) -> memoryview:
     """Return the payload of an envelope that is whole and of the right kind."""
     if not isinstance(data, bytes):
         raise UsageError(f"{type(data).__name__} is not bytes to decode")
@@ -81,16 +81,16 @@ def unseal(kind: Kind, data: bytes) -> memoryview:
 
 
 def decode_payload(decoder: msgspec.msgpack.Decoder[T], payload: memoryview) -> T:
-    """Decode a payload; a CorruptionError if it is not what the decoder expects."""
+    """Decode a payload; raise CorruptionError if it is not what the decoder expects."""
     try:
         return decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptionError(f"stored bytes do not decode: {error}") from error
 
 
-def kind_of(data: bytes) -> Kind:
-    """Return what an envelope holds, without decoding it."""
+def envelope_kind(data: bytes) -> EnvelopeKind:
+    """Return the kind of an envelope, without decoding it."""
     try:
-        return Kind(data[2])
+        return EnvelopeKind(data[2])
     except (ValueError, IndexError, TypeError):
         raise CorruptionError("a stored entry is neither a state nor a diff") from None

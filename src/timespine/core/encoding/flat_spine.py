@@ -1,12 +1,12 @@
-"""A spine taken apart into three small tables, and put together again with every check.
+"""A spine as three small tables, and its reconstruction from them with every check.
 
-Flat is how a spine is stored and compared: hollow batches by id, spine batches
-by id, merges in progress by id. A spine batch does not list its hollow batches:
+Storage and diffs use the flat form: hollow batches by id, spine batches by id,
+merges in progress by id. A spine batch does not list its hollow batches:
 ids tile, so they are the ones inside its range. That keeps the difference
 between two spines as small as the change was, also when two batches of fifty
 thousand hollow batches each become one.
 
-What comes back from storage is not trusted: whatever does not fit together is a
+The checks do not trust stored tables: parts that do not fit together are a
 CorruptionError.
 """
 
@@ -18,9 +18,9 @@ import msgspec
 
 from timespine.core.batch import Count, HollowBatch
 from timespine.core.spine import rope as ropes
-from timespine.core.spine.layers import LEVELS_MAX, VACANT, Fueling, Layer, Merging, SpineBatch
+from timespine.core.spine.layers import LEVELS_MAX, VACANT, Layer, MergePolicyKind, MergeProgress, SpineBatch
 from timespine.core.spine.rope import Leaf, Rope
-from timespine.core.spine.spine import LOOMS, Spine
+from timespine.core.spine.spine import POLICIES, Spine
 from timespine.errors import CorruptionError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -31,22 +31,22 @@ Id = tuple[Count, Count]
 Level = Annotated[int, msgspec.Meta(ge=0, le=LEVELS_MAX)]
 
 
-class ThinBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class SpineBatchHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A spine batch without its hollow batches."""
 
     level: Level
     """The layer that it is in."""
     since: Frontier
-    """What a merge of it should reach."""
+    """The frontier that a merge of it should reach."""
     fueled: bool
-    """Whether a merge of it is asked for."""
+    """Whether it waits for a merge."""
 
 
-class ThinMerge(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class SpineMergeHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A merge in progress; its id is that of the two batches together."""
 
     since: Frontier
-    """What the merged batch will have as its since."""
+    """The since that the merged batch will have."""
     remaining: Count
     """Units of work until it completes."""
 
@@ -58,35 +58,35 @@ class FlatSpine(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The spine's since."""
     hollow: dict[Id, HollowBatch]
     """All hollow batches by id."""
-    batches: dict[Id, ThinBatch]
+    batches: dict[Id, SpineBatchHeader]
     """All spine batches by id."""
-    merges: dict[Id, ThinMerge]
+    merges: dict[Id, SpineMergeHeader]
     """All merges in progress by id."""
 
 
-def thin(spine: Spine) -> tuple[dict[Id, ThinBatch], dict[Id, ThinMerge]]:
-    """The two tables whose size is, by the fueled rule, logarithmic in the number of updates."""
-    batches: dict[Id, ThinBatch] = {}
-    merges: dict[Id, ThinMerge] = {}
+def headers_of(spine: Spine) -> tuple[dict[Id, SpineBatchHeader], dict[Id, SpineMergeHeader]]:
+    """Return the two tables whose size is, by the fueled rule, logarithmic in the number of updates."""
+    batches: dict[Id, SpineBatchHeader] = {}
+    merges: dict[Id, SpineMergeHeader] = {}
     for level in range(len(spine.layers) - 1, -1, -1):
         layer = spine.layers[level]
         for batch in layer.batches:
-            batches[batch.id] = ThinBatch(level, batch.desc.since, batch.fueled)
+            batches[batch.id] = SpineBatchHeader(level, batch.desc.since, batch.fueled)
         if layer.merge is not None:
             id = (layer.batches[0].rope.lo, layer.batches[-1].rope.hi)
-            merges[id] = ThinMerge(layer.merge.since, layer.merge.remaining)
+            merges[id] = SpineMergeHeader(layer.merge.since, layer.merge.remaining)
     return batches, merges
 
 
 def flatten(spine: Spine) -> FlatSpine:
-    """Take a spine apart."""
-    batches, merges = thin(spine)
+    """Turn a spine into tables."""
+    batches, merges = headers_of(spine)
     hollow = {(leaf.lo, leaf.hi): leaf.batch for leaf in spine.leaves()}
     return FlatSpine(spine.since, hollow, batches, merges)
 
 
-def unflatten(flat: FlatSpine, arity: int, merging: Merging = Merging.FUELED) -> Spine:
-    """Put a spine together again; a CorruptionError if the tables do not fit."""
+def unflatten(flat: FlatSpine, arity: int, merging: MergePolicyKind = MergePolicyKind.FUELED) -> Spine:
+    """Build a spine from its tables; raise CorruptionError if they do not fit together."""
     for batch in flat.hollow.values():
         for frontier in (batch.desc.lower, batch.desc.upper, batch.desc.since):
             _check_arity(frontier, arity)
@@ -97,19 +97,19 @@ def unflatten(flat: FlatSpine, arity: int, merging: Merging = Merging.FUELED) ->
 def assemble(
     pieces: list[Rope],
     since: Frontier,
-    batches: dict[Id, ThinBatch],
-    merges: dict[Id, ThinMerge],
+    batches: dict[Id, SpineBatchHeader],
+    merges: dict[Id, SpineMergeHeader],
     arity: int,
-    merging: Merging,
+    merging: MergePolicyKind,
 ) -> Spine:
-    """A spine from ropes in order of their ids, grouped as the tables say, for a rule of merging.
+    """Return a spine from ropes in order of their ids, grouped as the tables say, for a rule of merging.
 
-    Costs one step per piece and per batch, so whoever has long ropes already
+    Costs one step per piece and per batch, so a caller that already has long ropes
     passes them whole.
     """
     for frontier in (since, *(batch.since for batch in batches.values()), *(merge.since for merge in merges.values())):
         _check_arity(frontier, arity)
-    most = LOOMS[merging].layer_max
+    most = POLICIES[merging].layer_max
     levels: list[list[SpineBatch]] = []
     upper, next_id, at = Frontier.minimum(arity), 0, 0
     for (lo, hi), batch in sorted(batches.items()):
@@ -132,7 +132,7 @@ def _check_arity(frontier: Frontier, arity: int) -> None:
 
 
 def _rope_of(pieces: list[Rope], lo: int, hi: int) -> Rope:
-    """The ropes that make up one spine batch, as one."""
+    """Return the rope of one spine batch, made of the ropes of its range."""
     at = lo
     for piece in pieces:
         if piece.lo != at or piece.hi <= piece.lo:
@@ -140,18 +140,18 @@ def _rope_of(pieces: list[Rope], lo: int, hi: int) -> Rope:
         at = piece.hi
     if not pieces or at != hi:
         raise CorruptionError(f"hollow batches of spine batch {lo}-{hi} are missing from {at} on")
-    return ropes.balanced(pieces)
+    return ropes.balance(pieces)
 
 
-def _spine_batch(batch: ThinBatch, rope: Rope) -> SpineBatch:
-    """The spine batch, whose bounds are those of its hollow batches."""
+def _spine_batch(batch: SpineBatchHeader, rope: Rope) -> SpineBatch:
+    """Return the spine batch, whose bounds are those of its hollow batches."""
     if not rope.lower < rope.upper:
         raise CorruptionError(f"spine batch {rope.lo}-{rope.hi} spans no time: {rope.lower}{rope.upper}")
     return SpineBatch(Description(rope.lower, rope.upper, batch.since), rope, batch.fueled)
 
 
 def _put(levels: list[list[SpineBatch]], level: int, batch: SpineBatch, most: int | None) -> None:
-    """Add a batch, newer than all before, to its level; the first one decides how many there are."""
+    """Add a batch, newer than all before, to its level; the first one decides how many levels there are."""
     if not levels:
         levels.extend([] for _ in range(level + 1))
     if level >= len(levels) or any(levels[:level]):
@@ -161,8 +161,8 @@ def _put(levels: list[list[SpineBatch]], level: int, batch: SpineBatch, most: in
     levels[level].append(batch)
 
 
-def _layers(levels: list[list[SpineBatch]], merges: dict[Id, ThinMerge], most: int | None) -> tuple[Layer, ...]:
-    """The layers with the merges in progress; each full one has one and no other has."""
+def _layers(levels: list[list[SpineBatch]], merges: dict[Id, SpineMergeHeader], most: int | None) -> tuple[Layer, ...]:
+    """Return the layers with the merges in progress; exactly the full layers have one."""
     left = dict(merges)
     complete: list[Layer] = []
     for batches in levels:
@@ -172,7 +172,7 @@ def _layers(levels: list[list[SpineBatch]], merges: dict[Id, ThinMerge], most: i
             merge = left.pop(id, None)
             if merge is None:
                 raise CorruptionError(f"the merge of spine batches {id[0]}-{id[1]} is missing")
-            fueling = Fueling(merge.since, merge.remaining)
+            fueling = MergeProgress(merge.since, merge.remaining)
         complete.append(Layer(tuple(batches), fueling) if batches else VACANT)
     if left:
         raise CorruptionError(f"{len(left)} merges left over after putting the spine together")
@@ -180,10 +180,9 @@ def _layers(levels: list[list[SpineBatch]], merges: dict[Id, ThinMerge], most: i
 
 
 def validate(spine: Spine, arity: int) -> None:
-    """Check everything that holds between insertions; a CorruptionError says what does not.
+    """Check every rule that holds between insertions, or raise CorruptionError.
 
-    Costs one step per spine batch. What lies inside a fueled batch (that its
-    hollow batches tile) is checked by `validate_deep`.
+    Costs one step per spine batch. `validate_deep` also checks that the hollow batches inside a fueled batch tile.
     """
     upper, next_id = Frontier.minimum(arity), 0
     for batch in spine.batches():
@@ -197,11 +196,11 @@ def validate(spine: Spine, arity: int) -> None:
         raise CorruptionError(f"next id {spine.next_id} does not follow the last id {next_id}")
     if spine.upper != upper:
         raise CorruptionError(f"upper {spine.upper} is not the last batch's upper {upper}")
-    spine.loom().check()
+    spine.policy().check()
 
 
 def _validate_batch(spine: Spine, batch: SpineBatch) -> None:
-    """What holds for one batch alone."""
+    """Check the rules for one batch alone."""
     wrong = None
     if not batch.desc.since <= spine.since:
         wrong = f"is exact from {batch.desc.since} on, past the spine's since {spine.since}"
@@ -212,7 +211,7 @@ def _validate_batch(spine: Spine, batch: SpineBatch) -> None:
 
 
 def validate_deep(spine: Spine, arity: int) -> None:
-    """`validate`, and that hollow batches tile and none is exact later than its spine batch."""
+    """Check the rules of `validate`, that hollow batches tile, and that none is exact later than its spine batch."""
     validate(spine, arity)
     for batch in spine.batches():
         lower, lo = batch.desc.lower, batch.rope.lo

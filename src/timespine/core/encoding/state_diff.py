@@ -1,9 +1,9 @@
-"""The difference between two states: what a commit stores.
+"""The difference between two states, which a commit stores.
 
 `diff(old, new)` and `apply_diff(old, diff) == new` cost in proportion to what
 changed, never to the number of batches. That works because states share
-structure: what is the same object in both has not changed. Ropes are walked in
-step, and a subtree that both have is skipped whole.
+structure: an object that both share has not changed. Both ropes are walked in
+step, and a shared subtree is skipped whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from timespine.core.batch import Count, HollowBatch
-from timespine.core.encoding.flat_spine import Id, ThinBatch, ThinMerge, assemble, thin
+from timespine.core.encoding.flat_spine import Id, SpineBatchHeader, SpineMergeHeader, assemble, headers_of
 from timespine.core.encoding.validate import check_frontiers, check_history, check_holders, check_hollow, check_unsealed
 from timespine.core.spine import rope as ropes
 from timespine.core.spine.rope import Fork, Leaf, Rope
@@ -24,7 +24,7 @@ from timespine.core.state import (
     Committer,
     Forgetting,
     HistoryEntry,
-    Hold,
+    HoldRecord,
     Lease,
     Reader,
     Rollup,
@@ -32,8 +32,8 @@ from timespine.core.state import (
     Status,
     Turn,
 )
-from timespine.core.totals import Place, increase, increased
-from timespine.core.unsealed_index import Forest, UnsealedBatch
+from timespine.core.totals import Place, increase, with_increase
+from timespine.core.unsealed_index import UnsealedBatch, UnsealedIndex
 from timespine.errors import CorruptionError, UsageError
 from timespine.model.frontier import Frontier
 
@@ -47,12 +47,12 @@ class SpineDiff(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     s: Frontier | None = None
     """The new since."""
     a: dict[Id, HollowBatch] = {}
-    """Hollow batches that are new; what they cover is gone."""
+    """Hollow batches that are new; those that they cover are gone."""
     d: tuple[Id, ...] = ()
     """Spine batches that are gone."""
-    b: dict[Id, ThinBatch] = {}
+    b: dict[Id, SpineBatchHeader] = {}
     """Spine batches that are new or changed."""
-    m: dict[Id, ThinMerge | None] = {}
+    m: dict[Id, SpineMergeHeader | None] = {}
     """Merges in progress that are new or changed; None: gone."""
 
 
@@ -72,30 +72,30 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     y: tuple[UnsealedBatch, ...] = ()
     """unsealed batches that are new or changed"""
     readers: dict[str, Reader | None] = {}
-    holds: dict[str, Hold | None] = {}
+    holds: dict[str, HoldRecord | None] = {}
     w: dict[str, Lease | None] = {}
     """writers"""
     c: dict[str, Committer | None] = {}
     """committers"""
     sinks: dict[str, int | None] = {}
     schemas: tuple[bytes, ...] = ()
-    """schemas that are new; with a change of status, which forgets the old ones, all that there are"""
+    """schemas that are new; with a change of status, which forgets the old ones, all schemas"""
     rollups: dict[int, Rollup | None] = {}
     claims: dict[Id, Claim | None] = {}
     f: Count = 0
-    """how many of the oldest lines of history are gone"""
+    """how many of the oldest entries of history are gone"""
     h: tuple[HistoryEntry, ...] = ()
-    """history that is new"""
+    """entries of history that are new"""
     i: int | None = None
     """inline bytes"""
     status: Status | None = None
     unsealed_next: Count | None = None
     o: dict[Place, Count] = {}
-    """totals: how much more there is, by the place of the field"""
+    """totals: the increase, by the place of the field"""
     g: tuple[Forgetting, ...] | None = None
-    """expired history that may still be stored: the new record, or nothing if there is none now"""
+    """expired history that may still be stored: the new record, or an empty tuple if there is none now"""
     q: tuple[Turn, ...] | None = None
-    """the turn that a change claimed: the new record, or nothing if there is none now"""
+    """the turn that a change claimed: the new record, or an empty tuple if there is none now"""
 
 
 VALUES = (
@@ -123,7 +123,7 @@ RECORDS = (("forgetting", "g"), ("turn", "q"))
 
 
 def diff(old: State, new: State) -> StateDiff:
-    """Return what to apply to `old` to get `new`."""
+    """Return the diff that turns `old` into `new`."""
     change: dict[str, Any] = {"n": new.seqno}
     for name, short in VALUES:
         before, after = getattr(old, name), getattr(new, name)
@@ -151,7 +151,7 @@ def diff(old: State, new: State) -> StateDiff:
 
 
 def apply_diff(old: State, change: StateDiff) -> State:
-    """The next state. A diff that does not fit the old state is a CorruptionError."""
+    """Return the next state; raise CorruptionError if the diff does not fit the old one."""
     if change.n != old.seqno + 1:
         raise CorruptionError(f"a diff to state {change.n} cannot follow state {old.seqno}")
     if change.f > len(old.history):
@@ -167,7 +167,7 @@ def apply_diff(old: State, change: StateDiff) -> State:
 
 
 def _check_shape(change: StateDiff, arity: int) -> None:
-    """A UsageError if something new has times of another arity."""
+    """Raise UsageError if a new value has times of another arity."""
     check_frontiers((change.u, change.r), arity)
     check_holders(change.readers.values(), arity)
     check_holders(change.holds.values(), arity)
@@ -195,7 +195,7 @@ def _applied(old: State, change: StateDiff) -> State:
     if change.f or change.h:
         new["history"] = (*old.history[change.f :], *change.h)
     if change.o:
-        new["totals"] = increased(old.totals, change.o)
+        new["totals"] = with_increase(old.totals, change.o)
     if change.schemas or change.status is not None:
         new["schemas"] = change.schemas if change.status is not None else (*old.schemas, *change.schemas)
     return msgspec.structs.replace(old, **new)
@@ -214,7 +214,7 @@ def _apply_map(old: dict[K, V], change: Mapping[K, V | None]) -> dict[K, V]:
 
 
 def _diff_history(old: tuple[HistoryEntry, ...], new: tuple[HistoryEntry, ...]) -> tuple[int, tuple[HistoryEntry, ...]]:
-    """History only loses lines at the front or middle (all forgotten at once) and gains some at the end."""
+    """Compare histories, which lose entries at the front or middle (all forgotten at once) and gain some at the end."""
     # The longest suffix of the old one that the new one begins with, by identity.
     for gone in range(len(old)):
         kept = len(old) - gone
@@ -223,7 +223,7 @@ def _diff_history(old: tuple[HistoryEntry, ...], new: tuple[HistoryEntry, ...]) 
     return len(old), new
 
 
-def _diff_unsealed(old: Forest, new: Forest) -> tuple[tuple[int, ...], tuple[UnsealedBatch, ...]]:
+def _diff_unsealed(old: UnsealedIndex, new: UnsealedIndex) -> tuple[tuple[int, ...], tuple[UnsealedBatch, ...]]:
     gone, fresh = old.changes(new)
     before = {batch.seqno: batch for batch in gone}
     after = {batch.seqno: batch for batch in fresh}
@@ -231,7 +231,7 @@ def _diff_unsealed(old: Forest, new: Forest) -> tuple[tuple[int, ...], tuple[Uns
     return removed, tuple(batch for seqno, batch in after.items() if before.get(seqno) is not batch)
 
 
-def _apply_unsealed(old: Forest, removed: Iterable[int], changed: tuple[UnsealedBatch, ...]) -> Forest:
+def _apply_unsealed(old: UnsealedIndex, removed: Iterable[int], changed: tuple[UnsealedBatch, ...]) -> UnsealedIndex:
     if not removed and changed[0].seqno > (old.last.seqno if old.last else -1):
         return old.extend(changed)
     merged = {batch.seqno: batch for batch in old}
@@ -239,13 +239,13 @@ def _apply_unsealed(old: Forest, removed: Iterable[int], changed: tuple[Unsealed
         if merged.pop(seqno, None) is None:
             raise CorruptionError(f"a diff removes unsealed batch {seqno}, which is not there")
     merged.update((batch.seqno, batch) for batch in changed)
-    return Forest.of(batch for _, batch in sorted(merged.items()))
+    return UnsealedIndex.of(batch for _, batch in sorted(merged.items()))
 
 
 def _diff_spine(old: Spine, new: Spine) -> SpineDiff:
     added = _added_leaves(_ropes(old), _ropes(new))
-    old_batches, old_merges = thin(old)
-    new_batches, new_merges = thin(new)
+    old_batches, old_merges = headers_of(old)
+    new_batches, new_merges = headers_of(new)
     return SpineDiff(
         s=None if old.since == new.since else new.since,
         a={(leaf.lo, leaf.hi): leaf.batch for leaf in added},
@@ -256,16 +256,15 @@ def _diff_spine(old: Spine, new: Spine) -> SpineDiff:
 
 
 def _ropes(spine: Spine) -> list[Rope]:
-    """The ropes of all spine batches, oldest first."""
+    """Return the ropes of all spine batches, oldest first."""
     return [batch.rope for batch in spine.batches()]
 
 
 def _added_leaves(old: list[Rope], new: list[Rope]) -> list[Leaf]:
-    """The leaves that only the new sequence has; what they cover of the old one is gone.
+    """Return the leaves that only the new sequence has; the old leaves that they cover are gone.
 
-    Both are walked in order of id. The same object on both sides is skipped whole;
-    otherwise the wider of the two is opened. A leaf that is wider than what it is
-    compared with replaces it.
+    Both are walked in order of id. The same object on both sides is skipped whole; otherwise the wider of the two is
+    opened. A leaf that is wider than its counterpart replaces it.
     """
     before, after = old[::-1], new[::-1]
     added: list[Leaf] = []
@@ -289,7 +288,7 @@ def _added_leaves(old: list[Rope], new: list[Rope]) -> list[Leaf]:
 
 
 def _apply_spine(old: Spine, change: SpineDiff, arity: int) -> Spine:
-    batches, merges = thin(old)
+    batches, merges = headers_of(old)
     for id in change.d:
         if batches.pop(id, None) is None:
             raise CorruptionError(f"a diff removes spine batch {id[0]}-{id[1]}, which is not there")
@@ -304,7 +303,7 @@ def _apply_spine(old: Spine, change: SpineDiff, arity: int) -> Spine:
 
 
 def _with_leaf(pieces: list[Rope], leaf: Leaf) -> list[Rope]:
-    """The ropes with a leaf added at the end, or in the place of what it covers."""
+    """Return the ropes with a leaf added at the end, or in place of those that it covers."""
     if not pieces or leaf.lo == pieces[-1].hi:
         return [*pieces, leaf]
     if leaf.lo > pieces[-1].hi:
@@ -318,7 +317,7 @@ def _with_leaf(pieces: list[Rope], leaf: Leaf) -> list[Rope]:
         if leaf.lo <= piece.lo and piece.hi <= leaf.hi:
             replaced: Rope | None = None if placed else leaf
         else:
-            replaced = ropes.replace(piece, leaf)
+            replaced = ropes.replace_leaves(piece, leaf)
             if replaced is None:
                 raise CorruptionError(f"hollow batch {leaf.lo}-{leaf.hi} does not fit {piece.lo}-{piece.hi}")
         if replaced is not None:

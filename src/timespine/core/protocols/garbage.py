@@ -1,15 +1,15 @@
-"""Garbage collection: from states, never from a list; and the sweep of what nobody ever referred to.
+"""Garbage collection: from states, never from a list; and the sweep of orphaned blobs.
 
 `collect_garbage`: with `base` the newest rollup that no live reader is before,
-what only states older than `base` refer to is unreachable for ever:
+blobs that only states older than `base` refer to are unreachable for ever:
 
     garbage = (referred to by states up to base) - (referred to by base or any later state)
 
-It is deleted, then the log is cut below `base`, in that order: whoever crashes
-in between leaves a log from which the next one computes the same garbage.
+Maintenance deletes it and then cuts the log below `base`, in that order: after a
+crash in between, the next collection computes the same garbage from the log.
 
 `sweep`: a blob that no live state refers to, of a writer that is not registered,
-can never be committed: such commits are refused. So it is deleted.
+can never be committed: such commits are refused. So maintenance deletes it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from collections.abc import Iterable
 from timespine.core.batch import Part
 from timespine.core.effects import DeleteBlobs, GetBlob, ListBlobs, Protocol, Scan, Truncate
 from timespine.core.encoding.codec import decode_run, decode_state
-from timespine.core.encoding.envelope import Kind, kind_of
+from timespine.core.encoding.envelope import EnvelopeKind, envelope_kind
 from timespine.core.encoding.state_diff import StateDiff
 from timespine.core.protocols.commit import commit
-from timespine.core.protocols.load_state import Entries, diffs_of, refresh
-from timespine.core.protocols.session import Session, retried
+from timespine.core.protocols.load_state import Entries, diffs_of, refresh_state
+from timespine.core.protocols.session import Session, retry
 from timespine.core.state import State
 from timespine.core.transitions import RemoveRollups
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 from timespine.ids import is_blob_key, parse_blob_key
 
 References = dict[str, bool]
@@ -38,20 +38,20 @@ class ForeignBlob(UsageError):
 
 
 def collect_garbage(session: Session, collection: str) -> Protocol[int]:
-    """Delete what only old states refer to, and cut the log; how many blobs were deleted."""
-    state = yield from refresh(session, collection)
+    """Delete the blobs that only old states refer to, and cut the log; return how many were deleted."""
+    state = yield from refresh_state(session, collection)
     if state is None:
         return 0
     base = max((seqno for seqno in state.rollups if seqno <= state.seqno_since), default=None)
     if base is None:
         return 0
-    entries: Entries = yield from retried(session, Scan(collection, 0))
+    entries: Entries = yield from retry(session, Scan(collection, 0))
     oldest = yield from _oldest_state(session, state, entries)
     newer = yield from _rollup(session, state, base)
     if oldest is None or newer is None or oldest.seqno > base:
-        return 0  # somebody else is at it
+        return 0  # another process collects garbage
     if oldest.seqno == base:
-        # The log is cut here already. Whoever did that may have died before this was said.
+        # The log is cut here already. The process that cut it may have died before it removed the rollups.
         yield from commit(session, collection, RemoveRollups(base))
         return 0
     diffs = diffs_of(entries)
@@ -62,27 +62,27 @@ def collect_garbage(session: Session, collection: str) -> Protocol[int]:
     deleted = yield from delete_with_children(session, past, live)
     if deleted is None:
         return 0  # another process collects garbage of later states
-    yield from retried(session, Truncate(collection, base + 1))
+    yield from retry(session, Truncate(collection, base + 1))
     yield from commit(session, collection, RemoveRollups(base))
     return deleted
 
 
 def sweep(session: Session, collection: str) -> Protocol[int]:
-    """Delete blobs that no live state refers to, of writers that are gone; how many."""
+    """Delete orphaned blobs: no live state refers to them, and their writer is gone. Return how many."""
     orphans = yield from find_orphans(session, collection)
     yield from _delete(session, orphans)
     return len(orphans)
 
 
 def find_orphans(session: Session, collection: str) -> Protocol[list[str]]:
-    """The blobs that no live state refers to, of writers that are gone."""
+    """List the blobs that no live state refers to, of writers that are gone."""
     # SUBTLE: list before reading the state. A writer that registers, puts and commits in between
     # is then either not in the list or in the state (planted.py: sweep_reads_the_state_before_it_lists).
-    listed: list[str] = yield from retried(session, ListBlobs(f"{collection}/"))
-    state = yield from refresh(session, collection)
+    listed: list[str] = yield from retry(session, ListBlobs(f"{collection}/"))
+    state = yield from refresh_state(session, collection)
     if state is None:
         return []
-    entries: Entries = yield from retried(session, Scan(collection, 0))
+    entries: Entries = yield from retry(session, Scan(collection, 0))
     oldest = yield from _oldest_state(session, state, entries)
     if oldest is None:
         return []
@@ -91,25 +91,25 @@ def find_orphans(session: Session, collection: str) -> Protocol[list[str]]:
     live.update(_added(diffs_of(entries)))
     inside, gone = yield from _children(session, live)
     if gone:
-        # SUBTLE: another process collects garbage, and what is inside of a run that it deleted may be inside of
-        # one that was committed after this state was read (test_sweep_that_finds_a_live_run_gone_deletes_nothing).
+        # SUBTLE: another process collects garbage. A part inside of a run that it deleted may also be inside of a
+        # run that was committed after this state was read (test_sweep_that_finds_a_live_run_gone_deletes_nothing).
         return []
     live.update(inside)
     foreign = next((key for key in listed if not is_blob_key(key)), None)
     if foreign is not None:
-        raise ForeignBlob(f"blob key {shown(foreign)} is not of the form collection/writer/name: it is not ours")
+        raise ForeignBlob(f"blob key {short_repr(foreign)} is not of the form collection/writer/name: it is not ours")
     return [key for key in listed if key not in live and parse_blob_key(key).writer not in state.writers]
 
 
 def references(state: State) -> References:
-    """All blobs that a state refers to directly."""
+    """Return all blobs that a state refers to directly."""
     found: References = {part.key: part.hollow for part in state.parts() if part.key}
     found.update((rollup.key, False) for rollup in state.rollups.values())
     return found
 
 
 def _added(diffs: Iterable[StateDiff]) -> References:
-    """All blobs that diffs refer to."""
+    """Return all blobs that diffs refer to."""
     found: References = {}
     for change in diffs:
         parts: list[Part] = [part for batch in (change.t.a.values() if change.t else ()) for part in batch.parts]
@@ -120,32 +120,32 @@ def _added(diffs: Iterable[StateDiff]) -> References:
 
 
 def _oldest_state(session: Session, state: State, entries: Entries) -> Protocol[State | None]:
-    """The oldest state that live entries and kept rollups still give; None if somebody else is at it."""
+    """Return the oldest state that live entries and kept rollups give; None if another process collects garbage."""
     if not entries:
         return None
     first, data = entries[0]
-    if kind_of(data) is Kind.STATE:
+    if envelope_kind(data) is EnvelopeKind.STATE:
         return decode_state(data)
     usable = [seqno for seqno in state.rollups if seqno >= first - 1]
     return (yield from _rollup(session, state, min(usable))) if usable else None
 
 
 def _rollup(session: Session, state: State, seqno: int) -> Protocol[State | None]:
-    data = yield from retried(session, GetBlob(state.rollups[seqno].key))
+    data = yield from retry(session, GetBlob(state.rollups[seqno].key))
     return None if data is None else decode_state(data)
 
 
 def _children(session: Session, runs: References) -> Protocol[tuple[References, list[str]]]:
-    """The parts inside hollow runs, at any depth; and the runs that are gone.
+    """Return the parts inside hollow runs, at any depth; and the runs that are gone.
 
-    Nothing is left that was inside of a run that is gone, except for what a later run of a live state lists too.
+    A run that is gone left no part behind, except for those that a later run of a live state lists too.
     """
     found: References = {}
     gone: list[str] = []
     waiting = [key for key, hollow in runs.items() if hollow]
     while waiting:
         key = waiting.pop()
-        data = yield from retried(session, GetBlob(key))
+        data = yield from retry(session, GetBlob(key))
         if data is None:
             gone.append(key)
             continue
@@ -158,19 +158,19 @@ def _children(session: Session, runs: References) -> Protocol[tuple[References, 
 
 
 def delete_with_children(session: Session, past: References, live: References) -> Protocol[int | None]:
-    """Delete what the past has and the living do not, inside hollow runs too; None, and nothing, if a live run is gone.
+    """Delete the blobs of the past that are not live, inside hollow runs too.
 
-    A part may be inside of two runs: a merge passes it through from an old one to a new one. It stays for as
-    long as one of them is live.
+    Return how many; or None, and delete nothing, if a live run is gone. A part may be inside of two runs: a merge
+    passes it through from an old one to a new one. It stays for as long as one of them is live.
     """
     garbage = {key: hollow for key, hollow in past.items() if key not in live}
     if not garbage:
         return 0
-    # SUBTLE: a part may have been referred to directly once, and from inside a live run now.
+    # SUBTLE: a part may have had a direct reference before, and be inside a live run now.
     reachable, gone = yield from _children(session, live)
     if gone:
-        # SUBTLE: it was live when the log was read, so garbage of later states was collected meanwhile. A part
-        # that was inside of it may be inside of a run that was committed since, and inside of garbage
+        # SUBTLE: the run was live when the log was read, so another process collected garbage of later states
+        # meanwhile. A part of it may be inside of a run that was committed since, and inside of garbage
         # (test_collection_that_finds_a_live_run_gone_deletes_nothing).
         return None
     inside, _ = yield from _children(session, garbage)
@@ -180,10 +180,10 @@ def delete_with_children(session: Session, past: References, live: References) -
 
 
 def delete_written(session: Session, listed: References, writer: str) -> Protocol[None]:
-    """Delete what a writer wrote for a batch that was refused, inside hollow runs too.
+    """Delete the blobs that a writer put for a refused batch, inside hollow runs too.
 
-    SUBTLE: only what it wrote. Parts that were passed through by reference belong to others, also those that a
-    run of this writer lists (planted.py: a_dropped_merge_deletes_what_it_passed_through_in_runs).
+    SUBTLE: only its own blobs. Parts that were passed through by reference belong to others, also those that a run of
+    this writer lists (planted.py: a_dropped_merge_deletes_what_it_passed_through_in_runs).
     """
     inside, _ = yield from _children(session, {key: run for key, run in listed.items() if _is_of(key, writer)})
     own = {key: hollow for key, hollow in {**listed, **inside}.items() if _is_of(key, writer)}
@@ -198,14 +198,14 @@ def _delete_inside_first(session: Session, unreachable: References, inside: Refe
     """Delete parts, then the runs that list them."""
     yield from _delete(session, [key for key, hollow in unreachable.items() if not hollow])
     # SUBTLE: children first, and inner runs before outer ones: a run that is gone must have no
-    # children left, or they would never be found again (planted.py: run_before_children).
+    # children left, or no collection would ever find them again (planted.py: run_before_children).
     runs = [key for key, hollow in unreachable.items() if hollow]
     for key in (*(each for each in reversed(runs) if each in inside), *(each for each in runs if each not in inside)):
         yield from _delete(session, [key])
 
 
 def _delete(session: Session, keys: list[str]) -> Protocol[None]:
-    """Delete, a bounded number at once."""
+    """Delete blobs, a bounded number at once."""
     size = session.config.delete_batch
     for start in range(0, len(keys), size):
-        yield from retried(session, DeleteBlobs(tuple(keys[start : start + size])))
+        yield from retry(session, DeleteBlobs(tuple(keys[start : start + size])))

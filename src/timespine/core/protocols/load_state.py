@@ -1,54 +1,56 @@
-"""How a process learns the state of a collection: cached state + diffs, or rollup + diffs."""
+"""The protocol by which a process learns the state of a collection: cached state + diffs, or rollup + diffs."""
 
 from __future__ import annotations
 
 from timespine.core.effects import CompareAndSet, GetBlob, Protocol, Scan
 from timespine.core.encoding.codec import decode_diff, decode_state, encode_state
-from timespine.core.encoding.envelope import Kind, kind_of
+from timespine.core.encoding.envelope import EnvelopeKind, envelope_kind
 from timespine.core.encoding.state_diff import StateDiff, apply_diff
-from timespine.core.protocols.session import Session, retried
-from timespine.core.spine.layers import Merging
-from timespine.core.state import UNBORN, Rollup, State, new_state
+from timespine.core.protocols.session import Session, retry
+from timespine.core.spine.layers import MergePolicyKind
+from timespine.core.state import SEQNO_NOT_CREATED, Rollup, State, new_state
 from timespine.errors import CorruptionError, Unavailable, UsageError
 
 Entries = list[tuple[int, bytes]]
 
 
-def create(session: Session, collection: str, arity: int = 1, merging: Merging = Merging.FUELED) -> Protocol[State]:
-    """Create a collection, or find it there. Its times must have that many coordinates."""
+def create_or_find(
+    session: Session, collection: str, arity: int = 1, merging: MergePolicyKind = MergePolicyKind.FUELED
+) -> Protocol[State]:
+    """Create a collection, or find the existing one, which must have that arity."""
     first = encode_state(new_state(collection, arity, merging))
-    # A lost reply is harmless: whoever created it, it is there, and what it is, is read back.
-    yield from retried(session, CompareAndSet(((collection, None, first),)))
-    state = yield from refresh(session, collection)
+    # A lost reply is harmless: some process created the collection, and its state is read back.
+    yield from retry(session, CompareAndSet(((collection, None, first),)))
+    state = yield from refresh_state(session, collection)
     if state is None:
-        raise Unavailable(f"collection {collection} was created and is not there: storage is not linearizable")
+        raise Unavailable(f"collection {collection} was created and does not exist: storage is not linearizable")
     if state.arity != arity:
         raise UsageError(f"collection {collection} has times of {state.arity} coordinates, not {arity}")
     return state
 
 
-def refresh(session: Session, collection: str) -> Protocol[State | None]:
-    """The newest state, or None if there is no such collection."""
+def refresh_state(session: Session, collection: str) -> Protocol[State | None]:
+    """Return the newest state, or None if there is no such collection."""
     known = session.states.get(collection)
     if known is not None:
-        entries: Entries = yield from retried(session, Scan(collection, known.seqno + 1))
+        entries: Entries = yield from retry(session, Scan(collection, known.seqno + 1))
         if not entries:
             return known
-        if entries[0][0] == known.seqno + 1 and known.seqno != UNBORN:
+        if entries[0][0] == known.seqno + 1 and known.seqno != SEQNO_NOT_CREATED:
             state = _replay(known, entries)
-            session.learn(state)
+            session.remember_state(state)
             return state
         session.count("reloads")
-    loaded = yield from load(session, collection)
+    loaded = yield from load_state(session, collection)
     if loaded is not None:
-        session.learn(loaded)
+        session.remember_state(loaded)
     return loaded
 
 
-def load(session: Session, collection: str) -> Protocol[State | None]:
-    """The newest state from storage alone."""
+def load_state(session: Session, collection: str) -> Protocol[State | None]:
+    """Return the newest state from storage alone."""
     for _ in range(session.config.commit_attempts):
-        entries: Entries = yield from retried(session, Scan(collection, 0))
+        entries: Entries = yield from retry(session, Scan(collection, 0))
         if not entries:
             return None
         _check_dense(collection, entries)
@@ -56,27 +58,27 @@ def load(session: Session, collection: str) -> Protocol[State | None]:
         if isinstance(base, State):
             return _replay(_checked(base, collection, base.seqno), rest)
         seqno, rollup = base
-        data = yield from retried(session, GetBlob(rollup.key))
+        data = yield from retry(session, GetBlob(rollup.key))
         if data is not None:
             return _replay(_checked(decode_state(data), collection, seqno), rest)
-        # Garbage collection was faster: there must be a newer rollup by now.
+        # Garbage collection was faster: there must be a newer rollup.
         session.count("reloads")
     raise CorruptionError(f"no rollup of {collection} could be read: its blobs are missing")
 
 
-def follow(session: Session, collection: str, seqno: int, limit: int) -> Protocol[list[StateDiff] | None]:
-    """The diffs right after a state, oldest first, at most so many; None if the log begins later by now."""
-    entries: Entries = yield from retried(session, Scan(collection, seqno + 1, limit))
+def apply_newer_diffs(session: Session, collection: str, seqno: int, limit: int) -> Protocol[list[StateDiff] | None]:
+    """Return at most `limit` diffs right after a state, oldest first; None if the log begins later."""
+    entries: Entries = yield from retry(session, Scan(collection, seqno + 1, limit))
     if entries and entries[0][0] != seqno + 1:
         return None
     return [_diff_at(collection, number, data) for number, data in entries]
 
 
 def newest_base(entries: Entries) -> tuple[Entries, State | tuple[int, Rollup]]:
-    """The newest whole state that live entries know of, and the entries that follow it."""
+    """Return the newest whole state that live entries know of, and the entries that follow it."""
     for index in range(len(entries) - 1, -1, -1):
         data = entries[index][1]
-        if kind_of(data) is Kind.STATE:
+        if envelope_kind(data) is EnvelopeKind.STATE:
             state = decode_state(data)
             if state.seqno != entries[index][0]:
                 raise CorruptionError(f"entry {entries[index][0]} holds the state of number {state.seqno}")
@@ -92,8 +94,8 @@ def newest_base(entries: Entries) -> tuple[Entries, State | tuple[int, Rollup]]:
 
 
 def diffs_of(entries: Entries) -> list[StateDiff]:
-    """The diffs among entries."""
-    return [decode_diff(data) for _, data in entries if kind_of(data) is Kind.DIFF]
+    """Return the diffs among entries."""
+    return [decode_diff(data) for _, data in entries if envelope_kind(data) is EnvelopeKind.DIFF]
 
 
 def _replay(state: State, entries: Entries) -> State:
@@ -103,7 +105,7 @@ def _replay(state: State, entries: Entries) -> State:
 
 
 def _diff_at(collection: str, seqno: int, data: bytes) -> StateDiff:
-    """The diff in an entry, which must be the one to the state of that number."""
+    """Decode the diff in an entry, which must lead to the state of that number."""
     change = decode_diff(data)
     if change.n != seqno:
         raise CorruptionError(f"entry {seqno} of {collection} holds a diff to state {change.n}")

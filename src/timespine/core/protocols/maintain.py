@@ -1,4 +1,7 @@
-"""Merging, rollups, expiry, finalizing: what may run at any time, in any number of processes."""
+"""The protocols of maintenance: merges, rollups, expiry, finalizing.
+
+Any number of processes may run them at any time.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from timespine.core.encoding.codec import encode_state
 from timespine.core.group import Refused
 from timespine.core.protocols.commit import commit
 from timespine.core.protocols.garbage import delete_written
-from timespine.core.protocols.load_state import refresh
-from timespine.core.protocols.session import Session, retried
+from timespine.core.protocols.load_state import refresh_state
+from timespine.core.protocols.session import Session, retry
 from timespine.core.spine import rope as ropes
 from timespine.core.spine.layers import MergeRequest
-from timespine.core.spine.merge_result import Applied
-from timespine.core.state import State, is_last, rewritten_ms
+from timespine.core.spine.merge_result import MergeApplication
+from timespine.core.state import State, is_last, rewrite_time_ms
 from timespine.core.transitions import (
     AddRollup,
     ApplyMerge,
@@ -28,7 +31,7 @@ from timespine.core.transitions import (
     Trim,
 )
 from timespine.core.transitions.merges import is_at_work
-from timespine.core.transitions.trace_push import truncated
+from timespine.core.transitions.trace_push import truncate_batch
 from timespine.errors import Fenced, TimespineError, Unavailable
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -37,21 +40,22 @@ TRIMS_MAX = 8
 """Unsealed batches that one commit narrows, at most: each costs in proportion to all of them, and it is not urgent."""
 
 
-def merge_once(session: Session, collection: str, id: tuple[int, int] | None = None) -> Protocol[Applied | None]:
-    """Do one merge that nobody else is at (that of `id`, if named); what became of it, or None if there is none.
+def merge_once(
+    session: Session, collection: str, id: tuple[int, int] | None = None
+) -> Protocol[MergeApplication | None]:
+    """Do one unclaimed merge (that of `id`, if named); return its application, or None if there is none.
 
-    A merge that came to nothing is left alone while its claim lasts, unless it is named.
-    The merge runs as a writer of its own, so that what it leaves behind if it dies
-    is swept, and so that a late result cannot pass for a new one.
+    A merge that failed is skipped while its claim lasts, unless it is named. The merge runs as a writer of its own, so
+    that the sweep removes its blobs if it dies, and so that a late result cannot pass for a new one.
     """
-    state = yield from refresh(session, collection)
+    state = yield from refresh_state(session, collection)
     request = _unclaimed(state, id, (yield Now())) if state is not None else None
     if request is None:
         return None
     unchanged = _unchanged(request)
     if unchanged is not None:
-        # SUBTLE: all of it is passed on. It may be a part of this session's own writer, which would pass for a new
-        # one after another merge has dropped it (test_upkeep.py).
+        # SUBTLE: declare all of it as passed through. It may be a part of this session's own writer, which would
+        # pass for a new one after another merge has dropped it (test_maintenance_policy.py).
         offer = ApplyMerge(unchanged, session.writer, passed=tuple(unchanged.keys))
         return (yield from _applied(session, collection, offer))
     writer: str = yield FreshId("m")
@@ -65,9 +69,9 @@ def merge_once(session: Session, collection: str, id: tuple[int, int] | None = N
 
 
 def _unchanged(request: MergeRequest) -> HollowBatch | None:
-    """What a merge would only describe anew: one sorted run beside empty batches, none of whose times would move.
+    """Return the batch of a merge that would move no row: one sorted run beside empty batches, with no time to advance.
 
-    So to say that nothing happened, as sealing an idle collection does, never rewrites a row.
+    So sealing an idle collection, which adds empty batches, never rewrites a row.
     """
     full = [batch for batch in request.inputs if not batch.is_empty]
     if len(full) != 1 or not full[0].is_sorted or any(part.is_truncated for part in full[0].parts):
@@ -78,23 +82,25 @@ def _unchanged(request: MergeRequest) -> HollowBatch | None:
     return HollowBatch(desc, only.len, only.runs)
 
 
-def _applied(session: Session, collection: str, offer: ApplyMerge) -> Protocol[Applied | None]:
-    """Offer a result that no blob was written for."""
+def _applied(session: Session, collection: str, offer: ApplyMerge) -> Protocol[MergeApplication | None]:
+    """Offer a result without new blobs."""
     replies = yield from commit(session, collection, offer)
     if isinstance(replies, Refused):
         return None
     session.count("merges applied" if replies[0].is_applied else "merges dropped")
-    applied: Applied = replies[0]
+    applied: MergeApplication = replies[0]
     return applied
 
 
-def _merge_as(session: Session, collection: str, request: MergeRequest, writer: str) -> Protocol[Applied | None]:
-    """Merge, offer the result, and clean up if it is not taken."""
+def _merge_as(
+    session: Session, collection: str, request: MergeRequest, writer: str
+) -> Protocol[MergeApplication | None]:
+    """Merge, offer the result, and clean up if it is refused."""
     try:
         output: Output = yield MergeRuns(collection, request, writer)
     except TimespineError:
-        # Storage is away, or the rows cannot be merged (a count that overflows): this merge is
-        # skipped, for as long as its claim lasts, and nothing else is.
+        # Storage is unavailable, or the rows cannot be merged (a count overflows): skip this merge
+        # for as long as its claim lasts, and nothing else.
         session.count("merges failed")
         yield from commit(session, collection, ExpireWriter(writer))
         return None
@@ -115,7 +121,7 @@ def _merge_as(session: Session, collection: str, request: MergeRequest, writer: 
         yield from commit(session, collection, ExpireWriter(writer))
     elif replies[0].is_applied:
         session.count("merges applied")
-        applied: Applied = replies[0]
+        applied: MergeApplication = replies[0]
         return applied
     session.count("merges dropped")
     yield from _deleted(session, output.batch, writer)
@@ -123,7 +129,7 @@ def _merge_as(session: Session, collection: str, request: MergeRequest, writer: 
 
 
 def _deleted(session: Session, output: HollowBatch, writer: str) -> Protocol[None]:
-    """Delete what a writer wrote in vain."""
+    """Delete the orphaned blobs of a writer."""
     listed = {part.key: part.hollow for part in output.parts if part.key}
     try:
         yield from delete_written(session, listed, writer)
@@ -132,7 +138,7 @@ def _deleted(session: Session, output: HollowBatch, writer: str) -> Protocol[Non
 
 
 def _unclaimed(state: State, id: tuple[int, int] | None, now_ms: int) -> MergeRequest | None:
-    """The smallest request that nobody claims, or the one with that id if nobody is at work on it."""
+    """Return the smallest request without a claim, or the one with that id if no process works on it."""
     free = []
     for request in state.trace.requests():
         claim = state.claims.get(request.id)
@@ -146,46 +152,46 @@ def _unclaimed(state: State, id: tuple[int, int] | None, now_ms: int) -> MergeRe
 
 
 def is_rollup_due(config: Config, state: State, times: int = 1) -> bool:
-    """Whether enough was committed since the last rollup to pay for another: so many times over what is configured.
+    """Tell whether enough commits came since the last rollup to pay for another: `times` the configured number.
 
-    A rollup costs in proportion to the state, so the larger the state, the more
-    commits must share the cost: at least a quarter as many as there are batches.
+    A rollup costs in proportion to the state, so the larger the state, the more commits must share the cost: at least a
+    quarter as many as there are batches.
     """
     newest = max(state.rollups, default=0)
     return state.seqno - newest >= max(times * config.rollup_seqnos, state.trace.hollow_count // 4)
 
 
 def roll_up(session: Session, collection: str) -> Protocol[bool]:
-    """Write the whole state to a blob, so that older diffs can go; whether it was recorded."""
-    state = yield from refresh(session, collection)
+    """Write the whole state to a blob, so that older diffs can go; return whether it was recorded."""
+    state = yield from refresh_state(session, collection)
     if state is None:
         return False
     key = f"{collection}/{session.writer}/{(yield FreshId('s'))}"
     data = encode_state(state)
-    yield from retried(session, PutBlob(key, data))
-    add = AddRollup(state.seqno, key, len(data), state.totals.dropped_bytes, rewritten_ms(state), is_last(state))
+    yield from retry(session, PutBlob(key, data))
+    add = AddRollup(state.seqno, key, len(data), state.totals.dropped_bytes, rewrite_time_ms(state), is_last(state))
     try:
         replies = yield from commit(session, collection, add)
     except Fenced as fenced:
-        # SUBTLE: no sweep comes after this if the collection was dropped, and another process has emptied it
+        # SUBTLE: if the collection was dropped and another process has emptied it, no sweep follows
         # (test_maintain.py).
         if not fenced.in_doubt:
-            yield from forget(session, (key,))
+            yield from delete_unreferenced(session, (key,))
         raise
     if isinstance(replies, Refused) or not replies[0]:
-        yield from forget(session, (key,))
+        yield from delete_unreferenced(session, (key,))
         return False
     return True
 
 
-def expire_leases(session: Session, collection: str) -> Protocol[int]:
-    """Remove what lapsed by this process's clock; how many that were."""
+def expire_lapsed_leases(session: Session, collection: str) -> Protocol[int]:
+    """Remove the leases that lapsed by this process's clock; return how many."""
     replies = yield from commit(session, collection, ExpireLeases())
     return 0 if isinstance(replies, Refused) else int(replies[0])
 
 
 def tidy_unsealed(session: Session, collection: str) -> Protocol[None]:
-    """Drain what is sealed, evict what is drained, narrow what partly is. Each may be done, or redone, by anybody."""
+    """Drain sealed batches, evict drained ones, narrow partly drained ones. Any process may do or repeat each step."""
     yield from commit(session, collection, Drain())
     yield from commit(session, collection, Evict())
     state = session.state(collection)
@@ -195,11 +201,11 @@ def tidy_unsealed(session: Session, collection: str) -> Protocol[None]:
 
 
 def rewrite_unsealed(session: Session, collection: str, seqno: int) -> Protocol[bool]:
-    """Write what of an unsealed batch is not in the trace anew, without the rest; whether it was taken.
+    """Rewrite an unsealed batch without the updates that are in the trace; return whether the result was accepted.
 
-    As with a merge, it is done as a writer of its own.
+    As for a merge, it runs as a writer of its own.
     """
-    state = yield from refresh(session, collection)
+    state = yield from refresh_state(session, collection)
     batch = next((each for each in state.unsealed if each.seqno == seqno), None) if state is not None else None
     if state is None or batch is None or batch.is_wholly_below(state.trace.upper):
         return False
@@ -208,8 +214,8 @@ def rewrite_unsealed(session: Session, collection: str, seqno: int) -> Protocol[
     upper = state.trace.upper
     writer: str = yield FreshId("m")
     yield from commit(session, collection, RegisterWriter(writer, session.config.writer_lease_ms))
-    run = Run(tuple(truncated(part, upper, None) for part in batch.parts), Order.UNORDERED, batch.schema)
-    # No time is advanced: what is not sealed is exact.
+    run = Run(tuple(truncate_batch(part, upper, None) for part in batch.parts), Order.UNORDERED, batch.schema)
+    # No time is advanced: unsealed updates are exact.
     whole = HollowBatch(Description(upper, Frontier(), Frontier.minimum(state.arity)), batch.rows, (run,))
     request = MergeRequest(whole.desc, ropes.leaf(0, 1, whole))
     try:
@@ -219,7 +225,7 @@ def rewrite_unsealed(session: Session, collection: str, seqno: int) -> Protocol[
     if output is None:
         yield from commit(session, collection, ExpireWriter(writer))
         return False
-    # What is cut cannot be passed through, and `Trim` could not see what a run of the result takes from others.
+    # A truncated part cannot be passed through, and `Trim` could not see parts of others inside a run of the result.
     assert not output.passed
     batch_parts = tuple(output.batch.parts)
     schema = output.batch.runs[0].schema if output.batch.runs else None
@@ -234,14 +240,14 @@ def rewrite_unsealed(session: Session, collection: str, seqno: int) -> Protocol[
     return False
 
 
-def finalize(session: Session, collection: str) -> Protocol[bool]:
-    """Turn a closed and released collection into a tombstone; whether it is one."""
+def finalize_if_released(session: Session, collection: str) -> Protocol[bool]:
+    """Turn a closed and released collection into a tombstone; return whether it is one."""
     replies = yield from commit(session, collection, Finalize())
     return not isinstance(replies, Refused)
 
 
-def forget(session: Session, keys: tuple[str, ...]) -> Protocol[None]:
-    """Delete blobs that were put in vain. If that fails, the sweep finds them once the writer is gone."""
+def delete_unreferenced(session: Session, keys: tuple[str, ...]) -> Protocol[None]:
+    """Delete orphaned blobs. If that fails, the sweep finds them once the writer is gone."""
     try:
         yield DeleteBlobs(keys)
     except Unavailable:

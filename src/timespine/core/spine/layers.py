@@ -1,4 +1,4 @@
-"""What a spine is made of: batches, layers of them, merges in progress, and requests to merge."""
+"""The parts of a spine: batches, layers of them, merges in progress, and requests to merge."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ LEVELS_MAX = 64
 """Layers, at most: a batch has at most 2^62 updates."""
 
 
-class Merging(enum.Enum):
-    """The rules that there are for which batches of a collection to merge, and when."""
+class MergePolicyKind(enum.Enum):
+    """The rules for which batches of a collection to merge, and when."""
 
     FUELED = "fueled"
-    """As much as was inserted pays for, expired or not: `core/spine/policy_fueled.py`."""
+    """Merge as much as insertions pay for, expired or not: `core/spine/policy_fueled.py`."""
     BY_LEVEL = "by level"
-    """Two of a kind once both have expired: `core/spine/policy_leveled.py`."""
+    """Merge two of a level once both have expired: `core/spine/policy_leveled.py`."""
 
 
 class SpineBatch(msgspec.Struct, frozen=True, gc=False):
     """One batch as the spine sees it: one hollow batch, or several that wait to be merged."""
 
     desc: Description
-    """The times of all its hollow batches together; `since` is what a merge of them should reach."""
+    """The times of all its hollow batches together; `since` is the frontier that a merge of them should reach."""
     rope: Rope
     """Its hollow batches."""
     fueled: bool
-    """Whether a merge of it is asked for."""
+    """Whether it waits for a merge."""
 
     @property
     def id(self) -> tuple[int, int]:
@@ -55,11 +55,11 @@ class SpineBatch(msgspec.Struct, frozen=True, gc=False):
         return not self.fueled and isinstance(self.rope, Leaf) and self.rope.batch.is_sorted
 
 
-class Fueling(msgspec.Struct, frozen=True, gc=False):
+class MergeProgress(msgspec.Struct, frozen=True, gc=False):
     """A merge in progress: pure bookkeeping."""
 
     since: Frontier
-    """What the merged batch will have as its since: fixed when the merge began."""
+    """The since that the merged batch will have: fixed when the merge began."""
     remaining: int
     """Units of work until it completes."""
 
@@ -68,9 +68,9 @@ class Layer(msgspec.Struct, frozen=True, gc=False):
     """The batches of one level. By the fueled rule: none, one, or two and the merge of them."""
 
     batches: tuple[SpineBatch, ...] = ()
-    """Oldest first."""
-    merge: Fueling | None = None
-    """Present exactly when the layer is full, by the fueled rule; by the others never."""
+    """The batches, oldest first."""
+    merge: MergeProgress | None = None
+    """The merge in progress: by the fueled rule present exactly when the layer is full, by the others never."""
 
     @property
     def len(self) -> int:
@@ -87,7 +87,7 @@ VACANT = Layer()
 
 
 class MergeRequest(msgspec.Struct, frozen=True, gc=False):
-    """Somebody should merge these hollow batches into one."""
+    """A request to merge these hollow batches into one."""
 
     desc: Description
     """The description that the result should have."""
@@ -101,10 +101,10 @@ class MergeRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def inputs(self) -> Iterator[HollowBatch]:
-        """The hollow batches to merge, oldest first."""
+        """Yield the hollow batches to merge, oldest first."""
         return (leaf.batch for leaf in ropes.leaves(self.rope))
 
 
 def level_for(count: int) -> int:
-    """The smallest layer that may hold a batch of that many updates: ceil(log2 count), 0 for 0."""
+    """Return the smallest layer that may hold a batch of this number of updates: ceil(log2 count), 0 for 0."""
     return max(count - 1, 0).bit_length()

@@ -1,9 +1,9 @@
-"""Merge results: replace what they were made from, if they still fit.
+"""Merge results: they replace their inputs, if they still fit.
 
 A result may come late: after other merges, after the spine was rebuilt, after
 `since` moved. It fits if it covers exactly one spine batch, or a contiguous
 range of the hollow batches of a fueled one; if it is not exact from later on
-than what it replaces; if it does not have more updates (a better merge came
+than the batches that it replaces; if it does not have more updates (a better merge came
 first, and layers bound sizes from above); and if its diffs have the same sum,
 where both sums are known.
 """
@@ -21,8 +21,8 @@ from timespine.core.spine.rope import Leaf, Rope
 from timespine.core.spine.spine import Spine
 
 
-class Applied(enum.Enum):
-    """What became of a merge result."""
+class MergeApplication(enum.Enum):
+    """The outcome of a merge result."""
 
     EXACT = "applied exact"
     """It replaced a whole spine batch."""
@@ -31,28 +31,28 @@ class Applied(enum.Enum):
     NO_MATCH = "no-op"
     """Nothing in the spine has these bounds."""
     INVALID_SINCE = "no-op invalid since"
-    """It is exact only from later on than what it would replace."""
+    """It is exact only from later on than the batches that it would replace."""
     TOO_MANY_UPDATES = "no-op too many updates"
-    """It has more updates than what it would replace."""
+    """It has more updates than the batches that it would replace."""
     DIFF_SUM = "no-op diff sum"
-    """Its diffs do not add up to those of what it would replace: the merge was wrong."""
+    """Its diffs do not add up to those of the batches that it would replace: the merge was wrong."""
 
     @property
     def is_applied(self) -> bool:
         """Whether the spine changed."""
-        return self in (Applied.EXACT, Applied.SUBSET)
+        return self in (MergeApplication.EXACT, MergeApplication.SUBSET)
 
     @property
     def ends_search(self) -> bool:
-        """Whether no other batch can match: bounds matched, whatever came of it."""
-        return self not in (Applied.NO_MATCH, Applied.INVALID_SINCE)
+        """Whether no other batch can match: bounds matched, applied or not."""
+        return self not in (MergeApplication.NO_MATCH, MergeApplication.INVALID_SINCE)
 
 
 class Replacement(msgspec.Struct, frozen=True, gc=False):
     """The answer to a merge result."""
 
-    applied: Applied
-    """What became of it."""
+    applied: MergeApplication
+    """The outcome."""
     spine: Spine
     """The spine after it: the same one if nothing was applied."""
     removed: tuple[Leaf, ...] = ()
@@ -60,10 +60,10 @@ class Replacement(msgspec.Struct, frozen=True, gc=False):
 
 
 def apply_merge_result(spine: Spine, output: HollowBatch) -> Replacement:
-    """Put a merge result in the place of what it was made from.
+    """Replace the inputs of a merge by its result.
 
-    SUBTLE: a since that is too new for one batch does not end the search, so the
-    answer is NO_MATCH if nothing else matches (tests/scripts/invalid_since).
+    SUBTLE: a since that is too new for one batch does not end the search, so the answer is NO_MATCH if nothing else
+    matches (tests/scripts/invalid_since).
     """
     for level in reversed(range(len(spine.layers))):
         for batch in spine.layers[level].batches:
@@ -72,40 +72,40 @@ def apply_merge_result(spine: Spine, output: HollowBatch) -> Replacement:
                 return Replacement(applied, spine.with_batch(level, batch, new), removed)
             if applied.ends_search:
                 return Replacement(applied, spine)
-    return Replacement(Applied.NO_MATCH, spine)
+    return Replacement(MergeApplication.NO_MATCH, spine)
 
 
-def _replace(batch: SpineBatch, output: HollowBatch) -> tuple[Applied, SpineBatch | None, tuple[Leaf, ...]]:
-    """Try one spine batch: what came of it, the new batch if it was applied, and what it replaced."""
+def _replace(batch: SpineBatch, output: HollowBatch) -> tuple[MergeApplication, SpineBatch | None, tuple[Leaf, ...]]:
+    """Try one spine batch: return the outcome, the new batch if it was applied, and the leaves that it replaced."""
     desc = output.desc
     if not desc.since <= batch.desc.since:
-        return Applied.INVALID_SINCE, None, ()
+        return MergeApplication.INVALID_SINCE, None, ()
     if desc.is_empty_interval:
-        return Applied.NO_MATCH, None, ()
+        return MergeApplication.NO_MATCH, None, ()
     if desc.lower == batch.desc.lower and desc.upper == batch.desc.upper:
         refusal = _refusal(batch.rope, output)
         if refusal is not None:
             return refusal, None, ()
         leaf = ropes.leaf(batch.rope.lo, batch.rope.hi, output)
-        return Applied.EXACT, SpineBatch(desc, leaf, False), tuple(ropes.leaves(batch.rope))
+        return MergeApplication.EXACT, SpineBatch(desc, leaf, False), tuple(ropes.leaves(batch.rope))
     first = ropes.leaf_from(batch.rope, desc.lower) if batch.fueled else None
     last = ropes.leaf_until(batch.rope, desc.upper) if batch.fueled else None
     if first is None or last is None:
-        return Applied.NO_MATCH, None, ()
+        return MergeApplication.NO_MATCH, None, ()
     inside = list(ropes.leaves_between(batch.rope, first.lo, last.hi))
-    refusal = _refusal(ropes.balanced([*inside]), output)
+    refusal = _refusal(ropes.balance([*inside]), output)
     if refusal is not None:
         return refusal, None, ()
-    rope = ropes.replace(batch.rope, ropes.leaf(first.lo, last.hi, output))
+    rope = ropes.replace_leaves(batch.rope, ropes.leaf(first.lo, last.hi, output))
     assert rope is not None  # the range begins and ends at leaves
-    return Applied.SUBSET, SpineBatch(batch.desc, rope, True), tuple(inside)
+    return MergeApplication.SUBSET, SpineBatch(batch.desc, rope, True), tuple(inside)
 
 
-def _refusal(replaced: Rope, output: HollowBatch) -> Applied | None:
-    """Why the bounds match and it is refused all the same."""
+def _refusal(replaced: Rope, output: HollowBatch) -> MergeApplication | None:
+    """Return why a result with matching bounds is refused, or None."""
     if output.len > replaced.len:
-        return Applied.TOO_MANY_UPDATES
+        return MergeApplication.TOO_MANY_UPDATES
     known = replaced.diff_sum is not None and output.diff_sum is not None
     if known and wrap_int64(replaced.diff_sum) != output.diff_sum:  # type: ignore[arg-type]
-        return Applied.DIFF_SUM
+        return MergeApplication.DIFF_SUM
     return None

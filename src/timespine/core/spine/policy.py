@@ -1,6 +1,6 @@
-"""The loom: the working copy in which one change of a spine is made.
+"""The working copy in which one change of a spine is made.
 
-What every rule of merging shares is here: which batches may be inserted, and how
+Here is the shared part of all merge policies: which batches may be inserted, and how
 neighbours become one. Which batches to merge, and when, is up to the rules:
 `core/spine/policy_fueled.py` and `core/spine/policy_leveled.py`.
 """
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from timespine.core.batch import HollowBatch, empty_batch
 from timespine.core.spine import rope as ropes
-from timespine.core.spine.layers import VACANT, Layer, MergeRequest, Merging, SpineBatch
+from timespine.core.spine.layers import VACANT, Layer, MergePolicyKind, MergeRequest, SpineBatch
 from timespine.errors import UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -21,15 +21,16 @@ UPDATES_MAX = 1 << 61
 """Updates in one spine, at most: sums of two such still fit what is stored."""
 
 
-class Loom(ABC):
+class MergePolicy(ABC):
     """The working copy in which one change of a spine is made, by one rule of merging."""
 
-    merging: ClassVar[Merging]
+    merging: ClassVar[MergePolicyKind]
     """The rule."""
-    gathers: ClassVar[bool]
-    """Whether a request that is left alone is taken up by a larger one, so that waiting saves work."""
+    coalesces_requests: ClassVar[bool]
+    """Whether a larger request absorbs one that waits, so that waiting saves work."""
     layer_max: ClassVar[int | None]
-    """Batches in a layer, at most: one with so many is a merge in progress. None: any number, and no such merges."""
+    """Batches in a layer, at most: a layer with this number is a merge in progress. None: any number, and no such
+    merges."""
 
     def __init__(self, since: Frontier, upper: Frontier, next_id: int, layers: tuple[Layer, ...]) -> None:
         self.since = since
@@ -37,7 +38,7 @@ class Loom(ABC):
         self.next_id = next_id
         self.layers = list(layers)
         self.requests: list[MergeRequest] = []
-        """What this change asks for, in the order in which it came due. Later ones may cover earlier ones."""
+        """The requests of this change, in the order in which they came due. Later ones may cover earlier ones."""
 
     def insert(self, batch: HollowBatch) -> None:
         """Add a batch at the upper."""
@@ -61,30 +62,30 @@ class Loom(ABC):
 
     @abstractmethod
     def since_moved(self) -> bool:
-        """The spine's since has moved: whether that changed anything."""
+        """Take up the spine's new since; return whether that changed anything."""
 
     @abstractmethod
     def exert(self, fuel: int) -> None:
-        """See `Spine.exert`."""
+        """Spend fuel without data (see `Spine.exert`)."""
 
     @abstractmethod
     def roll_up_all(self, lo: int) -> None:
-        """See `Spine.roll_up_all`; there is at least one batch from `lo` on."""
+        """Make everything from `lo` on one batch (see `Spine.roll_up_all`); there is at least one."""
 
     @abstractmethod
     def put(self, level: int, old: SpineBatch, new: SpineBatch) -> None:
-        """Swap a batch for another of the same times and ids: a merge result, or a request to merge it again."""
+        """Replace a batch by another of the same times and ids: a merge result, or a request to merge it again."""
 
     @abstractmethod
     def is_stale(self, batch: SpineBatch) -> bool:
-        """Whether a merged batch gains from being merged again by itself."""
+        """Tell whether a merged batch gains from being merged again by itself."""
 
     @abstractmethod
     def check(self) -> None:
-        """A CorruptionError if the layers are not as this rule leaves them.
+        """Raise CorruptionError if the layers are not as this rule leaves them.
 
-        That ids and times tile from the top layer down, and so that levels never rise from the oldest batch
-        to the newest, is the same for all rules and checked in `core/encoding/flat_spine.py`.
+        That ids and times tile from the top layer down, and so that levels never rise from the oldest batch to the
+        newest, is the same for all rules and checked in `core/encoding/flat_spine.py`.
         """
 
     def _grow(self, level: int) -> None:
@@ -103,6 +104,6 @@ class Loom(ABC):
         desc = Description(first.desc.lower, last.desc.upper, since)
         if all(batch.len == 0 for batch in batches):
             return SpineBatch(desc, ropes.leaf(first.rope.lo, last.rope.hi, empty_batch(desc)), False)
-        merged = SpineBatch(desc, ropes.balanced([batch.rope for batch in batches]), True)
+        merged = SpineBatch(desc, ropes.balance([batch.rope for batch in batches]), True)
         self.requests.append(MergeRequest(desc, merged.rope))
         return merged

@@ -1,4 +1,4 @@
-"""The fueled rule: merge as much as was paid for, whatever was expired.
+"""The fueled rule: merge as much as insertions pay for, expired or not.
 
 Layer k holds no batch, one, or two; a batch at layer k counts as 2^k updates and
 has at most that many.
@@ -6,8 +6,8 @@ has at most that many.
 Two batches in a layer are a merge in progress. It needs as much fuel as there
 are updates in the two; every insertion gives fuel to every merge; a merge out
 of work moves on, as one batch, to the layer above. Here a merge moves no rows:
-completing it concatenates hollow batches into a *fueled* batch and asks for a
-merge. Anybody may answer that request, at any later time, and the answer
+completing it concatenates hollow batches into a *fueled* batch, which is a request
+to merge. Any process may answer that request, at any later time, and the answer
 replaces the fueled batch (or a contiguous part of it) if it still fits. So
 compaction never blocks and never conflicts with a writer.
 
@@ -48,24 +48,24 @@ from __future__ import annotations
 from timespine.core.spine.layers import (
     BATCHES_PER_LAYER,
     VACANT,
-    Fueling,
     Layer,
-    Merging,
+    MergePolicyKind,
+    MergeProgress,
     SpineBatch,
     level_for,
 )
-from timespine.core.spine.policy import Loom
+from timespine.core.spine.policy import MergePolicy
 from timespine.errors import CorruptionError
 
 FUEL = 8
 """Units of merge work per (virtual) update inserted. Derived above."""
 
 
-class Fueled(Loom):
-    """Merges by fuel."""
+class FueledPolicy(MergePolicy):
+    """The fueled rule."""
 
-    merging = Merging.FUELED
-    gathers = True
+    merging = MergePolicyKind.FUELED
+    coalesces_requests = True
     layer_max = BATCHES_PER_LAYER
 
     def _add(self, new: SpineBatch) -> None:
@@ -73,14 +73,14 @@ class Fueled(Loom):
             self._introduce(new, level_for(new.len))
 
     def _fuse(self, empty: SpineBatch) -> bool:
-        """Fuse an empty batch with the newest one if that is empty too; whether it was."""
+        """Fuse an empty batch with the newest one if that is empty too; return whether it was."""
         for level, layer in enumerate(self.layers):
             if layer.batches:
                 if len(layer.batches) > 1 or layer.len > 0:
                     return False
                 self._insert_at(empty, level)
                 fused = self._complete_at(level)
-                assert fused is not None  # two batches were just there
+                assert fused is not None  # the layer has two batches
                 self._insert_at(fused, level)
                 return True
         return False
@@ -93,7 +93,7 @@ class Fueled(Loom):
         self._tidy()
 
     def _apply_fuel(self, fuel: int) -> None:
-        """Give each merge in progress that much; what completes moves to the layer above.
+        """Give each merge in progress that much fuel, and move completed ones to the layer above.
 
         SUBTLE: layers that completed merges make anew in this pass lie above the
         one at hand and get their share when the loop reaches them, but a layer
@@ -105,12 +105,12 @@ class Fueled(Loom):
             if layer.merge is None:
                 continue
             remaining = layer.merge.remaining - min(fuel, layer.merge.remaining)
-            self.layers[level] = Layer(layer.batches, Fueling(layer.merge.since, remaining))
+            self.layers[level] = Layer(layer.batches, MergeProgress(layer.merge.since, remaining))
             if remaining == 0:
                 self._promote(level)
 
     def _promote(self, level: int) -> None:
-        """Complete what is at a layer and put it into the one above."""
+        """Complete the merge of a layer, and put the result into the layer above."""
         completed = self._complete_at(level)
         if completed is not None:
             self._insert_at(completed, level + 1)
@@ -126,11 +126,11 @@ class Fueled(Loom):
             self._promote(level)
 
     def _tidy(self) -> None:
-        """Draw the top batch down to a layer that fits its size.
+        """Move the top batch down to a layer that fits its size.
 
-        It moves down through vacant layers, and into a merge with a single batch
-        if that cannot be invaded soon: at most an eighth of what the layer above
-        would hold may wait below (`tests/core/spine/test_spine_bounds.py`).
+        It moves down through vacant layers, and into a merge with a single batch if no insertion can reach that merge
+        soon: at most an eighth of what the layer above would hold may wait below
+        (`tests/core/spine/test_spine_bounds.py`).
         """
         if not self.layers or len(self.layers[-1].batches) != 1:
             return
@@ -148,7 +148,7 @@ class Fueled(Loom):
             return
 
     def since_moved(self) -> bool:
-        """Merges that begin later take it up."""
+        """Do nothing: merges that begin later take the new since up."""
         return False
 
     def exert(self, fuel: int) -> None:
@@ -163,11 +163,11 @@ class Fueled(Loom):
         self._tidy()
 
     def roll_up_all(self, lo: int) -> None:
-        """Everything from `lo` on as one batch: all of it in the layer that fits its size, the newest part of it
-        in the highest layer that it comes from, or above.
+        """Make everything from `lo` on one batch.
 
-        So no row sinks that the layers below still count on, and each later merge raises it. More is taken if there
-        is no room, or if a merge above would come too late (`_late`).
+        All of it goes into the layer that fits its size; the newest part of it into the highest layer that it comes
+        from, or above. So no row sinks that the layers below still count on, and each later merge raises it. The batch
+        includes older ones if there is no room, or if a merge above would come too late (`_late`).
         """
         before = self.layers
         tops = [level for level, layer in enumerate(before) if layer.batches]
@@ -191,24 +191,24 @@ class Fueled(Loom):
         return self._merged(batches, self._joined_since(batches))
 
     def put(self, level: int, old: SpineBatch, new: SpineBatch) -> None:
-        """In the same layer: sizes are bounded from above, and no batch grows."""
+        """Replace a batch in its layer: sizes are bounded from above, and no batch grows."""
         layer = self.layers[level]
         merge = layer.merge
         if merge is not None:
-            # SUBTLE: a refreshed batch may ask for more than the merge that it is part of did when it began
+            # SUBTLE: a refreshed batch may ask for a later since than the merge that it is part of
             # (test_refresh_inside_a_merge_raises_the_since_of_the_merge).
-            merge = Fueling(merge.since.join(new.desc.since), merge.remaining)
+            merge = MergeProgress(merge.since.join(new.desc.since), merge.remaining)
         self.layers[level] = Layer(tuple(new if batch is old else batch for batch in layer.batches), merge)
 
     def is_stale(self, batch: SpineBatch) -> bool:
-        """If it has several runs, or lags behind since at all."""
+        """Tell whether a batch has several runs, or lags behind since at all."""
         return batch.len > 0 and (not batch.is_compact or not self.since <= batch.desc.since)
 
     def check(self) -> None:
-        """Sizes, and that each merge completes before another batch can reach it, for a since that is allowed.
+        """Check sizes, and that each merge completes before another batch can reach it, for a permitted since.
 
-        With V virtual updates below a merge at layer k, V < 2^k and at most 4 * (2^k - V) units of work are
-        left: an insertion at layer i gives 8 * 2^i units and adds fewer than 2 * 2^i to V.
+        With V virtual updates below a merge at layer k, V < 2^k and at most 4 * (2^k - V) units of work are left: an
+        insertion at layer i gives 8 * 2^i units and adds fewer than 2 * 2^i to V.
         """
         for level, layer in enumerate(self.layers):
             merge = layer.merge
@@ -225,7 +225,7 @@ class Fueled(Loom):
             raise CorruptionError(late)
 
     def _late(self) -> str | None:
-        """Which merge may not be complete when another batch reaches it, if one may not."""
+        """Name a merge that may not be complete when another batch reaches it; None if there is none."""
         virtual = 0
         for level, layer in enumerate(self.layers):
             merge = layer.merge
@@ -235,20 +235,20 @@ class Fueled(Loom):
         return None
 
     def _insert_at(self, batch: SpineBatch, level: int) -> None:
-        """Put a batch, newer than what is there, into a layer that is not full."""
+        """Put a batch, newer than the others of the layer, into a layer that is not full."""
         self._grow(level)
         layer = self.layers[level]
         assert not layer.is_full, "a batch was pushed into a merge in progress"
         batches = (*layer.batches, batch)
         merge = None
         if len(batches) == BATCHES_PER_LAYER:
-            # SUBTLE: the since of the merge is fixed here, not when it completes: what
-            # answers a request must not be newer than what was asked for.
-            merge = Fueling(self._joined_since(batches), sum(each.len for each in batches))
+            # SUBTLE: the since of the merge is fixed here, not when it completes: the answer
+            # to a request must not be newer than the request.
+            merge = MergeProgress(self._joined_since(batches), sum(each.len for each in batches))
         self.layers[level] = Layer(batches, merge)
 
     def _complete_at(self, level: int) -> SpineBatch | None:
-        """Take out whatever is at a layer, merged if there are two; the layer is vacant then."""
+        """Empty a layer, and return its batches, merged if there are two."""
         layer = self.layers[level]
         self.layers[level] = VACANT
         if layer.merge is None:

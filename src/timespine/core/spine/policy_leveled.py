@@ -1,9 +1,9 @@
-"""The rule by level: merge two neighbours of the same level once nobody may read between them.
+"""The rule by level: merge two neighbours of the same level once no reader may read between them.
 
 - A batch enters at level 0. Levels never rise from the oldest batch to the newest.
 - Two neighbours are due when they have the same level and the upper of the newer
-  one is at or before since: then all their updates stand at times that nobody can
-  tell apart any more.
+  one is at or before since: then no reader can tell the times of their updates
+  apart.
 - The oldest two that are due become one fueled batch, of the same level, to be
   merged up to since. The next two wait until it is answered.
 - The answer goes up one level if it has more updates than each of its parents.
@@ -19,21 +19,21 @@ With u the updates of the largest batch that was inserted, and n insertions:
   log2 n + 1 levels. Sizes are geometric if batches are about equal when they come
   in; the rule counts batches and never looks at their size.
 - Batches: when all requests are answered, no level has two that have expired. So at
-  most log2 n + 1 of them, and all that has not expired yet.
+  most log2 n + 1 of them, and all batches that have not expired yet.
 - Work: a merge at level k reads at most 2 * 2^k * u updates and uses up a batch that
   took 2^k insertions to make, of which there are at most n / 2^k. That is 2 * u * n
-  for each level, and 2 * (log2 n + 1) times what was inserted, in all.
+  for each level, and 2 * (log2 n + 1) times the inserted updates together.
 - An insertion, its diff and its check walk over all spine batches, so they cost in
-  proportion to what has not expired yet.
+  proportion to the batches that have not expired yet.
 
 `tests/core/spine/test_policy_leveled.py` checks these.
 
 ## When to choose it
 
 For collections whose history is expired regularly, with batches of about the same
-size. What may still be read at its own time is left as it was written, and the first
-time that rows are merged, all their history goes: nothing is merged only to keep the
-same history in fewer batches. In return, a reader merges every batch that has not
+size. A batch whose times readers can still tell apart stays as it was written, and
+the first merge of its rows removes all their history: no merge only keeps the same
+history in fewer batches. In return, a reader merges every batch that has not
 expired, and an append costs in proportion to their number. Where history is kept for
 long, or batches are of very different sizes, the fueled rule bounds both.
 
@@ -44,16 +44,16 @@ not. Its level is the one that its parts would have reached by the rule.
 from __future__ import annotations
 
 from timespine.core.spine import rope as ropes
-from timespine.core.spine.layers import Layer, Merging, SpineBatch
-from timespine.core.spine.policy import Loom
+from timespine.core.spine.layers import Layer, MergePolicyKind, SpineBatch
+from timespine.core.spine.policy import MergePolicy
 from timespine.errors import CorruptionError
 
 
-class ByLevel(Loom):
-    """Merges by level."""
+class LeveledPolicy(MergePolicy):
+    """The rule by level."""
 
-    merging = Merging.BY_LEVEL
-    gathers = False
+    merging = MergePolicyKind.BY_LEVEL
+    coalesces_requests = False
     layer_max = None
 
     def _add(self, new: SpineBatch) -> None:
@@ -67,19 +67,19 @@ class ByLevel(Loom):
         self._schedule()
 
     def since_moved(self) -> bool:
-        """More may have expired."""
+        """Schedule a merge: more batches may have expired."""
         return self._schedule()
 
     def exert(self, fuel: int) -> None:
-        """Merges need no fuel."""
+        """Do nothing: merges need no fuel."""
         self._schedule()
 
     def roll_up_all(self, lo: int) -> None:
-        """Everything as one batch, at the level below the one that it reaches if it is larger than each of them.
+        """Make everything one batch, at the level below the one that it reaches if it is larger than each of them.
 
-        Wherever it is asked to begin: levels count insertions, and only the oldest of a level may wait to be merged.
-        A batch of level k counts as 2^k, and as two if it waits to be merged. Two of level k together are at k,
-        as when the rule merges them.
+        The batch begins at the oldest, whatever `lo` is: levels count insertions, and only the oldest of a level may
+        wait to be merged. A batch of level k counts as 2^k, and as two if it waits to be merged. Two of level k
+        together are at k, as when the rule merges them.
         """
         batches = tuple(batch for layer in reversed(self.layers) for batch in layer.batches)
         weight = sum(
@@ -90,10 +90,10 @@ class ByLevel(Loom):
         self._append(max(top, weight.bit_length() - 2), self._merged(batches, self._joined_since(batches)))
 
     def put(self, level: int, old: SpineBatch, new: SpineBatch) -> None:
-        """A merge result goes up one level if it is larger than each of its parents."""
+        """Replace a batch; a merge result goes up one level if it is larger than each of its parents."""
         batches = self.layers[level].batches
         if self._rises(level, old, new):
-            # The oldest of its level, as everything that waits to be merged is (`check`): it is the newest above.
+            # It waited to be merged, so it is the oldest of its level (`check`), and the newest of the level above.
             self._set(level, batches[1:])
             self._append(level + 1, new)
         else:
@@ -101,10 +101,10 @@ class ByLevel(Loom):
         self._schedule()
 
     def _rises(self, level: int, old: SpineBatch, new: SpineBatch) -> bool:
-        """Whether a batch that replaces another one belongs to the level above.
+        """Tell whether a batch that replaces another one belongs to the level above.
 
-        SUBTLE: the insertions are counted for what was rolled up. With a small batch and a large one that is
-        compacted again and again, the level would rise with every call, and end above all that can be stored
+        SUBTLE: a rolled-up batch counts its insertions. With a small batch and a large one that is compacted again and
+        again, the level would rise with every call, and end above all that can be stored
         (test_compacting_after_every_append_does_not_raise_the_level_with_every_call).
         """
         if new.fueled or new.rope.hi - new.rope.lo < 2 << level:
@@ -112,10 +112,10 @@ class ByLevel(Loom):
         return all(new.len > leaf.len for leaf in ropes.leaves(old.rope))
 
     def is_stale(self, batch: SpineBatch) -> bool:
-        """If it has several runs, or expired as a whole and was not merged since.
+        """Tell whether a batch has several runs, or expired as a whole and was not merged since.
 
-        Once its since is past its upper, all its times are folded, and a later since folds no more of them:
-        merging it by itself again would cost as much as it is large and gain nothing.
+        Once its since is past its upper, all its times are folded, and a later since folds no more of them: merging it
+        by itself again would cost as much as it is large and gain nothing.
         """
         if batch.len == 0:
             return False
@@ -123,7 +123,8 @@ class ByLevel(Loom):
         return not batch.is_compact or (upper <= self.since and not upper <= batch.desc.since)
 
     def check(self) -> None:
-        """No merges by fuel; two of a level for one of the next; what waits to be merged is the oldest of its level."""
+        """Check that no merge has fuel, that two of a level count as one of the next, and that only the oldest of a
+        level waits."""
         for level, layer in enumerate(self.layers):
             if layer.merge is not None:
                 raise CorruptionError(f"level {level} has merge {layer.merge}: merging by level needs no fuel")
@@ -135,7 +136,7 @@ class ByLevel(Loom):
                     raise CorruptionError(f"{what} waits to be merged and is not the oldest at level {level}")
 
     def _schedule(self) -> bool:
-        """Make the oldest two that are due a request, unless there is one already; whether anything changed.
+        """Make the oldest two that are due a request, unless there is one already; return whether anything changed.
 
         Only the oldest two of a level can be due first: if they have not expired, no newer ones have.
         """
@@ -152,13 +153,13 @@ class ByLevel(Loom):
         return changed
 
     def _due(self, level: int) -> tuple[SpineBatch, ...] | None:
-        """The oldest two of a level, if they are to be merged now; what is being merged again is waited for."""
+        """Return the oldest two of a level if their merge is due; None while one of them is merged again."""
         pair = self.layers[level].batches[:2]
         expired = len(pair) == 2 and pair[1].desc.upper <= self.since
         return pair if expired and not any(batch.fueled for batch in pair) else None
 
     def _append(self, level: int, batch: SpineBatch) -> None:
-        """Put a batch, newer than what is there, into a layer."""
+        """Put a batch, newer than the others of the layer, into a layer."""
         self._grow(level)
         self._set(level, (*self.layers[level].batches, batch))
 

@@ -1,7 +1,7 @@
 """Ropes: the hollow batches of one spine batch, concatenated without copying.
 
-A fueled batch may consist of many thousand hollow batches that nobody has
-merged yet. Completing a merge concatenates two of them, on the path of an
+A fueled batch may consist of many thousand hollow batches that wait to be
+merged. Completing a merge concatenates two of them, on the path of an
 append, so it must not cost in proportion to their number. A rope is a binary
 tree whose leaves are hollow batches in order of time: concatenation makes one
 node, and replacing a contiguous range copies one path.
@@ -34,17 +34,17 @@ class Leaf(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def lower(self) -> Frontier:
-        """Where its times begin."""
+        """The frontier at which its times begin."""
         return self.batch.desc.lower
 
     @property
     def upper(self) -> Frontier:
-        """Where its times end."""
+        """The frontier at which its times end."""
         return self.batch.desc.upper
 
 
 class Fork(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """Two ropes, one after the other, with what is known of both together."""
+    """Two ropes, one after the other, and their common properties."""
 
     left: Rope
     right: Rope
@@ -61,12 +61,12 @@ Rope: TypeAlias = Leaf | Fork
 
 
 def leaf(lo: int, hi: int, batch: HollowBatch) -> Leaf:
-    """A rope of one hollow batch."""
+    """Return a rope of one hollow batch."""
     return Leaf(lo, hi, batch, batch.len, batch.diff_sum)
 
 
 def concat(left: Rope, right: Rope) -> Fork:
-    """Both, one after the other."""
+    """Concatenate two ropes."""
     a, b = left.diff_sum, right.diff_sum
     diff_sum = None if a is None or b is None else wrap_int64(a + b)
     length, count = left.len + right.len, left.count + right.count
@@ -74,7 +74,7 @@ def concat(left: Rope, right: Rope) -> Fork:
 
 
 def leaves(rope: Rope) -> Iterator[Leaf]:
-    """All leaves, oldest first."""
+    """Yield all leaves, oldest first."""
     stack = [rope]
     while stack:
         node = stack.pop()
@@ -85,8 +85,8 @@ def leaves(rope: Rope) -> Iterator[Leaf]:
             yield node
 
 
-def balanced(ropes: list[Rope]) -> Rope:
-    """The concatenation of one or more ropes, as flat as can be."""
+def balance(ropes: list[Rope]) -> Rope:
+    """Concatenate one or more ropes, as flat as possible."""
     while len(ropes) > 1:
         paired: list[Rope] = [
             concat(ropes[i], ropes[i + 1]) if i + 1 < len(ropes) else ropes[i] for i in range(0, len(ropes), 2)
@@ -96,21 +96,21 @@ def balanced(ropes: list[Rope]) -> Rope:
 
 
 def leaf_from(rope: Rope, lower: Frontier) -> Leaf | None:
-    """The leaf that begins exactly at `lower`."""
+    """Return the leaf that begins exactly at `lower`."""
     while isinstance(rope, Fork):
         rope = rope.right if rope.right.lower <= lower else rope.left
     return rope if rope.lower == lower else None
 
 
 def leaf_until(rope: Rope, upper: Frontier) -> Leaf | None:
-    """The leaf that ends exactly at `upper`."""
+    """Return the leaf that ends exactly at `upper`."""
     while isinstance(rope, Fork):
         rope = rope.left if upper <= rope.left.upper else rope.right
     return rope if rope.upper == upper else None
 
 
 def leaves_between(rope: Rope, lo: int, hi: int) -> Iterator[Leaf]:
-    """The leaves whose ids lie in [lo, hi), oldest first."""
+    """Yield the leaves whose ids lie in [lo, hi), oldest first."""
     stack = [rope]
     while stack:
         node = stack.pop()
@@ -123,15 +123,15 @@ def leaves_between(rope: Rope, lo: int, hi: int) -> Iterator[Leaf]:
             yield node
 
 
-def replace(rope: Rope, new: Leaf) -> Rope | None:
-    """The rope with the leaves in the id range of `new` replaced by it.
+def replace_leaves(rope: Rope, new: Leaf) -> Rope | None:
+    """Return the rope with the leaves in the id range of `new` replaced by it.
 
     None if the range does not begin and end at leaves of this rope.
     """
     before: list[Rope] = []
     after: list[Rope] = []
     stack = [rope]
-    # Walk down to the pieces left and right of the range; what lies inside is dropped.
+    # Walk down to the pieces left and right of the range, and drop those inside of it.
     while stack:
         node = stack.pop()
         if node.hi <= new.lo:

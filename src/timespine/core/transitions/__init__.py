@@ -1,8 +1,8 @@
 """Every command and the pure function that carries it out.
 
-`apply` is the one way in: it looks the function up, and turns a UsageError about
+`apply` is the one entry point: it finds the function, and turns a UsageError about
 the command's own arguments into a refusal like any other, so that no command can
-disturb its neighbours in a group.
+affect the others of its group.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from timespine.core.state import Commit, NoOp, State, Status
 from timespine.core.transitions.append import (
     AdvanceUpper,
     Append,
-    Appended,
-    AppendedAt,
     AppendNext,
+    AppendNextResult,
+    AppendResult,
     CompareAndAppend,
     advance_upper,
     append,
@@ -55,7 +55,7 @@ from timespine.core.transitions.readers import (
     ExpireLeases,
     ExpireReader,
     ExpireResult,
-    Granted,
+    Grant,
     RegisterHold,
     RegisterReader,
     ReleaseHold,
@@ -88,7 +88,7 @@ from timespine.core.transitions.writers import (
     register_committer,
     register_writer,
 )
-from timespine.errors import ClosedError, UsageError, shown
+from timespine.errors import ClosedError, UsageError, short_repr
 
 Command = Any
 """One of the keys of TRANSITIONS."""
@@ -139,10 +139,10 @@ _DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
 }
 
 NOW_MAX = 1 << 52
-"""Milliseconds since 1970 that a clock may say: the year 144,683."""
+"""The latest clock, in milliseconds since 1970: the year 144,683."""
 
 COMMAND_BYTES_MAX = 16 << 20
-"""Bytes of one command: several of them still fit one entry of the log, so none spoils the group of others."""
+"""The most bytes of one command: several of them still fit one entry of the log, so none spoils the group of others."""
 
 ON_TOMBSTONES = frozenset(
     {
@@ -160,27 +160,29 @@ ON_TOMBSTONES = frozenset(
         RemoveRollups,
     }
 )
-"""What a finalized collection still takes: the end of leases, and the rollups that let its log go."""
+"""The commands that a finalized collection accepts: the end of leases, and the rollups that let its log go."""
 
 
 def apply(state: State, command: Command, now_ms: int) -> Commit[Any] | NoOp[Any]:
     """Carry out one command."""
     transition = TRANSITIONS.get(type(command))
     if transition is None or type(now_ms) is not int or abs(now_ms) > NOW_MAX:
-        return NoOp(UsageError(f"{shown(command)} at {shown(now_ms)} is not a command at a time in milliseconds"))
+        return NoOp(
+            UsageError(f"{short_repr(command)} at {short_repr(now_ms)} is not a command at a time in milliseconds")
+        )
     if state.status is Status.FINALIZED and type(command) not in ON_TOMBSTONES:
         return NoOp(ClosedError(f"collection {state.collection} is finalized"))
     try:
-        return transition(state, checked(command), now_ms)
+        return transition(state, check_command(command), now_ms)
     except UsageError as error:
         return NoOp(error)
 
 
-def checked(command: Command) -> Command:
-    """The command as it would come back from storage; a UsageError if it would not.
+def check_command(command: Command) -> Command:
+    """Return the command as storage would give it back; raise UsageError if it could not.
 
-    Types are not checked when a command is made, so they are here: what could be
-    stored and never be read again must not get any further.
+    A command is not checked when it is made, so it is here: one that could be stored and never be read again must not
+    get any further.
     """
     try:
         encoded = _ENCODER.encode(command)
@@ -201,8 +203,8 @@ __all__ = [
     "AlreadyCommitted",
     "Append",
     "AppendNext",
-    "Appended",
-    "AppendedAt",
+    "AppendNextResult",
+    "AppendResult",
     "ApplyMerge",
     "ClaimMerge",
     "ClaimTurn",
@@ -222,7 +224,7 @@ __all__ = [
     "ExpireWriter",
     "Finalize",
     "Forget",
-    "Granted",
+    "Grant",
     "HeartbeatWriter",
     "Refresh",
     "RegisterCommitter",

@@ -1,8 +1,8 @@
 """Appends: the newer way to write, exactly once and fenced by the upper.
 
 A commit is pushed into the trace as one batch [upper, new upper). If the trace
-lags behind the upper, what was sealed is drained first, in the same commit; and
-unsealed updates whose times the append seals become part of its batch.
+lags behind the upper, the same commit first drains the sealed updates; unsealed
+updates whose times the append seals become part of its batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from timespine.config import DEFAULT
 from timespine.core.batch import HollowBatch, Run
 from timespine.core.encoding.validate import check_hollow
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
-from timespine.core.transitions.trace_push import drained_runs, pushed, remember, rewritten, truncated
+from timespine.core.transitions.trace_push import drained_runs, push_batch, remember, rewrite_batch, truncate_batch
 from timespine.core.transitions.writers import refuse_stale_schemas, refuse_unknown_schemas, refuse_unregistered
 from timespine.errors import (
     ClosedError,
@@ -29,7 +29,7 @@ from timespine.model.time import INT64_MAX, check_time
 
 
 class CompareAndAppend(msgspec.Struct, frozen=True, array_like=True):
-    """Append batches for [expected_upper, new_upper), if the upper is what was expected."""
+    """Append batches for [expected_upper, new_upper), if the upper is the expected one."""
 
     batches: tuple[HollowBatch, ...]
     expected_upper: Frontier
@@ -37,60 +37,62 @@ class CompareAndAppend(msgspec.Struct, frozen=True, array_like=True):
     operation: str = "append"
     inline_total_bytes: int = DEFAULT.inline_total_bytes
     written: int | None = None
-    """The number of the next write, as the caller has seen it: refused if a later one has updates that this seals."""
+    """The number of the next write, as the caller has seen it: the append is refused if a later write has updates that
+    it seals."""
     judged_by: int | None = None
-    """The newest schema, if the caller saw that rows made under older ones lose nothing under it."""
+    """The newest schema, if the caller checked that rows of older schemas lose nothing under it."""
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True):
-    """Append a batch that other writers may append too, with the same updates: what is there already is cut off."""
+    """Append a batch that other writers may append too, with the same updates: those that are there already are cut
+    off."""
 
     batch: HollowBatch
     judged_by: int | None = None
-    """The newest schema, if the caller saw that rows made under older ones lose nothing under it."""
+    """The newest schema, if the caller checked that rows of older schemas lose nothing under it."""
 
 
 class AppendNext(msgspec.Struct, frozen=True, array_like=True):
-    """Append a batch whose updates all stand at one time: there, or at the next free time if that is sealed by now.
+    """Append a batch whose updates have one time: at that time, or at the next free time if it is sealed.
 
-    With `time = max(at, upper)`, every update counts from `time` on, and the new upper is right after it.
-    Nothing is expected of the upper, so writers that only add never lose to each other.
+    With `time = max(at, upper)`, every update counts from `time` on, and the new upper is right after it. The command
+    expects no upper, so writers that only add never lose to each other.
     """
 
     batch: HollowBatch
-    """Its description does not matter: it gets that of the interval it is appended for."""
+    """The batch; its description is replaced by that of the interval it is appended for."""
     at: int
-    """The time that its updates were written with, all of them: like any times inside of parts, this is not checked."""
+    """The time that all its updates were written with: like any times inside of parts, this is not checked."""
     upper: int | None = None
-    """How far this completes the collection, if that is further than its own time."""
+    """The time up to which this completes the collection, if that is later than its own time."""
     operation: str = "append"
     inline_total_bytes: int = DEFAULT.inline_total_bytes
     judged_by: int | None = None
-    """The newest schema, if the caller saw that rows made under older ones lose nothing under it."""
+    """The newest schema, if the caller checked that rows of older schemas lose nothing under it."""
 
 
-class AppendedAt(msgspec.Struct, frozen=True):
+class AppendNextResult(msgspec.Struct, frozen=True):
     """The answer to `AppendNext`."""
 
     time: int
-    """The time at which the updates stand."""
+    """The time of the updates."""
     upper: Frontier
     """The upper after it."""
 
 
 class AdvanceUpper(msgspec.Struct, frozen=True, array_like=True):
-    """Say that nothing more comes before `upper`. Going back is no error, and does nothing."""
+    """Complete all times before `upper`. Going back is no error, and does nothing."""
 
     upper: Frontier
 
 
-class Appended(msgspec.Struct, frozen=True):
+class AppendResult(msgspec.Struct, frozen=True):
     """The answer to `Append`."""
 
     upper: Frontier
     """The upper after it."""
     taken: bool
-    """Whether some of the batch was taken; if not, its data was put in vain."""
+    """Whether some of the batch was appended; if not, its blobs are orphaned."""
 
 
 AppendReply = Frontier | TimespineError
@@ -111,33 +113,33 @@ def compare_and_append(state: State, command: CompareAndAppend, now_ms: int) -> 
     for batch in command.batches:
         since = since.join(batch.desc.since)
     if state.trace.upper != state.upper:
-        state = pushed(state, drained_runs(state, state.upper), state.upper)
-    grown = pushed(state, [*appended, *drained_runs(state, new_upper)], new_upper, since)
+        state = push_batch(state, drained_runs(state, state.upper), state.upper)
+    grown = push_batch(state, [*appended, *drained_runs(state, new_upper)], new_upper, since)
     entry = HistoryEntry(new_upper, now_ms, command.operation, rows, size)
     totals = state.totals.plus(appended_rows=rows, appended_bytes=size)
     return Commit(remember(msgspec.structs.replace(grown, upper=new_upper, totals=totals), entry), new_upper)
 
 
-def append(state: State, command: Append, now_ms: int) -> Commit[Appended] | NoOp[Appended | TimespineError]:
-    """Append what of the batch lies at or after the upper."""
+def append(state: State, command: Append, now_ms: int) -> Commit[AppendResult] | NoOp[AppendResult | TimespineError]:
+    """Append the updates of the batch at or after the upper."""
     desc = command.batch.desc
     check_arity_of(desc.lower, state.arity, "lower")
     check_arity_of(desc.upper, state.arity, "upper")
     if desc.upper <= state.upper:
-        return NoOp(Appended(state.upper, False))
+        return NoOp(AppendResult(state.upper, False))
     if not desc.lower <= state.upper:
         return NoOp(UpperMismatch(desc.lower, state.upper))
     fitted = CompareAndAppend((command.batch,), state.upper, desc.upper, judged_by=command.judged_by)
     outcome = compare_and_append(state, fitted, now_ms)
     if isinstance(outcome, Commit):
-        return Commit(outcome.state, Appended(outcome.reply, True))
-    return NoOp(outcome.reply if isinstance(outcome.reply, TimespineError) else Appended(outcome.reply, False))
+        return Commit(outcome.state, AppendResult(outcome.reply, True))
+    return NoOp(outcome.reply if isinstance(outcome.reply, TimespineError) else AppendResult(outcome.reply, False))
 
 
-def append_next(state: State, command: AppendNext, now_ms: int) -> Commit[AppendedAt] | NoOp[TimespineError]:
-    """Append at the time asked for or the next free one; later ones are reached by rewriting, not by writing again."""
+def append_next(state: State, command: AppendNext, now_ms: int) -> Commit[AppendNextResult] | NoOp[TimespineError]:
+    """Append at the requested time or the next free one: for a later time, rewrite the reference and not the data."""
     if state.arity != 1:
-        return NoOp(UsageError(f"times of {state.arity} coordinates have no next free one: append at some of them"))
+        return NoOp(UsageError(f"times of {state.arity} coordinates have no next free one: append at given times"))
     if state.upper.is_closed:
         return NoOp(ClosedError(f"collection {state.collection} is closed"))
     (at,) = check_time((command.at,), 1)
@@ -147,11 +149,11 @@ def append_next(state: State, command: AppendNext, now_ms: int) -> Commit[Append
     further = 0 if command.upper is None else check_time((command.upper,), 1)[0]
     batch = command.batch
     if any(part.rewrite is not None or part.is_truncated for part in batch.parts):
-        return NoOp(UsageError("a rewritten or truncated batch does not say at which one time all its updates stand"))
+        return NoOp(UsageError("a rewritten or truncated batch does not have all its updates at one time"))
     new_upper = Frontier.at(max(time + 1, further))
-    # SUBTLE: by the state that is judged now, not by one that the caller knew: a compare-and-set that
-    # was lost is judged again, and may need a later time (planted.py: append_next_does_not_rewrite).
-    runs = batch.runs if time == at else tuple(rewritten(run, Frontier.at(time)) for run in batch.runs)
+    # SUBTLE: by the present state, not by one that the caller knew: after a lost compare-and-set the
+    # append is evaluated again, and may need a later time (planted.py: append_next_does_not_rewrite).
+    runs = batch.runs if time == at else tuple(rewrite_batch(run, Frontier.at(time)) for run in batch.runs)
     placed = HollowBatch(Description(state.upper, new_upper, Frontier.minimum(1)), batch.len, runs)
     fitted = CompareAndAppend(
         (placed,),
@@ -163,7 +165,7 @@ def append_next(state: State, command: AppendNext, now_ms: int) -> Commit[Append
     )
     outcome = compare_and_append(state, fitted, now_ms)
     if isinstance(outcome, Commit):
-        return Commit(outcome.state, AppendedAt(time, outcome.reply))
+        return Commit(outcome.state, AppendNextResult(time, outcome.reply))
     assert isinstance(outcome.reply, TimespineError)  # the interval is not empty
     return NoOp(outcome.reply)
 
@@ -177,13 +179,13 @@ def advance_upper(state: State, command: AdvanceUpper, now_ms: int) -> Commit[Fr
 
 
 def _refuse(state: State, command: CompareAndAppend) -> TimespineError | None:
-    """Why nothing is appended, if so."""
+    """Return why nothing is appended, or None."""
     expected, new_upper = command.expected_upper, command.new_upper
     check_arity_of(expected, state.arity, "expected upper")
     check_arity_of(new_upper, state.arity, "new upper")
     check_hollow(command.batches, state.arity)
     for batch in command.batches:
-        # Fenced comes before the mismatch: a writer that was expired must not take
+        # Fenced comes before the mismatch: an expired writer must not take
         # the upper of its own successor for that of a rival.
         unregistered = refuse_unregistered(state, batch.parts)
         if unregistered is not None:
@@ -202,8 +204,8 @@ def _refuse(state: State, command: CompareAndAppend) -> TimespineError | None:
     for batch in command.batches:
         wrong = _refuse_batch(state, batch, expected, new_upper)
         if wrong is None:
-            # SUBTLE: by the state that is judged now. Another process may have dropped a column after the rows
-            # were made, and nobody would see their values (planted.py: the_schema_of_new_rows_is_not_judged).
+            # SUBTLE: by the present state. Another process may have dropped a column after the rows were
+            # made, and no reader would see their values (planted.py: the_schema_of_new_rows_is_not_judged).
             wrong = refuse_stale_schemas(state, (run.schema for run in batch.runs), command.judged_by)
         if wrong is None and rewritten:
             wrong = _refuse_rewritten(state, batch, expected, new_upper)
@@ -216,17 +218,16 @@ def _refuse(state: State, command: CompareAndAppend) -> TimespineError | None:
 
 
 def _is_written_since(state: State, number: int, upper: Frontier) -> bool:
-    """Whether a write from a number on has updates below a frontier."""
+    """Tell whether a write from a number on has updates below a frontier."""
     return any(batch.seqno >= number for batch in state.unsealed.between(state.upper, upper))
 
 
 def _refuse_batch(state: State, batch: HollowBatch, lower: Frontier, upper: Frontier) -> TimespineError | None:
-    """Why a batch does not fit the interval, if so. One that spans more is cut to fit, at both ends.
+    """Return why a batch does not fit the interval, or None. A batch that spans more is cut at both ends.
 
-    Cutting goes by the times in the data. A batch whose since is past its lower has had times
-    advanced: an update from before `lower` may stand at or after it by now, and would be let in
-    a second time; one from before `upper` may stand after it, and would be lost. A since at or
-    before the batch's own lower has moved nothing.
+    Cutting goes by the times in the data. A batch whose since is past its lower has had times advanced: an update from
+    before `lower` may stand at or after it now, and would be appended a second time; one from before `upper` may stand
+    after it, and would be lost. A since at or before the batch's own lower has moved nothing.
     """
     unknown = refuse_unknown_schemas(state, (run.schema for run in batch.runs))
     if unknown is not None:
@@ -245,11 +246,11 @@ def _refuse_batch(state: State, batch: HollowBatch, lower: Frontier, upper: Fron
 
 
 def _refuse_rewritten(state: State, batch: HollowBatch, lower: Frontier, upper: Frontier) -> TimespineError | None:
-    """Why a batch does not fit an append in which something is rewritten, if so.
+    """Return why a batch does not fit an append with rewritten parts, or None.
 
-    Then nothing at all is cut, to keep it simple: it must follow from the bounds alone that every
-    update is seen in [lower, upper). Those of a part are seen at or after the batch's lower and the
-    part's rewriting, if it has one, and before the batch's upper if that rewriting is before it.
+    Such an append cuts nothing, to keep it simple: it must follow from the bounds alone that every update is seen in
+    [lower, upper). Those of a part are seen at or after the batch's lower and the part's rewriting, if it has one, and
+    before the batch's upper if that rewriting is before it.
     """
     if state.arity != 1:
         return UsageError(f"times of {state.arity} coordinates cannot be rewritten: they have no total order")
@@ -267,14 +268,15 @@ def _refuse_rewritten(state: State, batch: HollowBatch, lower: Frontier, upper: 
 
 
 def _runs_within(batch: HollowBatch, lower: Frontier, upper: Frontier) -> list[Run]:
-    """The runs of a batch, truncated if it spans more than [lower, upper).
+    """Return the runs of a batch, truncated if it spans more than [lower, upper).
 
-    SUBTLE: what is rewritten is not truncated, whatever its bounds. All of it is seen in [lower, upper),
-    and truncation, which goes by the times before that, would hide it (planted.py: rewritten_appends_are_cut).
+    SUBTLE: a rewritten part is not truncated, whatever its bounds. All of it is seen in [lower, upper), and truncation,
+    which goes by the times before that, would hide it (planted.py: rewritten_appends_are_cut).
     """
     exact = batch.desc.lower == lower and batch.desc.upper == upper
     if exact or any(part.rewrite is not None for part in batch.parts):
         return list(batch.runs)
     return [
-        Run(tuple(truncated(part, lower, upper) for part in run.parts), run.order, run.schema) for run in batch.runs
+        Run(tuple(truncate_batch(part, lower, upper) for part in run.parts), run.order, run.schema)
+        for run in batch.runs
     ]

@@ -15,33 +15,33 @@ from timespine.model.description import Description
 from timespine.model.frontier import CLOSED, Frontier
 
 SCHEMAS_MAX = 4096
-"""Schemas of one collection: they are never forgotten, so there is an end to them."""
+"""The most schemas of one collection: they are never forgotten, so they need a limit."""
 
 SCHEMA_BYTES_MAX = 256 * 1024
-"""Bytes of one schema."""
+"""The most bytes of one schema."""
 
 
 class AddRollup(msgspec.Struct, frozen=True, array_like=True):
-    """Say where the whole state as of a sequence number is."""
+    """Record where the whole state as of a sequence number is."""
 
     seqno: Count
     key: str
     size: Count
     dropped_bytes: Count = 0
-    """What the collection had dropped as of that state."""
+    """The bytes that the collection had dropped as of that state."""
     rewritten_ms: int | None = None
     is_last: bool = False
-    """What it says about expired history: see `Rollup`."""
+    """The flag about expired history: see `Rollup`."""
 
 
 class RemoveRollups(msgspec.Struct, frozen=True, array_like=True):
-    """Forget rollups before the one that the log now begins after: all that only older states refer to is deleted."""
+    """Forget rollups before the one that the log now begins after: their garbage is deleted."""
 
     below: int
 
 
 class AddSchema(msgspec.Struct, frozen=True, array_like=True):
-    """Add a schema, if the newest one is still the one expected (None: there is none)."""
+    """Add a schema, if the newest one is still the expected one (None: there is none)."""
 
     expected: int | None
     schema: bytes
@@ -52,27 +52,27 @@ class Finalize(msgspec.Struct, frozen=True, array_like=True):
 
 
 def add_rollup(state: State, command: AddRollup, now_ms: int) -> Commit[bool] | NoOp[bool | TimespineError]:
-    """Record a rollup; whether it is of use."""
+    """Record a rollup; reply whether it is of use."""
     if command.seqno > state.seqno:
-        return NoOp(UsageError(f"a rollup of {command.seqno} cannot be, the collection is at {state.seqno}"))
+        return NoOp(UsageError(f"rollup {command.seqno} is from the future: the collection is at {state.seqno}"))
     unregistered = refuse_unregistered(state, [Part(command.key, 0)])
     if unregistered is not None:
         return NoOp(unregistered)
     if any(command.seqno <= seqno for seqno in state.rollups):
         return NoOp(False)
     if command.dropped_bytes > state.totals.dropped_bytes:
-        return NoOp(UsageError(f"a rollup of {command.seqno} says that more was dropped than was"))
+        return NoOp(UsageError(f"rollup {command.seqno} counts more dropped bytes than there were"))
     rollup = Rollup(command.key, command.size, command.dropped_bytes, command.rewritten_ms, command.is_last)
     totals = state.totals.plus(rollup_bytes=command.size)
     return Commit(msgspec.structs.replace(state, rollups={**state.rollups, command.seqno: rollup}, totals=totals), True)
 
 
 def remove_rollups(state: State, command: RemoveRollups, now_ms: int) -> Commit[int] | NoOp[int]:
-    """Drop rollups that are neither needed by a live reader nor by garbage collection; how many.
+    """Drop rollups that neither a live reader nor garbage collection needs; reply how many.
 
-    SUBTLE: only those before where the log was cut. Garbage is what states since the oldest
-    rollup referred to: dropping a rollup ahead of the log loses sight of what went in between
-    (tests/simulation/planted.py: rollups_go_before_the_log_is_cut).
+    SUBTLE: only those before where the log was cut. Garbage is what states since the oldest rollup referred to:
+    dropping a rollup ahead of the log loses sight of the blobs that went in between (tests/simulation/planted.py:
+    rollups_go_before_the_log_is_cut).
     """
     needed = max((seqno for seqno in state.rollups if seqno <= state.seqno_since), default=0)
     kept = {seqno: rollup for seqno, rollup in state.rollups.items() if seqno >= min(needed, command.below)}
@@ -87,20 +87,20 @@ def remove_rollups(state: State, command: RemoveRollups, now_ms: int) -> Commit[
 
 
 def _forgotten(known: Forgetting | None, seqno: int, base: Rollup | None) -> Forgetting | None:
-    """What there is still to forget after a garbage collection from a rollup.
+    """Return the history that is still to be forgotten after a garbage collection from a rollup.
 
-    SUBTLE: a rollup may be of an earlier rewrite, and say nothing about this one (test_upkeep.py).
+    SUBTLE: a rollup may be of an earlier rewrite, and tell nothing about this one (test_maintenance_policy.py).
     """
     if known is None or known.asked_ms is None or base is None or base.rewritten_ms != known.asked_ms:
         return known
     if base.is_last:
-        # What expired later gets a deadline of its own, counted from here: so there is one rewrite per deadline.
+        # History that expired later gets its own deadline, counted from here: so there is one rewrite per deadline.
         return Forgetting(known.asked_ms) if known.moved else None
     return msgspec.structs.replace(known, clean=seqno) if known.clean is None else known
 
 
 def add_schema(state: State, command: AddSchema, now_ms: int) -> Commit[int] | NoOp[int | SchemaConflict | UsageError]:
-    """Add a schema; its id. The newest one again is fine."""
+    """Add a schema; reply its id. The newest one again is fine."""
     newest = len(state.schemas) - 1 if state.schemas else None
     if newest is not None and state.schemas[newest] == command.schema:
         return NoOp(newest)
@@ -115,8 +115,8 @@ def add_schema(state: State, command: AddSchema, now_ms: int) -> Commit[int] | N
 def finalize(state: State, command: Finalize, now_ms: int) -> Commit[None] | NoOp[CollectionInUse | None]:
     """Empty a collection that is closed for writers and readers.
 
-    What remains is small: the id, how far it got, and who committed last. Blobs
-    go with the garbage collection of the states that referred to them.
+    The rest is small: the id, the upper and since, and the committers. Its blobs go with the garbage collection of the
+    states that referred to them.
     """
     if state.status is Status.FINALIZED:
         return NoOp(None)

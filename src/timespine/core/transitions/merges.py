@@ -1,4 +1,4 @@
-"""Merging as seen by the state: claims, results, and the ways to ask for more."""
+"""Merges as the state sees them: claims, results, and requests for more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from timespine.config import DEFAULT
 from timespine.core.batch import Count, HollowBatch, Part
 from timespine.core.encoding.validate import check_hollow
-from timespine.core.spine.merge_result import Applied, apply_merge_result
+from timespine.core.spine.merge_result import MergeApplication, apply_merge_result
 from timespine.core.spine.spine import Spine
 from timespine.core.state import Claim, Commit, NoOp, State
 from timespine.core.totals import Totals
@@ -18,7 +18,7 @@ from timespine.ids import check_segment, parse_blob_key
 
 
 class ClaimMerge(msgspec.Struct, frozen=True, array_like=True):
-    """Say that one is at work on a fueled batch."""
+    """Claim the merge of a fueled batch."""
 
     id: tuple[int, int]
     claimant: str
@@ -32,13 +32,13 @@ class ApplyMerge(msgspec.Struct, frozen=True, array_like=True):
     writer: str
     inline_total_bytes: int = DEFAULT.inline_total_bytes
     passed: tuple[str, ...] = ()
-    """What it passes through by reference (`MergeOutput.passed`): all of it must be among what the result replaces."""
+    """The parts that it passes through by reference (`MergeOutput.passed`): the result must replace all of them."""
     rows: Count = 0
-    """Updates that the merge wrote: not those that it passed on by reference."""
+    """Updates that the merge wrote, without those that it passed through."""
     size: Count = 0
     """Bytes that it wrote, lists of parts included."""
     ms: Count = 0
-    """How long it took."""
+    """The duration of the merge, in milliseconds."""
 
 
 class Exert(msgspec.Struct, frozen=True, array_like=True):
@@ -48,35 +48,35 @@ class Exert(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Refresh(msgspec.Struct, frozen=True, array_like=True):
-    """Ask for a merged batch to be merged again by itself, up to since."""
+    """Request another merge of a merged batch by itself, up to since."""
 
     id: tuple[int, int]
     extra: bool = False
-    """Whether maintenance asks by itself: refused if its budget is spent (`Totals.extra_rows`)."""
+    """Whether maintenance asks on its own account: refused if its budget is spent (`Totals.extra_rows`)."""
 
 
 class RollUpAll(msgspec.Struct, frozen=True, array_like=True):
-    """Ask for everything to become one run, or for everything from some insertion on."""
+    """Request one run of everything, or of everything from some insertion on."""
 
     lo: Count = 0
     extra: bool = False
-    """Whether maintenance asks by itself: refused if its budget is spent (`Totals.extra_rows`)."""
+    """Whether maintenance asks on its own account: refused if its budget is spent (`Totals.extra_rows`)."""
 
 
 class Forget(msgspec.Struct, frozen=True, array_like=True):
-    """Ask for a rewrite of what may hold expired history, from some insertion on, since its deadline has passed.
+    """Request a rewrite of the batches that may hold expired history, from some insertion on: its deadline has passed.
 
-    None: no batch can hold any. Then at most garbage does, and there is nothing to do if there is none.
+    None: no batch can hold any. Then at most garbage does, and without garbage there is nothing to do.
     """
 
     lo: Count | None
 
 
 def claim_merge(state: State, command: ClaimMerge, now_ms: int) -> Commit[bool] | NoOp[bool]:
-    """Claim a fueled batch that nobody else works on; whether it was granted.
+    """Claim a fueled batch that no other process works on; reply whether it was granted.
 
-    The claim of a writer that has left, since its merge came to nothing, is only a hint to let some time
-    pass: whoever cannot wait may take it over.
+    A writer whose merge failed leaves, and its claim only tells others to wait: a process that cannot wait may take it
+    over.
     """
     check_segment(command.claimant, "claimant")
     if all(batch.id != command.id or not batch.fueled for batch in state.trace.batches()):
@@ -91,12 +91,14 @@ def claim_merge(state: State, command: ClaimMerge, now_ms: int) -> Commit[bool] 
 
 
 def is_at_work(state: State, claim: Claim, now_ms: int) -> bool:
-    """Whether whoever claimed a merge may still be doing it."""
+    """Tell whether the claimant of a merge may still work on it."""
     return claim.until_ms >= now_ms and claim.claimant in state.writers
 
 
-def apply_merge(state: State, command: ApplyMerge, now_ms: int) -> Commit[Applied] | NoOp[Applied | TimespineError]:
-    """Put a merge result in its place, or say why not. The caller deletes what it wrote in vain."""
+def apply_merge(
+    state: State, command: ApplyMerge, now_ms: int
+) -> Commit[MergeApplication] | NoOp[MergeApplication | TimespineError]:
+    """Apply a merge result, or reply why not. The caller deletes orphaned blobs."""
     check_hollow((command.output,), state.arity)
     if command.output.len != sum(part.rows for part in command.output.parts):
         return NoOp(UsageError(f"a merge result of {command.output.len} updates whose parts have another number"))
@@ -123,11 +125,11 @@ def apply_merge(state: State, command: ApplyMerge, now_ms: int) -> Commit[Applie
 
 
 def _dropped(merged: State, command: ApplyMerge, replaced: list[Part]) -> int:
-    """Bytes of replaced parts that the state does not refer to any longer.
+    """Return the bytes of replaced parts that the state no longer refers to.
 
-    What was passed on by reference stays, inside hollow runs too: it is the difference between what the result has
-    and what the merge wrote. A part that was cut may be in other batches as well, and one that was drained in an
-    unsealed batch that is not evicted yet.
+    Parts that were passed through stay, inside hollow runs too: they are the difference between the result and what the
+    merge wrote. A part that was cut may be in other batches as well, and a drained one in an unsealed batch that is not
+    evicted yet.
     """
     sizes = {part.key: part.total_bytes for part in replaced if part.key}
     cut = {part.key for part in replaced if part.key and part.is_truncated}
@@ -144,7 +146,7 @@ def _dropped(merged: State, command: ApplyMerge, replaced: list[Part]) -> int:
 
 
 def _refuse_blobs(state: State, command: ApplyMerge, replaced: set[str]) -> TimespineError | None:
-    """Why a result refers to blobs that it must not, if so.
+    """Return why a result refers to blobs that it must not, or None.
 
     SUBTLE: a blob that is not new must be one that the result replaces. A late
     result that passes a part through by reference, after another merge dropped
@@ -154,8 +156,8 @@ def _refuse_blobs(state: State, command: ApplyMerge, replaced: set[str]) -> Time
     A transition cannot look inside a hollow run, so a result names the listed parts that it passes through or
     takes parts from (`passed`). While the state lists a hollow run, all that is inside of it is reachable and
     is not deleted; from the commit on, the new hollow run keeps what it passes on reachable. The writer of such
-    a part may be gone for long. That fences nothing: what a writer must be registered for is a first
-    reference, and this blob was referred to ever since
+    a part may be gone for long. That fences nothing: only a first reference needs a registered writer,
+    and this blob was referred to ever since
     (test_late_result_that_takes_parts_out_of_a_dropped_run_is_refused).
     """
     for key in command.passed:
@@ -169,7 +171,7 @@ def _refuse_blobs(state: State, command: ApplyMerge, replaced: set[str]) -> Time
 
 
 def exert(state: State, command: Exert, now_ms: int) -> Commit[int] | NoOp[int]:
-    """Let merges progress without data; how many spine batches there are then."""
+    """Let merges progress without data; reply how many spine batches there are then."""
     trace = state.trace.exert(command.fuel)
     if trace.layers == state.trace.layers:
         return NoOp(trace.batch_count)
@@ -177,7 +179,7 @@ def exert(state: State, command: Exert, now_ms: int) -> Commit[int] | NoOp[int]:
 
 
 def refresh(state: State, command: Refresh, now_ms: int) -> Commit[bool] | NoOp[bool]:
-    """Make a merged batch a request again; whether there was anything to gain, and enough budget if it is extra."""
+    """Make a merged batch a request again; reply whether that gains anything, and fits the budget if it is extra."""
     trace = state.trace.refresh(command.id)
     totals = _charged(state, trace) if trace is not None and command.extra else state.totals
     if trace is None or totals is None:
@@ -186,7 +188,7 @@ def refresh(state: State, command: Refresh, now_ms: int) -> Commit[bool] | NoOp[
 
 
 def roll_up_all(state: State, command: RollUpAll, now_ms: int) -> Commit[int] | NoOp[int]:
-    """Make everything from some insertion on one request; how many hollow batches there are."""
+    """Make everything from some insertion on one request; reply how many hollow batches there are."""
     trace = state.trace.roll_up_all(command.lo)
     totals = _charged(state, trace) if command.extra else state.totals
     if trace is state.trace or totals is None:
@@ -196,16 +198,16 @@ def roll_up_all(state: State, command: RollUpAll, now_ms: int) -> Commit[int] | 
 
 
 def _charged(state: State, trace: Spine) -> Totals | None:
-    """The totals with the updates of new requests charged; None if that is more than the budget."""
+    """Return the totals with the updates of new requests charged; None if that is more than the budget."""
     known = {batch.id for batch in state.trace.batches() if batch.fueled}
     rows = sum(batch.len for batch in trace.batches() if batch.fueled and batch.id not in known)
     return state.totals.plus(extra_rows=rows) if rows <= state.totals.budget_rows else None
 
 
 def forget(state: State, command: Forget, now_ms: int) -> Commit[bool] | NoOp[bool]:
-    """Ask for the rewrite, once; whether there is anything left to forget.
+    """Request the rewrite, once; reply whether there is anything left to forget.
 
-    SUBTLE: garbage counts. A merge may have dropped what expired, and its inputs are still there, in blobs or, if
+    SUBTLE: garbage counts. A merge may have dropped expired history, and its inputs are still there, in blobs or, if
     they were inline, in the log and in rollups (test_maintenance_cost.py).
     """
     known = state.forgetting

@@ -2,14 +2,14 @@
 
     since = join(old since, meet(retention, leases, critical holds))
 
-So since follows by itself when the hold that kept it back goes away.
+So since moves by itself when the hold that kept it back goes away.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from timespine.core.state import Commit, Hold, NoOp, Reader, State, settle_since
+from timespine.core.state import Commit, HoldRecord, NoOp, Reader, State, settle_since
 from timespine.core.transitions.writers import check_term, extend, without
 from timespine.errors import Fenced, LeaseExpired, UsageError
 from timespine.ids import check_segment
@@ -33,13 +33,13 @@ class DowngradeReader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ExpireReader(msgspec.Struct, frozen=True, array_like=True):
-    """Give the lease back."""
+    """Release the lease."""
 
     reader: str
 
 
 class RegisterHold(msgspec.Struct, frozen=True, array_like=True):
-    """Take a critical hold from `since` on. It stays until it is released by its token."""
+    """Take a critical hold from `since` on. It stays until its owner releases it with its token."""
 
     name: str
     since: Frontier | None
@@ -63,7 +63,7 @@ class ReleaseHold(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Retain(msgspec.Struct, frozen=True, array_like=True):
-    """Move the retention hold: what `expire` does."""
+    """Move the retention hold, for `expire`."""
 
     since: Frontier
 
@@ -72,40 +72,38 @@ class ExpireLeases(msgspec.Struct, frozen=True, array_like=True):
     """Remove every lease that lapsed by the caller's clock."""
 
 
-class Granted(msgspec.Struct, frozen=True):
+class Grant(msgspec.Struct, frozen=True):
     """A lease or hold, as it was granted."""
 
     since: Frontier
-    """Reading is possible from here on: what was asked, or the collection's since if that is later."""
+    """The frontier from which on reading is possible: the requested one, or the collection's since if that is later."""
     seqno: int
-    """Nothing that this state refers to is deleted."""
+    """The first protected state: no blob that it refers to is deleted."""
 
 
 class ExpireResult(msgspec.Struct, frozen=True):
-    """What an `expire` asked for, what took effect, and who holds back the rest."""
+    """The requested frontier of an `expire`, the effective one, and the holders that keep back the rest."""
 
     asked: Frontier
     since: Frontier
     held_by: tuple[str, ...]
 
 
-def register_reader(state: State, command: RegisterReader, now_ms: int) -> Commit[Granted] | NoOp[Granted]:
+def register_reader(state: State, command: RegisterReader, now_ms: int) -> Commit[Grant] | NoOp[Grant]:
     """Add a reader, clamped to the collection's since."""
     check_segment(command.reader, "reader id")
     known = state.readers.get(command.reader)
     if known is not None:
-        return NoOp(Granted(known.since, known.seqno))
+        return NoOp(Grant(known.since, known.seqno))
     since = _clamped(state, command.since)
     term_ms = check_term(command.term_ms)
     reader = Reader(since, state.seqno, now_ms + term_ms, term_ms)
     readers = {**state.readers, command.reader: reader}
-    return Commit(msgspec.structs.replace(state, readers=readers), Granted(since, state.seqno))
+    return Commit(msgspec.structs.replace(state, readers=readers), Grant(since, state.seqno))
 
 
-def downgrade_reader(
-    state: State, command: DowngradeReader, now_ms: int
-) -> Commit[Granted] | NoOp[Granted | LeaseExpired]:
-    """Move a reader forward; what would be a step back stays where it is. Also its heartbeat."""
+def downgrade_reader(state: State, command: DowngradeReader, now_ms: int) -> Commit[Grant] | NoOp[Grant | LeaseExpired]:
+    """Move a reader forward, never back. Also its heartbeat."""
     reader = state.readers.get(command.reader)
     if reader is None:
         return NoOp(LeaseExpired(f"reader {command.reader} of {state.collection} expired: take a new lease"))
@@ -115,9 +113,9 @@ def downgrade_reader(
     seqno = max(reader.seqno, min(command.seqno, state.seqno)) if command.seqno is not None else reader.seqno
     moved = extend(msgspec.structs.replace(reader, since=since, seqno=seqno), now_ms)
     if moved == reader:
-        return NoOp(Granted(since, seqno))
+        return NoOp(Grant(since, seqno))
     readers = {**state.readers, command.reader: moved}
-    return Commit(settle_since(msgspec.structs.replace(state, readers=readers), now_ms), Granted(since, seqno))
+    return Commit(settle_since(msgspec.structs.replace(state, readers=readers), now_ms), Grant(since, seqno))
 
 
 def expire_reader(state: State, command: ExpireReader, now_ms: int) -> Commit[None] | NoOp[None]:
@@ -128,33 +126,33 @@ def expire_reader(state: State, command: ExpireReader, now_ms: int) -> Commit[No
     return Commit(settle_since(msgspec.structs.replace(state, readers=readers), now_ms), None)
 
 
-def register_hold(state: State, command: RegisterHold, now_ms: int) -> Commit[Granted] | NoOp[Granted | Fenced]:
+def register_hold(state: State, command: RegisterHold, now_ms: int) -> Commit[Grant] | NoOp[Grant | Fenced]:
     """Add a critical hold, clamped to the collection's since."""
     check_segment(command.name, "name of a hold")
     known = state.holds.get(command.name)
     if known is not None:
         if known.token == command.token:
-            return NoOp(Granted(known.since, state.seqno))
-        return NoOp(Fenced(f"hold {command.name} of {state.collection} belongs to somebody else"))
+            return NoOp(Grant(known.since, state.seqno))
+        return NoOp(Fenced(f"hold {command.name} of {state.collection} belongs to another owner"))
     since = _clamped(state, command.since)
-    holds = {**state.holds, command.name: Hold(since, command.token)}
-    return Commit(msgspec.structs.replace(state, holds=holds), Granted(since, state.seqno))
+    holds = {**state.holds, command.name: HoldRecord(since, command.token)}
+    return Commit(msgspec.structs.replace(state, holds=holds), Grant(since, state.seqno))
 
 
 def compare_and_downgrade(
     state: State, command: CompareAndDowngrade, now_ms: int
-) -> Commit[Granted] | NoOp[Granted | Fenced]:
+) -> Commit[Grant] | NoOp[Grant | Fenced]:
     """Move a critical hold forward under its token."""
     hold = state.holds.get(command.name)
     if hold is None or hold.token not in (command.expected, command.token):
         return NoOp(Fenced(f"hold {command.name} of {state.collection} was released or taken over"))
     check_arity_of(command.since, state.arity, "since")
     since = command.since if hold.since <= command.since else hold.since
-    moved = Hold(since, command.token)
+    moved = HoldRecord(since, command.token)
     if moved == hold:
-        return NoOp(Granted(since, state.seqno))
+        return NoOp(Grant(since, state.seqno))
     holds = {**state.holds, command.name: moved}
-    return Commit(settle_since(msgspec.structs.replace(state, holds=holds), now_ms), Granted(since, state.seqno))
+    return Commit(settle_since(msgspec.structs.replace(state, holds=holds), now_ms), Grant(since, state.seqno))
 
 
 def release_hold(state: State, command: ReleaseHold, now_ms: int) -> Commit[None] | NoOp[Fenced | None]:
@@ -178,7 +176,7 @@ def retain(state: State, command: Retain, now_ms: int) -> Commit[ExpireResult] |
 
 
 def expire_leases(state: State, command: ExpireLeases, now_ms: int) -> Commit[int] | NoOp[int]:
-    """Remove every reader, writer and committer whose lease lapsed; how many that were."""
+    """Remove every reader, writer and committer whose lease lapsed; reply how many."""
     readers = {id: reader for id, reader in state.readers.items() if reader.until_ms >= now_ms}
     writers = {id: lease for id, lease in state.writers.items() if lease.until_ms >= now_ms}
     committers = {id: each for id, each in state.committers.items() if each.until_ms >= now_ms}
@@ -191,10 +189,10 @@ def expire_leases(state: State, command: ExpireLeases, now_ms: int) -> Commit[in
 
 
 def _clamped(state: State, since: Frontier | None) -> Frontier:
-    """What was asked for, moved to the collection's since: what lies before that is gone already."""
+    """Return the requested frontier, moved to the collection's since: history before that is gone already."""
     if since is None:
         return state.since
     check_arity_of(since, state.arity, "since")
     if since.is_closed and not state.since.is_closed:
-        raise UsageError("a hold must be at some time: a closed frontier holds nothing")
+        raise UsageError("a hold needs a time: a closed frontier holds nothing")
     return state.since.join(since)

@@ -1,4 +1,4 @@
-"""What all ways of writing share: putting a batch into the trace, with the unsealed updates in its range."""
+"""The shared part of all writes: pushing a batch into the trace, with the unsealed updates in its range."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import msgspec
 from timespine.config import DEFAULT
 from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.state import Claim, HistoryEntry, State
-from timespine.core.unsealed_index import Forest
+from timespine.core.unsealed_index import UnsealedIndex
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 
 
-def pushed(state: State, runs: list[Run], upper: Frontier, since: Frontier | None = None) -> State:
-    """The state with a batch of these runs, from the trace's upper to `upper`, in its trace."""
+def push_batch(state: State, runs: list[Run], upper: Frontier, since: Frontier | None = None) -> State:
+    """Return the state with a batch of these runs, from the trace's upper to `upper`, in its trace."""
     exact_from = Frontier.minimum(state.arity) if since is None else since
     desc = Description(state.trace.upper, upper, exact_from)
     rows = sum(part.rows for run in runs for part in run.parts)
@@ -24,25 +24,25 @@ def pushed(state: State, runs: list[Run], upper: Frontier, since: Frontier | Non
 
 
 def drained_runs(state: State, upper: Frontier) -> list[Run]:
-    """The unsealed updates at times from the trace's upper to `upper`, by reference."""
+    """Return the unsealed updates at times from the trace's upper to `upper`, by reference."""
     return runs_between(state.unsealed, state.trace.upper, upper)
 
 
-def runs_between(unsealed: Forest, lower: Frontier, upper: Frontier) -> list[Run]:
-    """The unsealed updates at times in [lower, upper), by reference.
+def runs_between(unsealed: UnsealedIndex, lower: Frontier, upper: Frontier) -> list[Run]:
+    """Return the unsealed updates at times in [lower, upper), by reference.
 
-    One unordered run per unsealed batch, truncated only if some of it lies outside.
+    The result has one unordered run per unsealed batch, truncated only if some of it lies outside.
     """
     runs = []
     for batch in unsealed.between(lower, upper):
         inside = not batch.has_times_below(lower) and batch.is_wholly_below(upper)
-        parts = batch.parts if inside else tuple(truncated(part, lower, upper) for part in batch.parts)
+        parts = batch.parts if inside else tuple(truncate_batch(part, lower, upper) for part in batch.parts)
         runs.append(Run(parts, Order.UNORDERED, batch.schema))
     return runs
 
 
-def truncated(part: Part, lower: Frontier | None, upper: Frontier | None) -> Part:
-    """The part seen through [lower, upper), where None is no bound: metadata only."""
+def truncate_batch(part: Part, lower: Frontier | None, upper: Frontier | None) -> Part:
+    """Return the part seen through [lower, upper), where None is no bound: metadata only."""
     if lower is not None and part.lower is not None:
         lower = part.lower.join(lower)
     if upper is not None and part.upper is not None:
@@ -54,16 +54,16 @@ def truncated(part: Part, lower: Frontier | None, upper: Frontier | None) -> Par
     )
 
 
-def rewritten(run: Run, at: Frontier) -> Run:
-    """The run with all its times advanced: metadata only."""
+def rewrite_batch(run: Run, at: Frontier) -> Run:
+    """Return the run with all its times advanced: metadata only."""
     return Run(tuple(msgspec.structs.replace(part, rewrite=at) for part in run.parts), run.order, run.schema)
 
 
 def remember(state: State, entry: HistoryEntry) -> State:
-    """The state with one line of history more.
+    """Return the state with one more entry of history.
 
-    A full history first loses what is before since, and then, if that is not
-    enough, its oldest quarter: in lumps, so that most appends drop nothing.
+    A full history first loses the entries before since, and then, if that is not enough, its oldest quarter: many at
+    once, so that most appends drop nothing.
     """
     history = state.history
     if len(history) >= DEFAULT.history_entries:
@@ -73,7 +73,7 @@ def remember(state: State, entry: HistoryEntry) -> State:
 
 
 def with_live_claims(state: State) -> State:
-    """The state without claims on batches that are not there, or not fueled, any more."""
+    """Return the state without claims on batches that are gone or no longer fueled."""
     if not state.claims:
         return state
     fueled = {batch.id for batch in state.trace.batches() if batch.fueled}

@@ -1,12 +1,12 @@
 """Turns: a change that keeps losing asks the other processes to wait until it is in.
 
-A change is worked out from rows, and is right only at the upper that it has seen.
+A change is computed from rows, and is right only at the upper that it has seen.
 Appends of other processes move the upper. A turn is a note in the state: until its
 deadline, the groups of other processes refuse what would invalidate the change with
 `TurnTaken`, and their committers offer it again later. The compare-and-set stays the
 only truth: a turn that no process respects costs the change another try, and nothing else.
 
-Clocks decide only who is polite. A turn that begins or ends further from the clock of
+Clocks decide only which processes wait. A turn that begins or ends further from the clock of
 another process than it is long is not respected by that process.
 """
 
@@ -25,8 +25,8 @@ REST_MS = 100
 """How long no process may claim a turn after one has ended, at least: several pauses of a committer that waits."""
 
 RESPECTS_TURNS = frozenset({AddSchema, AdvanceUpper, Append, AppendNext, CompareAndAppend, Seal, Write})
-"""What waits for the turn of another process: what moves the upper, adds rows below the next one, or changes the
-schema. Leases, merges, sinks, drains and garbage collection invalidate no change, and go on."""
+"""The commands that wait for the turn of another process: those that move the upper, add rows below the next one, or
+change the schema. Leases, merges, sinks, drains and garbage collection invalidate no change, and go on."""
 
 
 class ClaimTurn(msgspec.Struct, frozen=True, array_like=True):
@@ -45,12 +45,12 @@ class ReleaseTurn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TurnTaken(msgspec.Struct, frozen=True):
-    """Another process has its turn, or had one a moment ago: offer the same again later."""
+    """Another process has its turn, or had one a moment ago: offer the same transaction again later."""
 
     until_ms: int
-    """When it is over, by the clock of the process that has it."""
+    """The end of the turn, by the clock of the process that has it."""
     term_ms: int
-    """How long it takes in all. No process waits much longer than that, whatever the clocks say."""
+    """The whole length of the turn. No process waits much longer than that, whatever the clocks show."""
 
 
 def claim_turn(state: State, command: ClaimTurn, now_ms: int) -> Commit[None] | NoOp[TurnTaken | Fenced | UsageError]:
@@ -67,7 +67,7 @@ def claim_turn(state: State, command: ClaimTurn, now_ms: int) -> Commit[None] | 
 
 
 def release_turn(state: State, command: ReleaseTurn, now_ms: int) -> Commit[None] | NoOp[None]:
-    """End the turn that a writer has. What it did not use is not counted as taken."""
+    """End the turn of a writer. The unused rest does not count as taken."""
     turn = state.turn
     if turn is None or not turn.writer or turn.writer != command.writer:
         return NoOp(None)
@@ -76,7 +76,7 @@ def release_turn(state: State, command: ReleaseTurn, now_ms: int) -> Commit[None
 
 
 def free_from(state: State, now_ms: int) -> TurnTaken | None:
-    """Until when no turn can be claimed; None: it can be now.
+    """Return until when no process can claim a turn; None if one can now.
 
     After a turn, others have as much time as it took, and at least `REST_MS`.
     """
@@ -89,7 +89,7 @@ def free_from(state: State, now_ms: int) -> TurnTaken | None:
 
 
 def waits_for(state: State, writer: str | None, now_ms: int) -> TurnTaken | None:
-    """The turn of another writer that is in force; None: there is none."""
+    """Return the turn of another writer that is in force; None: there is none."""
     turn = state.turn
     if turn is None or turn.writer in ("", writer) or _is_abandoned(state, turn):
         return None
@@ -98,5 +98,5 @@ def waits_for(state: State, writer: str | None, now_ms: int) -> TurnTaken | None
 
 
 def _is_abandoned(state: State, turn: Turn) -> bool:
-    """Whether the writer that has a turn was expired: the turn ends with it."""
+    """Tell whether the writer that has a turn was expired: the turn ends with it."""
     return turn.writer != "" and turn.writer not in state.writers

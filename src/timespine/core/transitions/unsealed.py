@@ -1,14 +1,14 @@
 """Write and seal: the older way to write, and how unsealed updates reach the trace.
 
 `write` makes updates durable at any times not below the upper, in any order.
-`seal` moves the upper, and with it, logically, everything below it into the
+`seal` moves the upper, and with it, logically, all updates below it into the
 trace. The rest is bookkeeping that may happen later, in pieces, or twice:
 
 - drain pushes a batch [trace upper, upper) that refers to the unsealed parts,
   truncated to that range. No row is read.
 - evict drops unsealed batches that lie wholly below the trace's upper.
 - trim narrows those that lie partly below it: the bounds at once, the bytes when
-  somebody has rewritten them.
+  maintenance has rewritten them.
 
 Unsealed batches are never merged with each other: a batch of five seconds ahead
 merged with one of five hours ahead would be rewritten after five seconds, where
@@ -25,9 +25,9 @@ from timespine.config import DEFAULT
 from timespine.core.batch import Part
 from timespine.core.encoding.validate import check_parts
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
-from timespine.core.transitions.trace_push import drained_runs, pushed, remember, truncated
+from timespine.core.transitions.trace_push import drained_runs, push_batch, remember, truncate_batch
 from timespine.core.transitions.writers import refuse_stale_schemas, refuse_unknown_schemas, refuse_unregistered
-from timespine.core.unsealed_index import Forest, UnsealedBatch
+from timespine.core.unsealed_index import UnsealedBatch, UnsealedIndex
 from timespine.errors import ClosedError, InlineBudgetExceeded, LateRows, TimespineError, UsageError
 from timespine.model import time as times
 from timespine.model.frontier import Frontier, check_arity_of
@@ -45,17 +45,17 @@ class Write(msgspec.Struct, frozen=True, array_like=True):
     schema: int | None = None
     inline_total_bytes: int = DEFAULT.inline_total_bytes
     judged_by: int | None = None
-    """The newest schema, if the caller saw that rows made under an older one lose nothing under it."""
+    """The newest schema, if the caller checked that rows of older schemas lose nothing under it."""
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True):
-    """Move the upper: what was written below it is part of the collection from now on."""
+    """Move the upper: updates that were written below it are part of the collection from now on."""
 
     upper: Frontier
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True):
-    """Push what is sealed but not in the trace yet, by reference."""
+    """Push sealed updates that are not in the trace yet, by reference."""
 
 
 class Evict(msgspec.Struct, frozen=True, array_like=True):
@@ -77,7 +77,7 @@ class Trim(msgspec.Struct, frozen=True, array_like=True):
 
 
 def write(state: State, command: Write, now_ms: int) -> Commit[int] | NoOp[int | TimespineError]:
-    """Add an unsealed batch; its number."""
+    """Add an unsealed batch; reply its number."""
     check_arity_of(command.lower, state.arity, "lower")
     check_time(command.max, state.arity)
     rows = sum(part.rows for part in command.parts)
@@ -128,26 +128,26 @@ def seal(state: State, command: Seal, now_ms: int) -> Commit[Frontier] | NoOp[Fr
 
 
 def drain(state: State, command: Drain, now_ms: int) -> Commit[Frontier] | NoOp[Frontier]:
-    """Let the trace catch up with the upper; the trace's upper."""
+    """Move the trace up to the upper; reply the trace's upper."""
     if state.trace.upper == state.upper:
         return NoOp(state.upper)
-    return Commit(pushed(state, drained_runs(state, state.upper), state.upper), state.upper)
+    return Commit(push_batch(state, drained_runs(state, state.upper), state.upper), state.upper)
 
 
 def evict(state: State, command: Evict, now_ms: int) -> Commit[int] | NoOp[int]:
-    """Drop what is wholly in the trace; how many batches that were."""
+    """Drop unsealed batches that are wholly in the trace; reply how many."""
     upper = state.trace.upper
     gone = [batch for batch in state.unsealed if batch.is_wholly_below(upper)]
     if not gone:
         return NoOp(0)
-    kept = Forest.of(batch for batch in state.unsealed if not batch.is_wholly_below(upper))
+    kept = UnsealedIndex.of(batch for batch in state.unsealed if not batch.is_wholly_below(upper))
     inline = sum(inline_bytes(batch.parts) for batch in gone)
     evicted = _with_unsealed(state, kept, -inline)
     return Commit(_with_dropped(evicted, (part for batch in gone for part in batch.parts)), len(gone))
 
 
 def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool | TimespineError]:
-    """Narrow an unsealed batch to what is not in the trace; whether it was there and could be."""
+    """Narrow an unsealed batch to the updates that are not in the trace; reply whether there was one to narrow."""
     upper = state.trace.upper
     batch = next((each for each in state.unsealed if each.seqno == command.seqno), None)
     if batch is None or batch.is_wholly_below(upper):
@@ -155,7 +155,7 @@ def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool |
     if not batch.has_times_below(upper) and not (
         command.parts is not None and any(part.is_truncated for part in batch.parts)
     ):
-        return NoOp(False)  # nothing of it is drained, or its bounds say so already
+        return NoOp(False)  # nothing of it is drained, or its bounds are narrow already
     parts = batch.parts
     if command.parts is not None:
         # Parts rewritten against a later upper than the trace has would lose updates that are
@@ -173,7 +173,7 @@ def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool |
     # the next drain take the batch for untouched, and drain those updates twice
     # (tests/simulation/planted.py: trim_without_truncation).
     if command.parts is None or command.against != upper:
-        parts = tuple(truncated(part, upper, None) for part in parts)
+        parts = tuple(truncate_batch(part, upper, None) for part in parts)
     rows = sum(part.rows for part in parts)
     if rows > batch.rows:
         return NoOp(UsageError(f"{rows} updates cannot come from trimming {batch.rows}"))
@@ -182,7 +182,9 @@ def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool |
         return NoOp(InlineBudgetExceeded(inline, state.inline_bytes, command.inline_total_bytes))
     schema = batch.schema if command.schema is None else command.schema
     trimmed = UnsealedBatch(batch.seqno, batch.lower.join(upper), batch.max, rows, parts, schema)
-    changed = _with_unsealed(state, Forest.of(trimmed if each is batch else each for each in state.unsealed), inline)
+    changed = _with_unsealed(
+        state, UnsealedIndex.of(trimmed if each is batch else each for each in state.unsealed), inline
+    )
     if command.parts is None:
         return Commit(changed, True)
     if rows > state.totals.budget_rows:
@@ -193,15 +195,15 @@ def trim(state: State, command: Trim, now_ms: int) -> Commit[bool] | NoOp[bool |
 
 
 def _with_dropped(state: State, gone: Iterable[Part]) -> State:
-    """The state with parts counted that its unsealed batches referred to before, and that nothing refers to now."""
+    """Return the state with dropped bytes counted: those of unsealed parts that nothing refers to now."""
     sizes = {part.key: part.total_bytes for part in gone if part.key}
     for part in state.parts() if sizes else ():
         sizes.pop(part.key, None)
     return msgspec.structs.replace(state, totals=state.totals.plus(dropped_bytes=sum(sizes.values())))
 
 
-def _with_unsealed(state: State, unsealed: Forest, inline: int) -> State:
-    """The state with other unsealed batches, and that much more inline."""
+def _with_unsealed(state: State, unsealed: UnsealedIndex, inline: int) -> State:
+    """Return the state with other unsealed batches, and with more or fewer inline bytes."""
     return msgspec.structs.replace(
         state,
         unsealed=unsealed,
@@ -210,5 +212,5 @@ def _with_unsealed(state: State, unsealed: Forest, inline: int) -> State:
 
 
 def inline_bytes(parts: tuple[Part, ...]) -> int:
-    """Bytes of these parts that live in the state."""
+    """Count the bytes of these parts that are in the state."""
     return sum(len(part.inline) for part in parts if part.inline is not None)

@@ -1,8 +1,7 @@
-"""Writers, committers and sinks: who may commit what, and how often.
+"""Writers, committers and sinks: the registrations that commits need.
 
-A writer owns a prefix of blobs. A commit that refers to a blob of a writer that
-is not registered is refused, so expiring a writer by compare-and-set makes
-everything it left behind, and has not committed, safe to delete.
+A writer owns a prefix of blobs. A commit that refers to a blob of an unregistered writer is refused. So expiring a
+writer by compare-and-set makes all its uncommitted blobs safe to delete.
 
 A committer numbers its commits, so that a retry after a lost reply is harmless.
 """
@@ -23,7 +22,7 @@ L = TypeVar("L", Lease, Reader, Committer)
 
 
 class RegisterWriter(msgspec.Struct, frozen=True, array_like=True):
-    """Reserve a prefix of blobs. The id must be fresh: never used before by anybody."""
+    """Reserve a prefix of blobs. The id must be fresh: no process ever used it."""
 
     writer: str
     term_ms: int
@@ -34,11 +33,11 @@ class HeartbeatWriter(msgspec.Struct, frozen=True, array_like=True):
 
     writer: str
     at_least_ms: int | None = None
-    """Its lease lasts for so long from now, at least. Its term stays as it is."""
+    """The least remaining time of the lease, from now. The term stays as it is."""
 
 
 class ExpireWriter(msgspec.Struct, frozen=True, array_like=True):
-    """Give up the prefix, or fence whoever has it. What is not committed can be deleted then."""
+    """Give up the prefix, or fence its writer. Uncommitted blobs can be deleted then."""
 
     writer: str
 
@@ -51,7 +50,7 @@ class RegisterCommitter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ExpireCommitter(msgspec.Struct, frozen=True, array_like=True):
-    """Stop committing, or fence whoever does."""
+    """Stop committing, or fence the committer."""
 
     committer: str
 
@@ -70,10 +69,10 @@ class DropSink(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AlreadyCommitted(msgspec.Struct, frozen=True):
-    """The batch of a sink is in the collection since an earlier commit."""
+    """An earlier commit holds the batch of a sink."""
 
     last: int
-    """The newest batch of that sink that is."""
+    """The newest committed batch of that sink."""
 
 
 def register_writer(state: State, command: RegisterWriter, now_ms: int) -> Commit[None] | NoOp[None]:
@@ -88,7 +87,7 @@ def register_writer(state: State, command: RegisterWriter, now_ms: int) -> Commi
 
 
 def heartbeat_writer(state: State, command: HeartbeatWriter, now_ms: int) -> Commit[None] | NoOp[Fenced | None]:
-    """Extend the lease; Fenced if it was removed."""
+    """Extend the lease; reply Fenced if it was removed."""
     lease = state.writers.get(command.writer)
     if lease is None:
         return NoOp(Fenced(f"writer {command.writer} of {state.collection} is not registered: start a new one"))
@@ -103,7 +102,7 @@ def heartbeat_writer(state: State, command: HeartbeatWriter, now_ms: int) -> Com
 
 
 def expire_writer(state: State, command: ExpireWriter, now_ms: int) -> Commit[None] | NoOp[None]:
-    """Remove the writer, whatever its lease says."""
+    """Remove the writer, whatever the rest of its lease."""
     if command.writer not in state.writers:
         return NoOp(None)
     return Commit(msgspec.structs.replace(state, writers=without(state.writers, command.writer)), None)
@@ -121,7 +120,7 @@ def register_committer(state: State, command: RegisterCommitter, now_ms: int) ->
 
 
 def expire_committer(state: State, command: ExpireCommitter, now_ms: int) -> Commit[None] | NoOp[None]:
-    """Remove the committer, whatever its lease says."""
+    """Remove the committer, whatever the rest of its lease."""
     if command.committer not in state.committers:
         return NoOp(None)
     return Commit(msgspec.structs.replace(state, committers=without(state.committers, command.committer)), None)
@@ -146,7 +145,7 @@ def drop_sink(state: State, command: DropSink, now_ms: int) -> Commit[None] | No
 
 
 def refuse_unregistered(state: State, parts: Iterable[Part]) -> TimespineError | None:
-    """Why these parts must not be committed: a foreign blob, or a writer that is not registered."""
+    """Return why these parts must not be committed, or None: a foreign blob, or an unregistered writer."""
     for part in parts:
         if part.inline is not None and not part.key:
             continue
@@ -158,17 +157,17 @@ def refuse_unregistered(state: State, parts: Iterable[Part]) -> TimespineError |
             return UsageError(f"blob {part.key} belongs to collection {collection}, not to {state.collection}")
         if writer not in state.writers:
             return Fenced(
-                f"writer {writer} of {state.collection} is not registered (any more): "
-                "what it wrote may be deleted, write it again with a new writer"
+                f"writer {writer} of {state.collection} is not registered: "
+                "its blobs may be deleted, write them again with a new writer"
             )
     return None
 
 
 def refuse_stale_schemas(state: State, schemas: Iterable[int | None], judged_by: int | None) -> TimespineError | None:
-    """Why new rows must not be committed that were made under these schemas: the newest one may lack their columns.
+    """Return why new rows of these schemas must not be committed, or None: the newest one may lack their columns.
 
-    Schemas are opaque here. The caller who has compared them with the newest one, and found that no value is
-    lost, says by which schema it judged. Data that names no schema is not judged: nobody can read it by columns.
+    Schemas are opaque here. A caller that has compared them with the newest one, and found that no value is lost, names
+    that schema. Data without a schema is not checked: no reader can read it by columns.
     """
     newest = len(state.schemas) - 1
     for schema in schemas:
@@ -178,7 +177,7 @@ def refuse_stale_schemas(state: State, schemas: Iterable[int | None], judged_by:
 
 
 def refuse_unknown_schemas(state: State, schemas: Iterable[int | None]) -> TimespineError | None:
-    """Why data must not be committed that says it was written with these: nobody could ever read it."""
+    """Return why data of these schemas must not be committed, or None: no reader could decode an unknown schema."""
     for schema in schemas:
         if schema is not None and not 0 <= schema < len(state.schemas):
             return UsageError(
@@ -188,17 +187,17 @@ def refuse_unknown_schemas(state: State, schemas: Iterable[int | None]) -> Times
 
 
 def check_term(term_ms: int) -> int:
-    """The term of a lease, or a UsageError."""
+    """Return the term of a lease if it is valid, or raise UsageError."""
     if not 1 <= term_ms <= 1 << 40:
         raise UsageError(f"the term of a lease must be an integer from 1 to 2^40 milliseconds, not {term_ms}")
     return term_ms
 
 
 def extend(lease: L, now_ms: int) -> L:
-    """The lease with its term counted from now.
+    """Return the lease with its term counted from now.
 
-    The same lease if less than a quarter of the term has passed, so that heartbeats
-    along with other commits do not change the state every time.
+    It is the same lease if less than a quarter of the term has passed, so that heartbeats along with other commits do
+    not change the state every time.
     """
     until = now_ms + lease.term_ms
     if until - lease.until_ms < max(lease.term_ms // 4, 1):
@@ -210,5 +209,5 @@ V = TypeVar("V")
 
 
 def without(mapping: dict[str, V], key: str) -> dict[str, V]:
-    """A copy of the mapping without one key."""
+    """Return a copy of the mapping without one key."""
     return {each: value for each, value in mapping.items() if each != key}

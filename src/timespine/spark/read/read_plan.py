@@ -1,4 +1,4 @@
-"""What the options of a read ask for: a snapshot, or the changes between two times."""
+"""Plan a read from its options: a snapshot, or the changes between two times."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from timespine.client.collection import Collection
-from timespine.client.engines import (
-    Access,
-    Asked,
+from timespine.client.engine_interface import (
     Changes,
+    CollectionHandle,
     Hold,
+    ReadOptions,
     Rows,
     Updates,
-    access_of,
-    read_changes,
-    read_snapshot,
-    read_updates,
+    handle_of,
+    open_changes,
+    open_snapshot,
+    open_updates,
+    read_schema_of,
+    slices_of,
 )
 from timespine.columnar.schema.schema import Schema, is_reserved, shown_names
 from timespine.core.state import State
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 from timespine.spark.blob_location import blob_location_of
-from timespine.spark.names import free_name
 from timespine.spark.options import Options
-from timespine.spark.read.read_leases import for_term
-from timespine.spark.read.read_task import FEED, INSERTS, SINCE, UPDATES, UPPER, Reading, feed_schema
-from timespine.spark.read.to_spark import partitions_of, shape_of
+from timespine.spark.quoted_names import free_name
+from timespine.spark.read.read_leases import lease_for_term
+from timespine.spark.read.read_task import FEED, INSERTS, SINCE, UPDATES, UPPER, ReadTask, feed_schema
+from timespine.spark.read.to_spark import partitions_of, row_shape
 from timespine.spark.type_mapping import struct_type, to_spark_schema
 
 if TYPE_CHECKING:
@@ -37,34 +39,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A read, ready for the executors."""
+class PlannedRead:
+    """The task and the slices of a read."""
 
-    reading: Reading
+    reading: ReadTask
     slices: list[bytes]
 
 
-def schema_of(collection: Collection, options: Options) -> pa.Schema:
-    """The columns that a read with these options gives, in types that Spark takes."""
+def read_schema(collection: Collection, options: Options) -> pa.Schema:
+    """Give the columns of a read with these options, in types that Spark accepts."""
     if options.is_feed:
         schema, columns = collection.schema, options.names("columns")
         missing = [name for name in columns or () if name not in schema.names]
         if missing:
-            raise UsageError(f"there is no column {shown(missing[0])}; there are: {shown_names(schema.names)}")
+            raise UsageError(f"there is no column {short_repr(missing[0])}; there are: {shown_names(schema.names)}")
         return feed_schema(schema, columns or schema.names)
-    access = access_of(collection)
+    handle = handle_of(collection)
     columns = options.names("columns")
-    return _schema(rows_of(access, options, columns, lambda state, _: access.shared.leases.unleased(state)))
+    return _schema(rows_of(handle, options, columns, lambda state, _: handle.context.leases.unleased(state)))
 
 
-def columns_of(schema: Schema, options: Options, promised: StructType | None) -> list[str] | None:
-    """The columns to read for a DataFrame that has promised some; None for all of them.
+def columns_to_read(schema: Schema, options: Options, promised: StructType | None) -> list[str] | None:
+    """Give the columns to read for a DataFrame that has promised some; None for all of them.
 
-    The schema may have changed since it was made: what was added is left out, and what is not as it was is an error.
+    The schema may have changed since the DataFrame was made: new columns are left out, and changed ones are an error.
     """
     asked = options.names("columns")
     if asked is not None and options.is_feed and schema.key:
-        asked = list(dict.fromkeys((*schema.key_names, *asked)))  # a feed pairs images by key, and gives it
+        asked = list(dict.fromkeys((*schema.key_names, *asked)))  # a feed pairs images by key, and contains it
     if promised is None:
         return asked
     given = promised.fields[:-2] if options.flag("readUpdates") else promised.fields
@@ -72,35 +74,35 @@ def columns_of(schema: Schema, options: Options, promised: StructType | None) ->
     for name, kind in mine.items():
         if name not in schema.names:
             raise UsageError(
-                f"column {shown(name)} was dropped or renamed since this DataFrame was made: load it again"
+                f"column {short_repr(name)} was dropped or renamed since this DataFrame was made: load it again"
             )
         now = struct_type(pa.schema([schema.arrow.field(name)]))[0].dataType
         if now.simpleString() != kind.simpleString():
             raise UsageError(
-                f"column {shown(name)} is {now.simpleString()}, and was {kind.simpleString()} when this DataFrame was "
-                "made: load it again"
+                f"column {short_repr(name)} is {now.simpleString()}, and was {kind.simpleString()} when this DataFrame "
+                "was made: load it again"
             )
     if asked is not None or not schema.key or len(mine) == len(schema.names):
-        return asked  # without a key rows are told apart by all columns, and what was not promised is left out later
+        return asked  # without a key all columns identify a row; columns that were not promised are left out later
     return [name for name in schema.names if name in mine]
 
 
-def plan(collection: Collection, options: Options, promised: StructType | None = None) -> Planned:
-    """Plan a read, under a lease of a fixed term that nobody has to look after."""
-    access = access_of(collection)
-    state = access.state()
-    columns = columns_of(access.schema(state)[1], options, promised)
-    hold = for_term(access, options.text("lease"), all_history=options.flag("readUpdates"))
-    rows = rows_of(access, options, columns, hold, state)
-    return planned(rows, options.number("partitions"), promised)
+def plan_read(collection: Collection, options: Options, promised: StructType | None = None) -> PlannedRead:
+    """Plan a read under a lease with a fixed term, which no process renews."""
+    handle = handle_of(collection)
+    state = handle.state()
+    columns = columns_to_read(handle.schema(state)[1], options, promised)
+    hold = lease_for_term(handle, options.text("lease"), all_history=options.flag("readUpdates"))
+    rows = rows_of(handle, options, columns, hold, state)
+    return plan_slices(rows, options.number("partitions"), promised)
 
 
-def planned(
+def plan_slices(
     rows: Rows, partitions: int | None = None, promised: StructType | None = None, *, is_feed: bool = True
-) -> Planned:
-    """Rows, cut for the executors. Changes are given as a feed, or as rows that only ever come."""
-    slices = rows.slices(partitions_of(rows, partitions))
-    shape, schema = shape_of(rows), _schema(rows)
+) -> PlannedRead:
+    """Cut rows into slices for the executors. Changes have the shape of a feed, or of an append-only stream."""
+    slices = slices_of(rows, partitions_of(rows, partitions))
+    shape, schema = row_shape(rows), _schema(rows)
     if isinstance(rows, Changes):
         shape = FEED if is_feed else INSERTS
         schema = schema if is_feed else to_spark_schema(pa.schema([rows.schema.field(each) for each in rows.names]))
@@ -110,25 +112,25 @@ def planned(
         if isinstance(rows, Updates) and promised.names[-2:] != schema.names[-2:]:
             raise UsageError(f"updates end with the columns {' and '.join(schema.names[-2:])}: load them again")
         schema = pa.schema([schema.field(name) for name in promised.names])
-    reading = Reading(blob_location_of(rows.access), shape, schema, *_version(rows), _ends(rows))
-    return Planned(reading, [slice.encode() for slice in slices])
+    reading = ReadTask(blob_location_of(rows.handle), shape, schema, *_version(rows), _ends(rows))
+    return PlannedRead(reading, [slice.encode() for slice in slices])
 
 
 def rows_of(
-    access: Access, options: Options, columns: list[str] | None, hold: Hold, state: State | None = None
+    handle: CollectionHandle, options: Options, columns: list[str] | None, hold: Hold, state: State | None = None
 ) -> Rows:
-    """Plan the rows that are asked for, on the newest state, which is leased in some way."""
-    asked = Asked(columns, options.text("where"), hold=hold, state=state)
+    """Plan the rows that the options ask for on the newest state, which `hold` leases."""
+    asked = ReadOptions(columns, options.text("where"), hold=hold, state=state)
     if options.flag("readUpdates"):
-        return read_updates(access, None, asked)
+        return open_updates(handle, None, asked)
     if options.is_feed:
-        return read_changes(access, _before(options.starting), options.ending, asked)
-    return read_snapshot(access, options.as_of, asked, options.text("multiplicity") or "rows")
+        return open_changes(handle, _before(options.starting), options.ending, asked)
+    return open_snapshot(handle, options.as_of, asked, options.text("multiplicity") or "rows")
 
 
 def _schema(rows: Rows) -> pa.Schema:
     if isinstance(rows, Changes):
-        return feed_schema(rows.columns_of, rows.request.columns)
+        return feed_schema(read_schema_of(rows), rows.request.columns)
     schema = to_spark_schema(rows.schema)
     if isinstance(rows, Updates):
         for name in (SINCE, UPPER):
@@ -137,14 +139,14 @@ def _schema(rows: Rows) -> pa.Schema:
 
 
 def _version(rows: Rows) -> tuple[int | None, bool]:
-    """The time that changes lead to, and whether it is one of the wall clock."""
+    """Return the last time of changes, and whether it is one of the wall clock."""
     if not isinstance(rows, Changes) or rows.plan is None:
         return None, False
-    return rows.plan.until[0], rows.access.entry.timeline == "clock"
+    return rows.plan.until[0], rows.handle.entry.timeline == "clock"
 
 
 def _ends(rows: Rows) -> tuple[int | None, int | None]:
-    """Since and upper, of times of one coordinate."""
+    """Return since and upper, of times of one coordinate."""
     return tuple(  # type: ignore[return-value]
         each.time if each is not None and each.elements and len(each.elements[0]) == 1 else None
         for each in (rows.since, rows.upper)
@@ -152,7 +154,7 @@ def _ends(rows: Rows) -> tuple[int | None, int | None]:
 
 
 def _before(starting: int | datetime.datetime | None) -> int | datetime.datetime | None:
-    """Changes from a version on are those after the one before it."""
+    """Return the version before the starting one: changes are those after it."""
     if isinstance(starting, datetime.datetime):
         return starting - datetime.timedelta(milliseconds=1)
     return None if starting is None or starting <= 0 else starting - 1

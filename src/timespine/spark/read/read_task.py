@@ -1,4 +1,4 @@
-"""What a task does: read a slice, or build a batch. It has blobs at hand, and nothing else of the store."""
+"""Read a slice in a task, which opens only the blobs of the store."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.engines import BATCH_ROWS, repeated, with_images
+from timespine.client.engine_interface import BATCH_ROWS, repeat_by_diff, with_images
 from timespine.columnar.parts.part_reader import MissingBlob
-from timespine.columnar.scan.slice import Slice, read
+from timespine.columnar.scan.slice import Slice, read_slice_rows
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import LeaseExpired, UsageError
 from timespine.spark.blob_location import BlobLocation
@@ -23,7 +23,7 @@ from timespine.spark.type_mapping import to_spark_schema, to_spark_table
 Batches = Iterator[pa.RecordBatch]
 
 ROWS = "rows"
-"""Each row as often as it counts."""
+"""Each row, repeated by its count."""
 
 COUNTS = "counts"
 """Each row once, with its count in `_diff`; with times, each update."""
@@ -32,38 +32,38 @@ IMAGES = "images"
 """Changes as images by key, with `_change_type`."""
 
 FEED = "feed"
-"""Changes as those know them who read change feeds: images by key where there is one, the version, and `_diff`."""
+"""Changes as a change feed: images by key if there is one, the version, and `_diff`."""
 
 INSERTS = "inserts"
-"""Changes of a collection to which rows are only ever added; anything else is an error."""
+"""Changes of an append-only collection; a retraction is an error."""
 
 UPDATES = "updates"
-"""Every update with its time, and with since and upper, so that whoever sums them can see what may be asked."""
+"""Every update with its time, and with since and upper, so that a query that sums them can check its time."""
 
 SINCE, UPPER = "_since", "_upper"
-"""The last columns of updates, unless the user has columns of these names."""
+"""The names of the last columns of updates, unless the user has columns of these names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How slices are read."""
+class ReadTask:
+    """The parameters of a read that all of its slices share."""
 
     place: BlobLocation
-    """Where the blobs are."""
+    """The location of the blobs."""
     shape: str
-    """How rows are given."""
+    """The shape of the rows."""
     schema: pa.Schema
-    """The columns that are given, in types that Spark takes."""
+    """The columns of the result, in types that Spark accepts."""
     version: int | None = None
-    """The time that changes lead to."""
+    """The last time of changes."""
     is_clock: bool = False
-    """Whether that is one of the wall clock, in milliseconds."""
+    """Whether `version` is in milliseconds of the wall clock."""
     ends: tuple[int | None, int | None] = (None, None)
-    """Since and upper of what is read."""
+    """Since and upper of the collection."""
 
 
 def feed_schema(schema: Schema, columns: Sequence[str]) -> pa.Schema:
-    """The columns of a change feed, in types that Spark takes."""
+    """Give the columns of a change feed, in types that Spark accepts."""
     names = dict.fromkeys((*(schema.key_names if schema.key else ()), *columns))
     user = to_spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
     more = [
@@ -75,13 +75,13 @@ def feed_schema(schema: Schema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([*user, *more])
 
 
-def read_slice(reading: Reading, data: bytes) -> Batches:
-    """The rows of one slice, in bounded memory, as Spark takes them."""
+def read_slice(reading: ReadTask, data: bytes) -> Batches:
+    """Read the rows of one slice in bounded memory, in types that Spark accepts."""
     slice = Slice.decode(data)
     place = reading.place
     with plain_errors():
         try:
-            tables = read(slice, place.blob(), place.config, place.cache(), _memory(place))
+            tables = read_slice_rows(slice, place.blob(), place.config, place.cache(), _memory(place))
             for table in _shaped(reading, slice, tables):
                 yield from to_spark_table(table, reading.schema).to_batches(BATCH_ROWS)
         except MissingBlob as missing:
@@ -92,7 +92,7 @@ def read_slice(reading: Reading, data: bytes) -> Batches:
 
 
 def read_partition(partition: Any) -> Batches:
-    """The rows of a partition of the source: a reading and a slice. Of no partitions Spark makes one with nothing."""
+    """Read a partition of the source: a read task and a slice. Without partitions, Spark makes one with neither."""
     if partition is None or partition.value is None:
         return iter(())
     reading, data = partition.value
@@ -100,22 +100,22 @@ def read_partition(partition: Any) -> Batches:
 
 
 def _memory(place: BlobLocation) -> int:
-    """The memory of one task: as much as the engine in the process gives to one merge."""
+    """Return the memory of one task, which is that of one merge in a process."""
     return place.config.merge_bytes
 
 
-def _shaped(reading: Reading, slice: Slice, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def _shaped(reading: ReadTask, slice: Slice, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     if reading.shape == ROWS:
         for table in tables:
-            yield from repeated(table, DIFF)
+            yield from repeat_by_diff(table, DIFF)
     elif reading.shape == INSERTS:
         for table in tables:
             if pc.min(table.column(DIFF)).as_py() < 0:
                 raise UsageError(
-                    "rows were changed or deleted, and this stream only gives rows that are added: "
+                    "rows were changed or deleted, and this stream gives only added rows: "
                     "set the option readChangeFeed to true to get all changes"
                 )
-            yield from repeated(table, DIFF)
+            yield from repeat_by_diff(table, DIFF)
     elif reading.shape == COUNTS:
         yield from tables
     elif reading.shape == UPDATES:
@@ -131,12 +131,12 @@ def _shaped(reading: Reading, slice: Slice, tables: Iterator[pa.Table]) -> Itera
         yield with_images(table, keys) if reading.shape == IMAGES else _fed(reading, table, schema)
 
 
-def _fed(reading: Reading, table: pa.Table, schema: Schema) -> pa.Table:
-    """Changes as a feed gives them. In a clustered collection the images of a row may be in other slices."""
+def _fed(reading: ReadTask, table: pa.Table, schema: Schema) -> pa.Table:
+    """Convert changes to a feed. In a clustered collection the images of a row may be in other slices."""
     if schema.key and not schema.cluster:
         table = with_images(table, list(schema.key_names))
     else:
-        table = with_kinds(table)
+        table = add_change_types(table)
     gone = pc.is_in(table.column(CHANGE_TYPE), pa.array([DELETE, PREIMAGE]))
     stamp = pa.scalar(None if not reading.is_clock else 1000 * (reading.version or 0), pa.timestamp("us", "UTC"))
     rows = table.num_rows
@@ -145,16 +145,16 @@ def _fed(reading: Reading, table: pa.Table, schema: Schema) -> pa.Table:
     return table.append_column(DIFF, pc.if_else(gone, -1, 1).cast(pa.int64()))
 
 
-def with_kinds(table: pa.Table) -> pa.Table:
-    """Changes as insert and delete, each row as often as it changed."""
+def add_change_types(table: pa.Table) -> pa.Table:
+    """Convert changes to insert and delete, each row repeated by its count."""
     diffs = table.column(DIFF).to_numpy()
     places = np.repeat(np.arange(len(diffs)), np.abs(diffs))
     kinds = pa.array(np.where(diffs > 0, INSERT, DELETE)).cast(pa.string())
     return table.drop_columns([DIFF]).append_column(CHANGE_TYPE, kinds).take(pa.array(places))
 
 
-def over_slices(reading: Reading, slices: Sequence[bytes]) -> Callable[[Batches], Batches]:
-    """For `mapInArrow` over the numbers of slices: their rows."""
+def over_slices(reading: ReadTask, slices: Sequence[bytes]) -> Callable[[Batches], Batches]:
+    """Make the function for `mapInArrow` over the numbers of slices that reads their rows."""
 
     def rows(numbers: Batches) -> Batches:
         for batch in numbers:

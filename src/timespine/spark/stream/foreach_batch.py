@@ -1,9 +1,9 @@
-"""`foreachBatch`, exactly once: what a micro-batch becomes is committed by one transaction, with the batch number.
+"""`foreachBatch`, exactly once: one transaction commits the rows of a micro-batch with the batch number.
 
-All of it is in, or nothing: rows, seals, and the number of the batch, which every collection of the batch notes in the
-same compare-and-set. If a batch comes again, any collection that has its number says that all of it is in. Collections
-may join at any batch. A batch is noted too in those that only earlier ones of the same query were written to: if it
-comes again and is split in another way, they still know it.
+The transaction has all rows and seals, and the number of the batch, which every collection of the batch records in the
+same compare-and-set. If Spark repeats a batch, a collection that has its number proves that all of it is committed.
+Collections may join at any batch. Collections that got rows only from earlier batches of the query record the
+number too: they recognize a repeated batch that is split in another way.
 """
 
 from __future__ import annotations
@@ -15,15 +15,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from timespine.client.collection import Collection
-from timespine.client.engines import Access, CommandStep, CommitResult, Step, WriteResult, access_of, commit_steps
+from timespine.client.engine_interface import (
+    CollectionHandle,
+    CommandStep,
+    CommitResult,
+    Step,
+    WriteResult,
+    commit_steps,
+    handle_of,
+)
 from timespine.core.transitions import Command
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 from timespine.spark.blob_location import blob_location_of
-from timespine.spark.options import APPEND, DELETE, UPSERT, Target
+from timespine.spark.options import APPEND, DELETE, UPSERT, CollectionAddress
 from timespine.spark.store_cache import collection_of
-from timespine.spark.stream.sink_progress import Sink
-from timespine.spark.write.frames import WRITE, FrameWrite, frame_steps
-from timespine.spark.write.unsealed import unsealed_options
+from timespine.spark.stream.sink_progress import SinkProgress
+from timespine.spark.write.write_modes import WRITE, FrameWrite, frame_steps
+from timespine.spark.write.write_unsealed import unsealed_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,25 +54,25 @@ def foreach_batch(
 ) -> Callable[[DataFrame, int], None]:
     """Make the function for `df.writeStream.foreachBatch` that writes every batch to a collection, exactly once.
 
-    Modes are those of the sink. `sink` names it; without a name it is known by the id of the query. `done` is called
-    with every batch and its result, None if it was in already, or was empty and is not noted.
+    Modes are those of the sink. `sink` is its name; the default is the id of the query. The writer calls `done`
+    with every batch and its result: None if the batch was committed before, or was empty and is not recorded.
 
-    `times` names a column that has the times of the rows: whole numbers, or timestamps as milliseconds of the wall
-    clock. They are written ahead of the seal, in any order. `seal` is the rule for that: "none", "max" (up to the
-    largest time that came) or a delay behind it, "delay 10 minutes". `late` is what becomes of rows whose time is
-    sealed: "refuse", "drop" or "move". Such batches are noted also if they are empty.
+    `times` names a column with the times of the rows: integers, or timestamps as milliseconds of the wall
+    clock. The rows are written ahead of the seal, in any order. `seal` is the seal rule: "none", "max" (up to the
+    largest time of the batch) or a delay behind it, "delay 10 minutes". `late` is the policy for late rows:
+    "refuse", "drop" or "move". Such batches are recorded also if they are empty.
 
-    Call it with every batch, also with one of no rows, and once: two helpers that write to one collection in the same
-    `foreachBatch` need a name each. The first batch that a collection gets is 0, or the one that `first_batch` says.
+    Call it once with every batch, also with an empty one. Two helpers that write to one collection in the same
+    `foreachBatch` need a name each. The first batch of a collection is 0, or `first_batch`.
 
-    With Spark Connect batches are written beside the server, by a process that opens the store in the same folder;
+    With Spark Connect, a process beside the server opens the store in the same folder and writes the batches.
     `done` runs there as well, and the sink needs a name.
     """
     if mode not in (APPEND, UPSERT, DELETE):
-        raise UsageError(f"mode is append, upsert or delete, not {shown(mode)}")
+        raise UsageError(f"mode is append, upsert or delete, not {short_repr(mode)}")
     if sequence_by is not None and mode != UPSERT:
-        raise UsageError("sequence_by says which of several changes of a key is the last: it is for upserts")
-    unsealed = unsealed_options(access_of(collection), times, seal, late)
+        raise UsageError("sequence_by orders several changes of a key: it is for upserts")
+    unsealed = unsealed_options(handle_of(collection), times, seal, late)
     if unsealed is not None and mode != APPEND:
         raise UsageError(f"rows at times of their own are appended: leave out the mode {mode}, or times")
     how = FrameWrite(mode if unsealed is None else WRITE, sequence_by, unsealed, skips_empty=True)
@@ -72,7 +80,7 @@ def foreach_batch(
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CollectionBatch:
     """The rows of a batch that go to one collection."""
 
     collection: Collection
@@ -81,31 +89,31 @@ class Piece:
 
 
 class Route(Protocol):
-    """Says which rows of a batch go to which collections. It may be pickled: then it travels without the open store."""
+    """The assignment of rows of a batch to collections. Pickled, it does not contain the open store."""
 
     call: ClassVar[str]
-    """How the caller names a sink, for an error."""
+    """The call that names a sink, for an error message."""
 
-    def pieces(self, frame: DataFrame, batch: int, stack: ExitStack) -> list[Piece]:
-        """Split a batch. The stack keeps what the pieces need until they are committed."""
+    def pieces(self, frame: DataFrame, batch: int, stack: ExitStack) -> list[CollectionBatch]:
+        """Split a batch. The stack keeps cached rows and jobs of the pieces until they are committed."""
 
     def find(self, name: str) -> Collection | None:
         """Open a collection that got rows of an earlier batch; None if it was dropped."""
 
     def outcome(self, results: Outcome | None) -> Any:
-        """Make what the caller is told of a batch; None if it was in already, or was empty."""
+        """Make the result of a batch for `done`; None if it was committed before, or was empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneCollection:
-    """All rows go to one collection."""
+    """The route of all rows to one collection."""
 
     collection: Collection
     how: FrameWrite
     call: ClassVar[str] = "foreach_batch(collection, sink='...')"
 
-    def pieces(self, frame: DataFrame, batch: int, stack: ExitStack) -> list[Piece]:
-        return [Piece(self.collection, frame, self.how)]
+    def pieces(self, frame: DataFrame, batch: int, stack: ExitStack) -> list[CollectionBatch]:
+        return [CollectionBatch(self.collection, frame, self.how)]
 
     def find(self, name: str) -> Collection | None:
         return self.collection
@@ -114,59 +122,59 @@ class OneCollection:
         return None if results is None else results.get(self.collection.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        target = Target(blob_location_of(access_of(self.collection)).location, self.collection.name)
+        target = CollectionAddress(blob_location_of(handle_of(self.collection)).location, self.collection.name)
         return _open_one_collection, (target, self.collection.id, self.how)
 
 
-def _open_one_collection(target: Target, id: str, how: FrameWrite) -> OneCollection:
+def _open_one_collection(target: CollectionAddress, id: str, how: FrameWrite) -> OneCollection:
     collection = collection_of(target)
     if collection.id != id:
-        raise UsageError(f"{target.collection} is another collection by now: open it again")
+        raise UsageError(f"{target.collection} is another collection than the one that was opened: open it again")
     return OneCollection(collection, how)
 
 
 @dataclass(slots=True)
 class ForeachBatchWriter:
-    """Writes each batch of a query to one or several collections, all or none, once."""
+    """A writer of each batch of a query to one or several collections, exactly once and to all or none."""
 
     route: Route
     sink: str | None
     done: Callable[[int, Any], Any] | None
     first_batch: int | None
-    """The first batch that a collection gets; None if a collection may join at any batch."""
+    """The number of the first batch of a collection; None if a collection may join at any batch."""
     run: str | None = None
-    """The run of the query, if it is known without asking Spark: that of a process beside the server of Connect."""
+    """The run of the query in a process beside the server of Connect; otherwise Spark says it."""
     known: dict[str, str] = field(default_factory=dict)
     """The collections that got rows so far, by name, and their ids."""
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         query = _query_of(frame)
-        sink = Sink(self.sink, query, batch if self.first_batch is None else self.first_batch)
+        sink = SinkProgress(self.sink, query, batch if self.first_batch is None else self.first_batch)
         sink.check()
         run = _property(frame, "spark.jobGroup.id") if query is not None else self.run
         with ExitStack() as stack:
             pieces = self.route.pieces(frame, batch, stack)
-            results = self._write(pieces, sink, batch, run, stack) if pieces else None
+            results = self._write(pieces, sink, batch, run) if pieces else None
         if self.done is not None:
             self.done(batch, self.route.outcome(results))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_beside_server, (self.route, self.sink, self.done, self.first_batch, self.route.call)
 
-    def _write(self, pieces: list[Piece], sink: Sink, batch: int, run: str | None, stack: ExitStack) -> Outcome | None:
-        """Commit all pieces, unless they are in already; give their results, None if there are none."""
+    def _write(self, pieces: list[CollectionBatch], sink: SinkProgress, batch: int, run: str | None) -> Outcome | None:
+        """Commit all pieces, unless the batch was committed before; give their results, None if there are none."""
         written = [piece.collection for piece in pieces]
         for collection in written:
             _refuse_twice(collection, sink, batch, run)
         noting = [*written, *self._earlier(written)]
-        accesses = [access_of(each) for each in noting]
-        results = sink.commit_once(accesses, batch, lambda: _commit(pieces, accesses, sink.commit(batch), stack))
+        handles = [handle_of(each) for each in noting]
+        results = sink.commit_once(handles, batch, lambda: _commit(pieces, handles, sink.commit(batch)))
         for collection in written:
             _last_batches[collection.id, sink.record] = (batch, run)
         return results
 
     def _earlier(self, written: list[Collection]) -> list[Collection]:
-        """Find the collections that only earlier batches were written to, and that still exist."""
+        """Find the existing collections that got rows only from earlier batches."""
         names = {each.name for each in written}
         found = {name: self.route.find(name) for name in self.known if name not in names}
         earlier = [each for name, each in found.items() if each is not None and each.id == self.known[name]]
@@ -175,36 +183,39 @@ class ForeachBatchWriter:
 
 
 def _open_beside_server(route: Route, sink: str | None, done: Any, first: int | None, call: str) -> ForeachBatchWriter:
-    """Make the same writer beside the server of Spark Connect, which has opened the store by itself."""
+    """Make the same writer in a process beside the server of Spark Connect, which opens the store."""
     if sink is None:
-        raise UsageError(f"with Spark Connect a batch does not say which query it belongs to: name the sink, {call}")
+        raise UsageError(f"with Spark Connect a batch does not name its query: name the sink, {call}")
     return ForeachBatchWriter(route, sink, done, first, run=f"process {os.getpid()}")
 
 
-def _commit(pieces: list[Piece], noting: list[Access], note: Command, stack: ExitStack) -> Outcome | None:
+def _commit(pieces: list[CollectionBatch], noting: list[CollectionHandle], note: Command) -> Outcome | None:
     """Commit all pieces and the number of the batch as one transaction; give the results, None if there are no rows."""
     steps: list[Step] = []
     places: dict[str, int] = {}
-    for piece in pieces:
-        made = frame_steps(access_of(piece.collection), piece.frame, piece.how, stack)
-        if made:
-            places[piece.collection.name] = len(steps)
-            steps += made
-    if not steps:
-        return None
-    results = commit_steps(*steps, *(CommandStep.of(access, note) for access in noting))
+    # SUBTLE: the jobs end in here. A batch that another process committed first is no error for the caller, but the
+    # jobs must get the error, to end their writers and delete their blobs (test_foreach_batch_multi.py).
+    with ExitStack() as jobs:
+        for piece in pieces:
+            made = frame_steps(handle_of(piece.collection), piece.frame, piece.how, jobs)
+            if made:
+                places[piece.collection.name] = len(steps)
+                steps += made
+        if not steps:
+            return None
+        results = commit_steps(*steps, *(CommandStep.of(handle, note) for handle in noting))
     return {name: results[place] for name, place in places.items()}
 
 
 _last_batches: dict[tuple[str, str], tuple[int, str | None]] = {}
-"""Of every sink of a collection, the batch that came last to this process, and in which run of its query."""
+"""The last batch of each sink of a collection in this process, with the run of its query."""
 
 
-def _refuse_twice(collection: Collection, sink: Sink, batch: int, run: str | None) -> None:
-    """Refuse a batch that comes a second time in one run: Spark does not do that, so it is the batch of another helper.
+def _refuse_twice(collection: Collection, sink: SinkProgress, batch: int, run: str | None) -> None:
+    """Refuse a batch that is repeated in one run: Spark does not repeat it, so another helper has written it.
 
-    SUBTLE: by the record alone it looks like a batch that is in already, and its rows would be ignored. In another
-    run of the query it is one (test_spark_streams.py).
+    SUBTLE: by the record alone it looks like a batch that was committed before, and its rows would be ignored. In
+    another run of the query it is one (test_spark_streams.py).
     """
     if run is not None and _last_batches.get((collection.id, sink.record)) == (batch, run):
         raise UsageError(
@@ -214,12 +225,12 @@ def _refuse_twice(collection: Collection, sink: Sink, batch: int, run: str | Non
 
 
 def _query_of(frame: DataFrame) -> str | None:
-    """Find the id of the streaming query that a batch belongs to; None with Spark Connect, which does not tell."""
+    """Find the id of the streaming query of a batch; None with Spark Connect, which does not pass it on."""
     return _property(frame, "sql.streaming.queryId")
 
 
 def _property(frame: DataFrame, name: str) -> str | None:
-    """Read a property of the batch that is being written; None with Spark Connect, which has none."""
+    """Read a property of the batch; None with Spark Connect, which has none."""
     try:
         context = frame.sparkSession.sparkContext
     except Exception:

@@ -1,4 +1,4 @@
-"""`foreachBatch` for several collections: a function of the caller splits each batch."""
+"""`foreachBatch` for several collections: the caller's function splits each batch."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from timespine.client.collection import Collection
-from timespine.client.engines import access_of, is_spark_frame
+from timespine.client.engine_interface import handle_of, is_spark_frame
 from timespine.client.store import Store
 from timespine.columnar.schema.schema import TIME
-from timespine.errors import UsageError, shown
+from timespine.errors import UsageError, short_repr
 from timespine.spark.blob_location import blob_location_of
 from timespine.spark.options import APPEND, DELETE, UPSERT
 from timespine.spark.store_cache import store_of
-from timespine.spark.stream.foreach_batch import ForeachBatchWriter, Outcome, Piece
-from timespine.spark.write.frames import WRITE, FrameWrite
+from timespine.spark.stream.foreach_batch import CollectionBatch, ForeachBatchWriter, Outcome
 from timespine.spark.write.run_tasks import evaluate_once
-from timespine.spark.write.unsealed import unsealed_options
+from timespine.spark.write.write_modes import WRITE, FrameWrite
+from timespine.spark.write.write_unsealed import unsealed_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 OPTIONS = {APPEND: (), UPSERT: ("sequence_by",), DELETE: (), WRITE: ("times", "seal", "late")}
-"""The modes, and what may be said about each."""
+"""The modes, with the options of each."""
 
 Split = Callable[["DataFrame", int], Mapping[Any, Any]]
-"""What goes where: by name of the collection a DataFrame, or a mode and a DataFrame, or those and options."""
+"""The pieces of a batch by name of the collection: a DataFrame, or a mode and a DataFrame, or those and options."""
 
 
 def foreach_batch_together(
@@ -39,31 +39,31 @@ def foreach_batch_together(
 ) -> Callable[[DataFrame, int], None]:
     """Make the function for `df.writeStream.foreachBatch` that writes every batch to several collections, all or none.
 
-    `split(frame, batch)` says what goes where, by the names of collections: a DataFrame is appended; otherwise it
-    comes with a mode, `("upsert", df)` or `("delete", df)`, and perhaps options: `("upsert", df, {"sequence_by":
+    `split(frame, batch)` returns the piece of each collection by its name: a DataFrame to append, or a mode with
+    a DataFrame, `("upsert", df)` or `("delete", df)`, and perhaps options: `("upsert", df, {"sequence_by":
     "n"})`, or `("write", df, {"times": "paid_at", "seal": "max", "late": "move"})` for rows ahead of the seal.
 
-    All rows without times of their own stand at one time, and all collections that got such are complete up to it,
+    All rows without times of their own get one time, and their collections become complete up to it,
     so that `store.snapshot([...])` shows all of a batch or nothing. `sink` and `done` are those of `foreach_batch`;
-    `done` is told of what came of the rows by name, None if the batch was in already or went nowhere. A batch may be
-    split once more after it was committed, for nothing.
+    `done` gets the results by name, None if the batch was committed before or has no rows. `split` may run again for
+    a batch that is committed; the writer ignores the pieces.
     """
     return ForeachBatchWriter(SplitRows(store, split), sink, done, first_batch=None)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRows:
-    """A function of the caller says which rows go to which collections of a store."""
+    """The route of rows to collections of a store by the caller's function."""
 
     store: Store
     split: Split
     call: ClassVar[str] = "foreach_batch_together(store, split, sink='...')"
 
-    def pieces(self, frame: DataFrame, batch: int, stack: ExitStack) -> list[Piece]:
+    def pieces(self, frame: DataFrame, batch: int, stack: ExitStack) -> list[CollectionBatch]:
         stack.enter_context(evaluate_once(frame))  # each piece would evaluate the batch again
         given = self.split(frame, batch)
         if not isinstance(given, Mapping):
-            raise UsageError(f"split gives what goes where, by the names of collections, not {shown(given)}")
+            raise UsageError(f"split returns a mapping from names of collections to rows, not {short_repr(given)}")
         pieces = [_piece(self.store, *each) for each in given.items()]
         if len({piece.collection.id for piece in pieces}) < len(pieces):
             raise UsageError("split names a collection twice: give all of its rows at once")
@@ -83,26 +83,26 @@ def _open_split_rows(location: str, split: Split) -> SplitRows:
     return SplitRows(store_of(location), split)
 
 
-def _piece(store: Store, name: Any, given: Any) -> Piece:
-    """Check what the caller gave for a collection."""
+def _piece(store: Store, name: Any, given: Any) -> CollectionBatch:
+    """Check the piece of a collection that the caller's function returned."""
     collection = store.collection(name) if isinstance(name, str) else name
     if not isinstance(collection, Collection):
-        raise UsageError(f"rows go to collections, by name or as they are, not to {shown(name)}")
+        raise UsageError(f"rows go to collections, by name or as Collection, not to {short_repr(name)}")
     mode, frame, options = _told(given)
     if mode not in OPTIONS or not is_spark_frame(frame) or not isinstance(options, Mapping):
         raise UsageError(
             f"for {collection.name} give a DataFrame, or a mode ({', '.join(OPTIONS)}), a DataFrame, and perhaps "
-            f"options, not {shown(given)}"
+            f"options, not {short_repr(given)}"
         )
     unknown = [each for each in options if each not in OPTIONS[mode]]
     if unknown:
-        raise UsageError(f"{mode} has no option {shown(unknown[0])}; it has: {', '.join(OPTIONS[mode]) or 'none'}")
-    access = access_of(collection)
-    blob_location_of(access)  # a store that tasks cannot open is refused, whether or not there is work for them
+        raise UsageError(f"{mode} has no option {short_repr(unknown[0])}; it has: {', '.join(OPTIONS[mode]) or 'none'}")
+    handle = handle_of(collection)
+    blob_location_of(handle)  # refuse a store that tasks cannot open, also if this batch needs no tasks
     unsealed = None
     if mode == WRITE:
-        unsealed = unsealed_options(access, options.get("times", TIME), options.get("seal"), options.get("late"))
-    return Piece(collection, frame, FrameWrite(mode, options.get("sequence_by"), unsealed, is_alone=False))
+        unsealed = unsealed_options(handle, options.get("times", TIME), options.get("seal"), options.get("late"))
+    return CollectionBatch(collection, frame, FrameWrite(mode, options.get("sequence_by"), unsealed, is_alone=False))
 
 
 def _told(given: Any) -> tuple[Any, Any, Any]:

@@ -1,16 +1,16 @@
-"""Exactly once: the number of a micro-batch is committed with its rows, in one compare-and-set.
+"""Exactly once: a sink commits the number of a micro-batch with its rows, in one compare-and-set.
 
-A sink is known by a name that the user gives it, or by the id of the streaming query,
-which Spark keeps in the checkpoint. A batch that comes again, because Spark died
-before it noted that it was done, is found to be in, and is passed over.
+The user names a sink, or the id of the streaming query identifies it, which Spark keeps in
+the checkpoint. Spark repeats a batch if it died before it recorded the end of the batch;
+the sink finds the number of that batch in the state, and skips it.
 
-A name together with another checkpoint is refused: Spark numbers its batches from 0
-again, and they would all be taken for batches that are in. So the record of a named
-sink carries the query that it belongs to: `name-q` and a hash of its id.
+The sink refuses a name with another checkpoint: Spark numbers its batches from 0
+again, and the sink would skip them all as committed. So the record of a named
+sink contains its query: `name-q` and a hash of the id.
 
-A batch after the first one that comes to a collection which knows nothing of its sink is
-refused too: those before it went to another collection, which was replaced by this one.
-So the first batch is noted even if it has no rows.
+The sink also refuses a batch after the first one if the collection has no record of the
+sink: the batches before went to another collection, which this one has replaced.
+So the sink records the first batch even if it has no rows.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from timespine.client.engines import Access
+from timespine.client.engine_interface import CollectionHandle
 from timespine.core.state import State
 from timespine.core.transitions import CommitSink, DropSink
 from timespine.errors import BatchAlreadyCommitted, UsageError
 from timespine.ids import check_segment
-from timespine.spark.names import local_path
+from timespine.spark.quoted_names import local_path
 
 T = TypeVar("T")
 
 NAME_MAX = 40
-"""Characters in the name of a sink: the hash of its query must fit beside it."""
+"""The most characters in the name of a sink: the hash of its query must fit beside it."""
 
 _OF_QUERY = re.compile(r"-q[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
-class Sink:
-    """A streaming sink."""
+class SinkProgress:
+    """The identity of a streaming sink."""
 
     name: str | None
-    """What the user calls it."""
+    """The name that the user chose."""
     query: str | None
-    """The id of the query that writes to it."""
+    """The id of its query."""
     first: int = 0
-    """The first batch that this collection is meant to get."""
+    """The number of the first batch of the collection."""
 
     @property
     def record(self) -> str:
-        """How the state of a collection knows it."""
+        """Return the id of the sink in the state of a collection."""
         self.check()
         if self.name is None:
             return str(self.query)
@@ -61,7 +61,7 @@ class Sink:
         return f"{self.name}-q{hashlib.sha256(self.query.encode()).hexdigest()[:16]}"
 
     def check(self) -> None:
-        """A UsageError if there is nothing to know it by."""
+        """Raise a UsageError if the sink has neither a name nor a query, or too long a name."""
         if self.name is None and self.query is None:
             raise UsageError(
                 "a sink needs a name to write each batch exactly once: set checkpointLocation, or the option sinkId"
@@ -70,14 +70,14 @@ class Sink:
             raise UsageError(f"sink id {self.name} is longer than {NAME_MAX} characters")
 
     def commit(self, batch: int) -> CommitSink:
-        """The command that notes a batch."""
+        """Make the command that records a batch."""
         return CommitSink(self.record, batch)
 
     def is_in(self, state: State, batch: int) -> bool:
-        """Whether a batch is in already: what was done must not be done again.
+        """Return whether a batch is committed, so that the sink skips it.
 
-        A UsageError if the batches that are in are not those of this query. Spark repeats the last batch that it
-        does not know to be done, and never one before.
+        Raise a UsageError if the committed batches are not those of this query. Spark repeats only the last batch whose
+        end it has not recorded.
         """
         if self.first < 0:
             raise UsageError(f"the first batch of a sink is a number from 0 on, not {self.first}")
@@ -87,49 +87,49 @@ class Sink:
             name = self.name or self.record
             raise UsageError(
                 f"sink {name} belongs to another checkpoint, whose batches are in the collection: restart from that "
-                f"one, give this query another sinkId, or let the old one go with drop_sink(collection, {name!r})"
+                f"one, give this query another sinkId, or remove the old one with drop_sink(collection, {name!r})"
             )
         if last < 0 and batch not in (0, self.first):
             raise UsageError(
                 f"batch {batch} is the first one of sink {self.name or self.record} that comes to this collection: "
-                "those before it went to another one, which this one has replaced, or nowhere. Start with a new "
-                f"checkpoint, or accept it with the option firstBatch={batch} (foreach_batch: first_batch={batch})"
+                "the batches before it went to another collection, which this one has replaced, or to none. Start with "
+                f"a new checkpoint, or accept it by the option firstBatch={batch} (foreach_batch: first_batch={batch})"
             )
         return batch == last
 
-    def commit_once(self, accesses: Sequence[Access], batch: int, commit: Callable[[], T | None]) -> T | None:
-        """Commit a batch to some collections unless it is in already; None if it is, or if there are no rows.
+    def commit_once(self, handles: Sequence[CollectionHandle], batch: int, commit: Callable[[], T | None]) -> T | None:
+        """Commit a batch to some collections unless it is committed; None if it is, or if there are no rows.
 
-        All collections are asked: one that belongs to another checkpoint is a mistake, whatever the others say. The
-        first batch is noted though it has no rows.
+        Check all collections: one with the sink of another checkpoint is an error, even if others have the batch.
+        Record the first batch even if it has no rows.
         """
-        is_in = [self.is_in(access.state(), batch) for access in accesses]
+        is_in = [self.is_in(handle.state(), batch) for handle in handles]
         done = None
         with contextlib.suppress(BatchAlreadyCommitted):
             if not any(is_in):
                 done = commit()
                 if done is None:
-                    for access in accesses:
-                        if self.record not in access.known().sinks:
-                            access.committer.commit((access.id, self.commit(batch)))
+                    for handle in handles:
+                        if self.record not in handle.known().sinks:
+                            handle.committer.commit((handle.id, self.commit(batch)))
         return done
 
 
-def drop_sink(access: Access, name: str) -> int:
-    """Forget a sink, by its name or by the id of its query; how many records there were of it."""
-    records = [each for each in access.state().sinks if name in (each, _name_of(each))]
+def drop_sink_records(handle: CollectionHandle, name: str) -> int:
+    """Remove the records of a sink, by its name or by the id of its query; return their number."""
+    records = [each for each in handle.state().sinks if name in (each, _name_of(each))]
     if records:
-        access.committer.commit(*((access.id, DropSink(each)) for each in records))
+        handle.committer.commit(*((handle.id, DropSink(each)) for each in records))
     return len(records)
 
 
 def _name_of(record: str) -> str:
-    """The name in the record of a sink that has one and belongs to a query."""
+    """Parse the name out of the record of a sink with a name and a query."""
     return record[:-18] if _OF_QUERY.fullmatch(record[-18:]) else record
 
 
-def query_in(checkpoint: str | None) -> str | None:
-    """The id of the query that a checkpoint belongs to; None if that cannot be seen from here."""
+def find_query(checkpoint: str | None) -> str | None:
+    """Read the id of the query from a checkpoint; None if this process cannot read it."""
     if checkpoint is None:
         return None
     path = os.path.join(local_path(checkpoint), "metadata")

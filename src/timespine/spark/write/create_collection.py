@@ -1,4 +1,4 @@
-"""The collection that `df.write` goes to: the one that is there, or a new one with the columns of the DataFrame."""
+"""Open the collection that `df.write` writes to, or create it with the columns of the DataFrame."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from timespine.columnar.schema.schema import Schema, infer, is_reserved
 from timespine.errors import UnknownCollection, UsageError
 from timespine.spark.options import DELETE, UPSERT, Options
 from timespine.spark.store_cache import store_of
-from timespine.spark.type_mapping import columns_of
+from timespine.spark.type_mapping import arrow_columns
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
 def collection_for(options: Options, schema: StructType) -> Collection:
-    """The collection that a DataFrame with this schema is written to. It is created if there is none; so is a store.
+    """Open the collection for a DataFrame with this schema; create it, and the store, if it does not exist.
 
-    Key columns are those of the option `key`; without it, all columns together are the key, as in `store.create`.
-    A write that fails afterwards leaves an empty collection behind: tasks need one before they begin.
+    The option `key` names the key columns; without it, all columns together are the key, as in `store.create`.
+    A write that fails afterwards leaves an empty collection: tasks need one before they begin.
     """
     target, mode = options.target, options.text("mode")
     key = options.names("key")
@@ -43,13 +43,13 @@ def collection_for(options: Options, schema: StructType) -> Collection:
 
 
 def _columns(options: Options, schema: StructType) -> pa.Schema:
-    """The columns of a DataFrame that are the user's: not those of updates and change feeds, nor that of the times."""
+    """Return the user's columns of a DataFrame: without those of updates, change feeds and times."""
     times = options.text("timeColumn")
-    return pa.schema([field for field in columns_of(schema) if not is_reserved(field.name) and field.name != times])
+    return pa.schema([field for field in arrow_columns(schema) if not is_reserved(field.name) and field.name != times])
 
 
 def _check_key(name: str, schema: Schema, key: list[str] | None) -> None:
-    """Refuse a key that a collection does not have."""
+    """Refuse a key that differs from that of the collection."""
     known = schema.key_names if schema.key else ()
     if key is not None and set(key) != set(known):
         has = f"has the key {', '.join(known)}" if known else "has no key columns"

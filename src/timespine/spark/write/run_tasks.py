@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client.engines import Access, AppendTime, CommandStep, Step, append_runs_step
+from timespine.client.engine_interface import AppendTime, CollectionHandle, CommandStep, Step, append_runs_step
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import is_nested
-from timespine.spark.setup.workers import check_workers
+from timespine.spark.setup.worker_python import check_workers
 from timespine.spark.type_mapping import from_spark_batch
-from timespine.spark.write.write_job import Job, TaskAnswer
+from timespine.spark.write.write_job import TaskAnswer, WriteJob
 from timespine.spark.write.write_task import ANSWER_DDL, append_task, with_column_names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SMALL_ROWS = 50_000
-"""The driver writes up to this many rows by itself: a job of the executors costs more than they do."""
+"""The most rows that the driver writes itself: a job of the executors takes longer than these."""
 
 
 @contextlib.contextmanager
 def evaluate_once(frame: DataFrame) -> Iterator[None]:
-    """Keep the rows of a DataFrame with the executors while a write looks at them several times.
+    """Cache the rows of a DataFrame on the executors while a write reads them several times.
 
-    SUBTLE: a write counts its rows, samples their keys, writes them, and may do all of that again because another
-    process was first. Each of these runs the plan, and `uuid()`, `rand()` or a table that changes give other rows each
-    time (test_evaluate_once.py). Rows that the caller keeps already stay kept afterwards.
+    SUBTLE: a write counts its rows, samples their keys, writes them, and may repeat all of that after a lost
+    compare-and-set. Each of these runs the plan, and `uuid()`, `rand()` or a changing table give other rows each
+    time (test_evaluate_once.py). Rows that the caller has cached stay cached afterwards.
     """
     level = frame.storageLevel
     if level.useMemory or level.useDisk:
@@ -52,9 +52,9 @@ def collect_if_small(frame: DataFrame, schema: Schema) -> pa.Table | None:
 
 
 def run_write_tasks(frame: DataFrame, schema: Schema, task: Any) -> list[TaskAnswer]:
-    """Run a task over the rows, which Spark deals out by ranges of the key; give the answers of the tasks.
+    """Run a task over the rows, which Spark partitions by ranges of the key; give the answers of the tasks.
 
-    SUBTLE: `mapInArrow` takes the names of columns for expressions. So they travel under others (test_spark_writes.py).
+    SUBTLE: `mapInArrow` parses names of columns as expressions. So columns have other names (test_spark_writes.py).
     """
     columns = frame.columns
     plain = {name: f"c{place}" for place, name in enumerate(columns)}
@@ -68,14 +68,14 @@ def run_write_tasks(frame: DataFrame, schema: Schema, task: Any) -> list[TaskAns
 
 
 def append_by_tasks(
-    access: Access, frame: DataFrame, when: AppendTime, stack: contextlib.ExitStack, *, floats: bool = True
+    handle: CollectionHandle, frame: DataFrame, when: AppendTime, stack: contextlib.ExitStack, *, floats: bool = True
 ) -> list[Step]:
-    """Let tasks sort and write the rows, now; make the steps that commit them and end the job.
+    """Let tasks sort and write the rows at once; make the steps that commit them and end the job.
 
-    Rows at a free time float, or stand at the time of their transaction.
+    Rows without a time get a free one at the commit, or the time of their transaction.
     """
-    id, schema = access.schema(access.known())
-    job = stack.enter_context(Job(access, id, schema, when.at))
+    id, schema = handle.schema(handle.known())
+    job = stack.enter_context(WriteJob(handle, id, schema, when.at))
     runs, rows = job.runs(run_write_tasks(frame, schema, append_task(job.building)))
-    step = append_runs_step(access, schema, runs, rows, when, floats=floats)
-    return [step, CommandStep(access, job.end)]
+    step = append_runs_step(handle, schema, runs, rows, when, floats=floats)
+    return [step, CommandStep(handle, job.end)]

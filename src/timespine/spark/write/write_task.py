@@ -1,7 +1,7 @@
-"""What a task writes: the rows of its partition become parts of a batch, and what points at them travels back.
+"""Write the rows of a partition in a task as parts of a batch, and answer with their descriptions.
 
-Spark hands over the answer of one run of each task. No commit refers to what other runs of it put, because they failed
-or were run twice: it is deleted with the writer of the job (`spark.write.write_job`).
+Only the successful attempt of a task reports back. No commit refers to blobs of failed, retried or speculative
+attempts: the end of the job's writer deletes them (`spark.write.write_job`).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.engines import (
+from timespine.client.engine_interface import (
     REFUSE,
     RowDelta,
     apply_late_policy,
     at_time,
     delta_of,
     fresh_id,
-    keys_of,
+    parse_keys,
     with_times,
 )
-from timespine.columnar.ingest.update_table import conform, updates
-from timespine.columnar.predicate.key_filter import filter_of
-from timespine.columnar.predicate.keyset import KeySet
-from timespine.columnar.scan.slice import Slice, read
+from timespine.columnar.ingest.update_table import conform_columns, to_update_table
+from timespine.columnar.predicate.key_bloom_filter import filter_of
+from timespine.columnar.predicate.key_set import KeySet
+from timespine.columnar.scan.slice import Slice, read_slice_rows
 from timespine.columnar.schema.schema import DIFF, TIME, Schema
 from timespine.columnar.write.batch_builder import BatchBuilder
 from timespine.columnar.write.batch_envelope import encode_batch
@@ -37,7 +37,7 @@ from timespine.model.time import Time
 from timespine.spark.blob_location import BlobLocation
 from timespine.spark.read.read_task import Batches
 from timespine.spark.type_mapping import from_spark_batch
-from timespine.spark.write.seal_rule import Rule
+from timespine.spark.write.seal_rule import SealRule
 
 ANSWER = pa.schema(
     [
@@ -49,45 +49,45 @@ ANSWER = pa.schema(
         pa.field("keys", pa.binary()),
     ]
 )
-"""What a task sends: see `write_job.TaskAnswer`."""
+"""The Arrow schema of the answer of a task: see `write_job.TaskAnswer`."""
 
 ANSWER_DDL = "batch binary, rows bigint, error string, late bigint, latest bigint, keys binary"
-"""The same, as Spark says it."""
+"""The same schema in SQL."""
 
 
 class TaskResult(NamedTuple):
-    """What a task made of the rows of a partition."""
+    """The result of a task for the rows of its partition."""
 
     batch: bytes | None
-    """The batch that they are; None if nothing came of them."""
+    """The batch of the rows; None if it has no updates."""
     rows: int
-    """How many there were."""
+    """The number of rows."""
     late: int = 0
-    """Those of them that came too late."""
+    """The number of late rows."""
     latest: int | None = None
-    """The largest time that they brought."""
+    """The largest time of the rows."""
     keys: bytes | None = None
-    """The filter of their keys, if rows of those were read (`columnar.predicate.key_filter`)."""
+    """The Bloom filter of their keys, if the task looked these up (`columnar.predicate.key_bloom_filter`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Building:
-    """How batches of a collection are built."""
+class BuildOptions:
+    """The options of building batches of a collection."""
 
     place: BlobLocation
-    """Where the blobs go."""
+    """The location of the blobs."""
     collection: str
-    """The collection that they are for."""
+    """The collection of the blobs."""
     writer: str
-    """The registered writer whose blobs they are."""
+    """The registered writer under which tasks put the blobs."""
     schema_id: int
-    """The schema that rows are written with, by its id."""
+    """The id of the schema that tasks write rows with."""
     schema: Schema
     at: Time | None
-    """The time of rows that bring none."""
+    """The time of rows without one of their own."""
 
     def builder(self, order: Order) -> BatchBuilder:
-        """A batch at any times: its place is decided when it is committed."""
+        """Make a builder of a batch at any times; the commit decides its place."""
         return BatchBuilder(
             self.collection,
             self.writer,
@@ -104,41 +104,41 @@ class Building:
 
 @dataclass(frozen=True, slots=True)
 class DeltaTask:
-    """How rows of a partition change those of the collection."""
+    """The options of a task that computes the delta of its partition."""
 
-    building: Building
+    building: BuildOptions
     present: bytes | None
-    """The collection as it is read, as a slice; None if it is empty."""
+    """The slice of the snapshot to look up keys in; None if it is empty."""
     deletes: bool
-    """Whether rows are deleted instead of replaced."""
+    """Whether the write deletes rows instead of replacing them."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnsealedOptions:
-    """How rows are written ahead of the seal."""
+    """The options of rows ahead of the seal."""
 
     times: str
-    """The column that has their times."""
+    """The column with their times."""
     late: str
     """The late policy."""
-    rule: Rule
-    """What is sealed after them."""
+    rule: SealRule
+    """The seal rule."""
 
 
-def append_task(building: Building) -> Callable[[Batches], Batches]:
+def append_task(building: BuildOptions) -> Callable[[Batches], Batches]:
     """Make the function for `mapInArrow` that writes rows as a batch."""
 
     def build(batches: Batches) -> Batches:
-        return _send(lambda: append_rows(building, batches))
+        return _send(lambda: append_task_rows(building, batches))
 
     return build
 
 
-def unsealed_task(building: Building, options: UnsealedOptions, first: int) -> Callable[[Batches], Batches]:
-    """Make the function for `mapInArrow` that writes rows at their own times as a batch; `first` is open."""
+def unsealed_task(building: BuildOptions, options: UnsealedOptions, first: int) -> Callable[[Batches], Batches]:
+    """Make the function for `mapInArrow` that writes rows at their own times as a batch; `first` is not complete."""
 
     def build(batches: Batches) -> Batches:
-        return _send(lambda: write_rows(building, options, first, batches))
+        return _send(lambda: write_unsealed_rows(building, options, first, batches))
 
     return build
 
@@ -147,7 +147,7 @@ def delta_task(changing: DeltaTask) -> Callable[[Batches], Batches]:
     """Make the function for `mapInArrow` that writes the delta of rows; all rows of a key are in one partition."""
 
     def build(batches: Batches) -> Batches:
-        return _send(lambda: change_rows(changing, batches))
+        return _send(lambda: delta_task_rows(changing, batches))
 
     return build
 
@@ -161,7 +161,7 @@ def with_column_names(names: list[str], task: Callable[[Batches], Batches]) -> C
     return run
 
 
-def answer_of(build: Callable[[], TaskResult]) -> dict[str, Any]:
+def decode_answer(build: Callable[[], TaskResult]) -> dict[str, Any]:
     """Build a batch, and make the answer of the task. An error in the rows is an answer: the driver raises it."""
     try:
         result = build()
@@ -171,27 +171,27 @@ def answer_of(build: Callable[[], TaskResult]) -> dict[str, Any]:
 
 
 def _send(build: Callable[[], TaskResult]) -> Batches:
-    answer = answer_of(build)
+    answer = decode_answer(build)
     if answer["rows"] or answer["error"]:
         yield pa.RecordBatch.from_pylist([answer], schema=ANSWER)
 
 
-def append_rows(building: Building, batches: Batches) -> TaskResult:
+def append_task_rows(building: BuildOptions, batches: Batches) -> TaskResult:
     """Write the rows of a partition as a batch."""
     rows = 0
     with building.builder(Order.UNORDERED) as builder:
         for batch in batches:
             table = from_spark_batch(batch, building.schema)
             refuse_null_keys(table, building.schema)
-            builder.add(updates(table, building.schema, building.at))
+            builder.add(to_update_table(table, building.schema, building.at))
             rows += table.num_rows
         return TaskResult(_finish(building, builder), rows)
 
 
-def write_rows(building: Building, options: UnsealedOptions, first: int, batches: Batches) -> TaskResult:
+def write_unsealed_rows(building: BuildOptions, options: UnsealedOptions, first: int, batches: Batches) -> TaskResult:
     """Write the rows of a partition as a batch, at their own times; the late policy applies to those before `first`.
 
-    Late rows that are refused are left to the driver, which knows what is sealed when it commits.
+    The driver refuses late rows under the policy "refuse", since it knows the upper at the commit.
     """
     rows, late, latest = 0, 0, None
     with building.builder(Order.UNORDERED) as builder:
@@ -204,7 +204,7 @@ def write_rows(building: Building, options: UnsealedOptions, first: int, batches
             if options.late != REFUSE:
                 table, moved = apply_late_policy(table, TIME, first, options.late)
                 late += moved
-            builder.add(updates(table, building.schema, None))
+            builder.add(to_update_table(table, building.schema, None))
         return TaskResult(_finish(building, builder), rows, late, latest)
 
 
@@ -214,13 +214,13 @@ def latest_time(table: pa.Table, known: int | None = None) -> int | None:
     return max((each for each in (found, known) if each is not None), default=None)
 
 
-def _finish(building: Building, builder: BatchBuilder) -> bytes | None:
+def _finish(building: BuildOptions, builder: BatchBuilder) -> bytes | None:
     batch = builder.finish(Frontier())
     return encode_batch(batch, building.collection, building.schema.arity) if batch.runs else None
 
 
-def change_rows(changing: DeltaTask, batches: Batches) -> TaskResult:
-    """Write the delta that the rows of a partition make as a batch."""
+def delta_task_rows(changing: DeltaTask, batches: Batches) -> TaskResult:
+    """Write the delta of the rows of a partition as a batch."""
     building = changing.building
     schema = building.schema
     tables = [from_spark_batch(batch, schema) for batch in batches]
@@ -239,13 +239,13 @@ def change_rows(changing: DeltaTask, batches: Batches) -> TaskResult:
 
 
 def _difference(changing: DeltaTask, table: pa.Table) -> tuple[RowDelta, bytes]:
-    """Find what rows change, and make the filter of their keys."""
+    """Compute the delta of rows, and the Bloom filter of their keys."""
     schema = changing.building.schema
     if changing.deletes:
         refuse_null_keys(table, schema)
-        found = keys_of(table, schema)
+        found = parse_keys(table, schema)
         return RowDelta(_present(changing, KeySet(found)), schema.arrow.empty_table()), filter_of(found)
-    new = conform(table, schema)
+    new = conform_columns(table, schema)
     refuse_null_keys(new, schema)
     found = new.select(list(schema.key_names))
     keys = KeySet(found)
@@ -262,14 +262,14 @@ def _present(changing: DeltaTask, keys: KeySet) -> pa.Table:
     if changing.present is None:
         return empty
     place = building.place
-    found = read(
+    found = read_slice_rows(
         Slice.decode(changing.present), place.blob(), place.config, place.cache(), place.config.merge_bytes, keys
     )
     return pa.concat_tables([empty, *(table.select(names) for table in found)])
 
 
 def refuse_null_keys(table: pa.Table, schema: Schema) -> None:
-    """Refuse nulls in a column of the key: in a pipeline they are a join that found nothing, not a key."""
+    """Refuse nulls in a key column: in a pipeline they come from a join without a match."""
     for name in schema.key_names if schema.key else ():
         if name in table.column_names and table.column(name).null_count:
             raise UsageError(f"column {name} of the key has nulls: leave these rows out, or fill them")

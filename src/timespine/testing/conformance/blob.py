@@ -17,14 +17,14 @@ BAD_KEYS: tuple[Any, ...] = (
     "a/b/c.d", "a/b/c\0", "a/b/c\n", "a\\b/c/d", "a/b/é", "-a/b/c", "a/b/" + "x" * 65, None, 7, b"a/b/c",
 )
 # fmt: on
-"""What is no blob key: wrong shape, wrong letters, too long, not text, ways out of the folder."""
+"""Values that are no blob keys: wrong shape, wrong letters, too long, not text, ways out of the folder."""
 
 BAD_PREFIXES: tuple[Any, ...] = ("a", "a/b", "a/b/c", "a/b/c/", "/", "//", "../", "a//", "A/", "a/../", None, 7, b"a/")
-"""What is no blob prefix."""
+"""Values that are no blob prefixes."""
 
 
 class BlobConformance(Conformance[Blob]):
-    """Everything that `timespine.location.blob` promises."""
+    """The promises of `timespine.location.blob`."""
 
     def uses(self, adapter: Blob) -> list[Callable[[], object]]:
         return [

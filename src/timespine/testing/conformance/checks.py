@@ -1,4 +1,4 @@
-"""What the conformance suites of both ports are made of."""
+"""The shared parts of the conformance suites of both ports."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, Generic, Protocol, TypeVar
 from timespine.errors import UsageError
 
 THREADS = 8
-"""How many threads race."""
+"""The number of racing threads."""
 
 BAD_NUMBERS: tuple[Any, ...] = (-1, 1 << 63, 1.5, "1", True)
-"""What is no sequence number, number of bytes or limit."""
+"""Values that are no sequence number, number of bytes or limit."""
 
 
 class Adapter(Protocol):
-    """What both ports have in common."""
+    """The shared part of both ports."""
 
     def close(self) -> None:
-        """Release what the adapter holds open. Twice is fine."""
+        """Release the adapter's resources. Twice is fine."""
         ...
 
 
@@ -30,29 +30,29 @@ A = TypeVar("A", bound=Adapter)
 
 
 class Conformance(Generic[A]):
-    """How a suite gets its adapters, and what is the same for every port."""
+    """The hooks by which a suite gets its adapters, and the tests for every port."""
 
     def make(self, tmp_path: Path) -> A:
-        """A fresh adapter with nothing in it."""
+        """Return a fresh adapter with nothing in it."""
         raise NotImplementedError
 
     def reopen(self, tmp_path: Path) -> A | None:
-        """Another adapter for what `make(tmp_path)` wrote to; None if it keeps nothing."""
+        """Return another adapter for the storage of `make(tmp_path)`; None if the adapter keeps nothing."""
         return None
 
     def make_pair(self, tmp_path: Path) -> tuple[A, A] | None:
-        """Two adapters for the same fresh storage, as two processes would have them; None if there is only one ever."""
+        """Return two adapters for the same fresh storage, as two processes have them; None if that is impossible."""
         return None
 
     rounds = 1.0
-    """How much of the racing to do: an adapter whose every call takes long may say 0.1."""
+    """The share of the racing to do: an adapter with slow calls may set 0.1."""
 
     def scaled(self, rounds: int) -> int:
-        """So many rounds, or fewer if the adapter asks for that; at least two."""
+        """Scale a number of rounds by the share that the adapter sets; at least two."""
         return max(int(rounds * self.rounds), 2)
 
     def uses(self, adapter: A) -> list[Callable[[], object]]:
-        """One good call of every method but close."""
+        """Return one valid call of every method but close."""
         raise NotImplementedError
 
     def test_close_twice_is_fine_and_use_after_it_is_refused(self, tmp_path: Path) -> None:
@@ -65,20 +65,20 @@ class Conformance(Generic[A]):
 
 
 def check(condition: object, message: str) -> None:
-    """An assertion that `python -O` does not remove."""
+    """Raise AssertionError unless a condition holds, also under `python -O`."""
     if not condition:
         raise AssertionError(message)
 
 
 def check_equal(actual: object, wanted: object) -> None:
-    """An assertion about a value, with both values in its message."""
+    """Raise AssertionError, with both values in its message, unless they are equal."""
     if actual != wanted:
         raise AssertionError(f"got {actual!r:.400}, wanted {wanted!r:.400}")
 
 
 @contextlib.contextmanager
 def expect(kind: type[Exception], what: object = "") -> Iterator[None]:
-    """The block must raise `kind`."""
+    """Require that the block raises `kind`."""
     try:
         yield
     except kind:
@@ -113,7 +113,7 @@ def race(action: Callable[[int], None], threads: int = THREADS) -> None:
 
 
 def race_until(writers: int, write: Callable[[], None], read: Callable[[int], None], threads: int = THREADS) -> None:
-    """Race so many writers against threads that read again and again, until all writers are done."""
+    """Race `writers` writers against threads that read again and again, until all writers are done."""
     busy = set(range(writers))
 
     def run(number: int) -> None:

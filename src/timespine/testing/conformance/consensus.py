@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from timespine.errors import UsageError
-from timespine.location.consensus import ENTRY_BYTES_MAX, WRITES_MAX, Consensus, Entry, Write
+from timespine.location.consensus import ENTRY_BYTES_MAX, WRITES_MAX, Consensus, LogEntry, LogWrite
 from timespine.testing.conformance.checks import (
     BAD_NUMBERS,
     THREADS,
@@ -21,25 +21,25 @@ from timespine.testing.conformance.checks import (
 )
 
 BAD_LOGS: tuple[Any, ...] = ("", "a/b", "..", "A", "a.b", "a\0", "é", "-a", "x" * 65, None, 7, b"a")
-"""What is no consensus key."""
+"""Values that are no consensus keys."""
 
 
 def fill(log: Consensus, key: str, entries: int) -> None:
-    """Append so many entries whose data are their numbers."""
+    """Append this number of entries, whose data are their numbers."""
     for _ in range(entries):
         head = log.head(key)
-        write = Write(key, None if head is None else head.seqno, b"")
+        write = LogWrite(key, None if head is None else head.seqno, b"")
         check_equal(log.compare_and_set([write._replace(data=b"%d" % write.seqno)]), None)
 
 
 class ConsensusConformance(Conformance[Consensus]):
-    """Everything that `timespine.location.consensus` promises."""
+    """The promises of `timespine.location.consensus`."""
 
     def uses(self, adapter: Consensus) -> list[Callable[[], object]]:
         return [
             lambda: adapter.head("a"),
             lambda: adapter.scan("a"),
-            lambda: adapter.compare_and_set([Write("a", None, b"")]),
+            lambda: adapter.compare_and_set([LogWrite("a", None, b"")]),
             lambda: adapter.truncate("a", 1),
             lambda: adapter.list_keys(),
         ]
@@ -52,38 +52,48 @@ class ConsensusConformance(Conformance[Consensus]):
         with contextlib.closing(self.make(tmp_path)) as log:
             for number in range(5):
                 fill(log, "a", 1)
-                check_equal(log.head("a"), Entry(number, b"%d" % number))
-            check_equal(log.scan("a"), [Entry(number, b"%d" % number) for number in range(5)])
+                check_equal(log.head("a"), LogEntry(number, b"%d" % number))
+            check_equal(log.scan("a"), [LogEntry(number, b"%d" % number) for number in range(5)])
 
     def test_any_bytes_come_back(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:
             for number, data in enumerate((b"", b"\0", bytes(range(256)) * 40, b"x" * (3 << 20))):
-                check_equal(log.compare_and_set([Write("a", number - 1 if number else None, data)]), None)
-                check(log.head("a") == Entry(number, data), f"entry {number} came back changed")
+                check_equal(log.compare_and_set([LogWrite("a", number - 1 if number else None, data)]), None)
+                check(log.head("a") == LogEntry(number, data), f"entry {number} came back changed")
 
     def test_a_wrong_expectation_appends_nothing_and_names_the_head(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:
-            check_equal(log.compare_and_set([Write("a", 0, b"x")]), {"a": None})
+            check_equal(log.compare_and_set([LogWrite("a", 0, b"x")]), {"a": None})
             fill(log, "a", 3)
             for expected in (None, 0, 1, 3, 100, (1 << 63) - 2):
-                check_equal(log.compare_and_set([Write("a", expected, b"x")]), {"a": 2})
-            check_equal(log.scan("a"), [Entry(number, b"%d" % number) for number in range(3)])
+                check_equal(log.compare_and_set([LogWrite("a", expected, b"x")]), {"a": 2})
+            check_equal(log.scan("a"), [LogEntry(number, b"%d" % number) for number in range(3)])
 
     def test_several_keys_are_appended_all_or_none(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:
             fill(log, "a", 2)
             fill(log, "b", 1)
-            wrong = [Write("a", 1, b"x"), Write("b", None, b"x"), Write("c", 4, b"x"), Write("d", None, b"x")]
+            wrong = [
+                LogWrite("a", 1, b"x"),
+                LogWrite("b", None, b"x"),
+                LogWrite("c", 4, b"x"),
+                LogWrite("d", None, b"x"),
+            ]
             check_equal(log.compare_and_set(wrong), {"b": 0, "c": None})
             check_equal([len(log.scan(key)) for key in "abcd"], [2, 1, 0, 0])
-            right = [Write("a", 1, b"x"), Write("b", 0, b"y"), Write("c", None, b"z"), Write("d", None, b"")]
+            right = [
+                LogWrite("a", 1, b"x"),
+                LogWrite("b", 0, b"y"),
+                LogWrite("c", None, b"z"),
+                LogWrite("d", None, b""),
+            ]
             check_equal(log.compare_and_set(right), None)
-            wanted = [Entry(2, b"x"), Entry(1, b"y"), Entry(0, b"z"), Entry(0, b"")]
+            wanted = [LogEntry(2, b"x"), LogEntry(1, b"y"), LogEntry(0, b"z"), LogEntry(0, b"")]
             check_equal([log.head(key) for key in "abcd"], wanted)
 
     def test_as_many_keys_as_allowed_and_no_more(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:
-            writes = [Write(f"k{number:05}", None, b"x") for number in range(WRITES_MAX + 1)]
+            writes = [LogWrite(f"k{number:05}", None, b"x") for number in range(WRITES_MAX + 1)]
             with expect(UsageError, "too many"):
                 log.compare_and_set(writes)
             check_equal(log.list_keys(), [])
@@ -92,27 +102,27 @@ class ConsensusConformance(Conformance[Consensus]):
 
     def test_as_many_bytes_as_allowed_and_no_more(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:
-            large = Write("a", None, bytes(ENTRY_BYTES_MAX - 3))
+            large = LogWrite("a", None, bytes(ENTRY_BYTES_MAX - 3))
             with expect(UsageError, "too many bytes"):
-                log.compare_and_set([large, Write("b", None, b"1234")])
+                log.compare_and_set([large, LogWrite("b", None, b"1234")])
             check_equal(log.list_keys(), [])
-            check_equal(log.compare_and_set([large, Write("b", None, b"123"), Write("c", None, b"")]), None)
-            check(log.head("a") == Entry(0, large.data), "the large entry came back changed")
+            check_equal(log.compare_and_set([large, LogWrite("b", None, b"123"), LogWrite("c", None, b"")]), None)
+            check(log.head("a") == LogEntry(0, large.data), "the large entry came back changed")
             check_equal(log.list_keys(), ["a", "b", "c"])
 
     def test_bad_writes_are_refused_and_change_nothing(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:
             fill(log, "a", 1)
-            good = Write("b", None, b"x")
-            bad: list[Any] = [[], None, 7, [None], [("b", None, b"x")], [good, good], [good, Write("b", 0, b"y")]]
-            bad += [[good, Write(key, None, b"x")] for key in BAD_LOGS]
-            bad += [[good, Write("a", expected, b"x")] for expected in (*BAD_NUMBERS, (1 << 63) - 1)]
-            bad += [[good, Write("a", 0, data)] for data in cast(list[bytes], [None, "x", 7, bytearray(b"x")])]
-            bad += [[Write("a", 0, bytes(ENTRY_BYTES_MAX + 1))]]
+            good = LogWrite("b", None, b"x")
+            bad: list[Any] = [[], None, 7, [None], [("b", None, b"x")], [good, good], [good, LogWrite("b", 0, b"y")]]
+            bad += [[good, LogWrite(key, None, b"x")] for key in BAD_LOGS]
+            bad += [[good, LogWrite("a", expected, b"x")] for expected in (*BAD_NUMBERS, (1 << 63) - 1)]
+            bad += [[good, LogWrite("a", 0, data)] for data in cast(list[bytes], [None, "x", 7, bytearray(b"x")])]
+            bad += [[LogWrite("a", 0, bytes(ENTRY_BYTES_MAX + 1))]]
             for writes in bad:
                 with expect(UsageError, writes):
                     log.compare_and_set(writes)
-            check_equal([log.list_keys(), log.scan("a")], [["a"], [Entry(0, b"0")]])
+            check_equal([log.list_keys(), log.scan("a")], [["a"], [LogEntry(0, b"0")]])
 
     def test_bad_arguments_are_refused_and_change_nothing(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:
@@ -151,16 +161,16 @@ class ConsensusConformance(Conformance[Consensus]):
             fill(log, "b", 5)
             check_equal([log.truncate("a", below) for below in (0, 2, 2, 1, 4)], [0, 2, 0, 0, 2])
             check_equal([log.truncate("b", (1 << 63) - 1), log.truncate("b", 9)], [4, 0])
-            check_equal([log.scan("a"), log.head("b")], [[Entry(4, b"4")], Entry(4, b"4")])
+            check_equal([log.scan("a"), log.head("b")], [[LogEntry(4, b"4")], LogEntry(4, b"4")])
 
     def test_what_was_truncated_cannot_be_written_again(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:
             fill(log, "a", 5)
             log.truncate("a", 4)
             for expected in (None, 0, 1, 2, 3):
-                check_equal(log.compare_and_set([Write("a", expected, b"ghost")]), {"a": 4})
+                check_equal(log.compare_and_set([LogWrite("a", expected, b"ghost")]), {"a": 4})
             fill(log, "a", 1)
-            check_equal(log.scan("a"), [Entry(4, b"4"), Entry(5, b"5")])
+            check_equal(log.scan("a"), [LogEntry(4, b"4"), LogEntry(5, b"5")])
 
     def test_list_keys_takes_any_prefix(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:
@@ -178,14 +188,14 @@ class ConsensusConformance(Conformance[Consensus]):
             def act(thread: int) -> None:
                 for _ in range(rounds):
                     head = log.head("a")
-                    write = Write("a", None if head is None else head.seqno, b"%d" % thread)
+                    write = LogWrite("a", None if head is None else head.seqno, b"%d" % thread)
                     while (lost := log.compare_and_set([write])) is not None:
                         check(lost["a"] != write.expected, "lost against the head it expected")
                         write = write._replace(expected=lost["a"])
                     check(won.setdefault(write.seqno, write.data) is write.data, f"two winners at {write.seqno}")
 
             race(act)
-            check_equal(log.scan("a"), [Entry(number, won[number]) for number in range(THREADS * rounds)])
+            check_equal(log.scan("a"), [LogEntry(number, won[number]) for number in range(THREADS * rounds)])
 
     def test_racing_instances_have_one_winner_per_number_and_see_each_other(self, tmp_path: Path) -> None:
         pair = self.make_pair(tmp_path)
@@ -202,7 +212,7 @@ class ConsensusConformance(Conformance[Consensus]):
                     head = log.head("a")
                     expected = None if head is None else head.seqno
                     while True:
-                        both = [Write("a", expected, data), Write("b", expected, data)]
+                        both = [LogWrite("a", expected, data), LogWrite("b", expected, data)]
                         lost = log.compare_and_set(both)
                         if lost is None:
                             break
@@ -210,12 +220,12 @@ class ConsensusConformance(Conformance[Consensus]):
                     seqno = both[0].seqno
                     check(won.setdefault(seqno, data) is data, f"two winners at {seqno}")
                     seen = other.scan("b", seqno, 1)
-                    check(seen == [Entry(seqno, data)], f"the other instance has {seen} at {seqno}")
+                    check(seen == [LogEntry(seqno, data)], f"the other instance has {seen} at {seqno}")
 
             race(act)
             for log in pair:
                 for key in "ab":
-                    check_equal(log.scan(key), [Entry(number, won[number]) for number in range(THREADS * rounds)])
+                    check_equal(log.scan(key), [LogEntry(number, won[number]) for number in range(THREADS * rounds)])
 
     def test_several_keys_are_never_seen_torn(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:
@@ -228,7 +238,7 @@ class ConsensusConformance(Conformance[Consensus]):
                 for _ in range(self.scaled(40)):
                     head = seqno("a")
                     expected = None if head < 0 else head
-                    log.compare_and_set([Write("a", expected, b"a"), Write("b", expected, b"b")])
+                    log.compare_and_set([LogWrite("a", expected, b"a"), LogWrite("b", expected, b"b")])
 
             def read(_: int) -> None:
                 for first, second in ("ab", "ba"):
@@ -249,7 +259,7 @@ class ConsensusConformance(Conformance[Consensus]):
 
             def write() -> None:
                 for _ in range(self.scaled(40)):
-                    log.compare_and_set([Write("a", newest(), b"x")])
+                    log.compare_and_set([LogWrite("a", newest(), b"x")])
 
             def read(thread: int) -> None:
                 seqno = newest()
@@ -275,10 +285,10 @@ class ConsensusConformance(Conformance[Consensus]):
         second = self.reopen(tmp_path)
         if second is None:
             return first.close()
-        check_equal(second.head("a"), Entry(2, b"2"))  # while the first is open
+        check_equal(second.head("a"), LogEntry(2, b"2"))  # while the first is open
         fill(second, "a", 1)
-        check_equal(first.head("a"), Entry(3, b"3"))
-        check_equal(first.compare_and_set([Write("a", 2, b"x")]), {"a": 3})
+        check_equal(first.head("a"), LogEntry(3, b"3"))
+        check_equal(first.compare_and_set([LogWrite("a", 2, b"x")]), {"a": 3})
         first.close()
         second.close()
         with contextlib.closing(cast(Consensus, self.reopen(tmp_path))) as third:

@@ -1,8 +1,8 @@
-"""What the bytes of parts are, for the simulator: a format. And the naive one.
+"""The formats of the bytes of parts, for the simulator, and the naive one.
 
-The naive engine encodes lists of updates, and lets the oracle merge them. It stands
-where the columnar engine stands, for most simulated histories and for tests of
-adapters: slow, obviously correct, and with every kind of output that a real engine
+The naive engine encodes lists of updates, and lets the oracle merge them. It replaces
+the columnar engine in most simulated histories and in tests of adapters:
+slow, obviously correct, and with every kind of output that a real engine
 has (several parts, hollow runs, parts passed through by reference). The real one is
 `timespine.testing.formats.parquet`.
 """
@@ -20,13 +20,13 @@ from timespine.config import Config
 from timespine.core.batch import HollowBatch, Part, Run, wrap_int64
 from timespine.core.effects import FreshId, GetBlob, MergeOutput, MergeRuns, Output, Protocol, PutBlob
 from timespine.core.encoding.codec import decode_run, encode_run
-from timespine.core.read_plan import Plan, seen_through
+from timespine.core.read_plan import Plan, apply_parent_bounds
 from timespine.core.state import State
 from timespine.errors import CorruptionError
 from timespine.model.frontier import advance_by
 from timespine.model.oracle import Row, Update, check_diff, compact
 from timespine.model.time import Time
-from timespine.testing.simulator.writes import Data
+from timespine.testing.simulator.core_writes import Data
 
 StoredUpdate = tuple[str, Time, int]
 
@@ -53,51 +53,51 @@ PART_ROWS = 2
 """Rows per part of a merge result: small, so that results have several parts."""
 
 PASSED_MAX = 2
-"""Parts passed through that a merge result lists itself; more of them are in a hollow run."""
+"""Parts passed through that a merge result lists itself; a hollow run lists more of them."""
 
 
-class Format(typing.Protocol):
-    """What the bytes of parts are; who reads them, and who merges them."""
+class RowFormat(typing.Protocol):
+    """A format of the bytes of parts, with its reads and merges."""
 
     config: Config
     """Limits for the processes that use it."""
     writes_inline: bool
-    """Whether tiny writes ahead of the seal are put into the state itself."""
+    """Whether tiny writes ahead of the seal go into the state itself."""
     favours: Mapping[str, int]
-    """Operations that there shall be more of than usual, and by which factor."""
+    """Operations that histories use more often than usual, each with its factor."""
     counts: Counter[str]
-    """How often it did what, for whoever wants to see that all of it happens."""
+    """Counts of the paths taken, so that tests can see that histories reach all of them."""
 
     def first_schema(self, arity: int) -> bytes | None:
-        """The schema that a collection begins with, if it needs one."""
+        """Return the first schema of a collection, if the format needs one."""
         ...
 
     def next_schema(self, state: State, name: str) -> bytes:
-        """Some schema that may follow the newest one; `name` was never used before."""
+        """Return a schema that may follow the newest one; `name` was never used before."""
         ...
 
     def loses(self, state: State, written: int) -> bool:
-        """Whether the newest schema of a state lacks something that rows of an older one may hold."""
+        """Tell whether the newest schema of a state lacks a column that rows of an older one may hold."""
         ...
 
     def retractable(self, rows: Sequence[Row], state: State) -> Sequence[Row]:
-        """Those rows that data under the newest schema of a state can retract."""
+        """Return the rows that data under the newest schema of a state can retract."""
         ...
 
     def data_of(self, updates: Sequence[Update], state: State) -> Data:
-        """Updates as data to append, under the newest schema of a state."""
+        """Encode updates as data to append, under the newest schema of a state."""
         ...
 
     def pieces_of(self, updates: Sequence[Update], state: State) -> list[Data]:
-        """The same as the parts of one run: all of one order, and in it."""
+        """Encode updates as the parts of one run, in its order."""
         ...
 
     def rows_of(self, part: Part, data: bytes, schema: bytes | None) -> Sequence[StoredUpdate]:
-        """All updates in the bytes of a part that was written under a schema, as they were put."""
+        """Decode all updates of a part that was written under a schema."""
         ...
 
     def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[Row, int]:
-        """How often each row counts, by the parts that a plan fetched."""
+        """Count each row, by the parts that a plan fetched."""
         ...
 
     def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[Output]:
@@ -105,7 +105,7 @@ class Format(typing.Protocol):
         ...
 
 
-class Opaque:
+class NaiveFormat:
     """Lists of updates, and the oracle."""
 
     config = CONFIG
@@ -120,7 +120,7 @@ class Opaque:
         return name.encode()
 
     def loses(self, state: State, written: int) -> bool:
-        """By a rule that has no other meaning: about half of the changes drop something."""
+        """Decide by a rule without other meaning: about half of the changes drop something."""
         return any(zlib.crc32(schema) % 2 for schema in state.schemas[written + 1 :])
 
     def retractable(self, rows: Sequence[Row], state: State) -> Sequence[Row]:
@@ -137,23 +137,23 @@ class Opaque:
         return decode_rows(data)
 
     def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[Row, int]:
-        return counted(plan, fetched)
+        return row_counts(plan, fetched)
 
     def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[Output]:
         return merge_runs(effect)
 
 
-OPAQUE: Format = Opaque()
+OPAQUE: RowFormat = NaiveFormat()
 """The naive format."""
 
 
 def encode_rows(updates: Iterable[Update]) -> bytes:
-    """Updates as opaque bytes."""
+    """Encode updates as opaque bytes."""
     return _encoder.encode(list(updates))
 
 
 def decode_rows(data: bytes) -> list[StoredUpdate]:
-    """The updates in opaque bytes."""
+    """Decode the updates in opaque bytes."""
     try:
         return _decoder.decode(data)
     except msgspec.MsgspecError as error:
@@ -161,17 +161,17 @@ def decode_rows(data: bytes) -> list[StoredUpdate]:
 
 
 def data_of(updates: Sequence[Update]) -> Data:
-    """Updates as data to append."""
+    """Encode updates as data to append."""
     return Data(encode_rows(updates), len(updates), wrap_int64(sum(diff for _, _, diff in updates)))
 
 
-def counted(plan: Plan, fetched: Iterable[tuple[Part, bytes]]) -> dict[Row, int]:
-    """How often each row counts, by the parts that a plan fetched."""
+def row_counts(plan: Plan, fetched: Iterable[tuple[Part, bytes]]) -> dict[Row, int]:
+    """Count each row, by the parts that a plan fetched."""
     return counts_of(plan, ((part, decode_rows(data)) for part, data in fetched))
 
 
 def counts_of(plan: Plan, parts: Iterable[tuple[Part, Sequence[StoredUpdate]]]) -> dict[Row, int]:
-    """How often each row counts, by the updates in the parts of a plan."""
+    """Count each row, by the updates in the parts of a plan."""
     counts: dict[Row, int] = {}
     for part, updates in parts:
         for row, time, diff in updates:
@@ -181,7 +181,7 @@ def counts_of(plan: Plan, parts: Iterable[tuple[Part, Sequence[StoredUpdate]]]) 
 
 
 def visible(part: Part, updates: Iterable[StoredUpdate]) -> list[Update]:
-    """The updates that are seen through a reference to a part, at the times they are seen at."""
+    """Return the updates that a reference to a part shows, at the times at which it shows them."""
     seen: list[Update] = []
     for row, time, diff in updates:
         if part.lower is not None and not part.lower.less_equal(time):
@@ -206,7 +206,7 @@ def merge_runs(effect: MergeRuns) -> Protocol[Output]:
         if data is None:
             return None
         if part.hollow:
-            waiting.extend((seen_through(part, child), origin) for child in decode_run(part.key, data))
+            waiting.extend((apply_parent_bounds(part, child), origin) for child in decode_run(part.key, data))
         else:
             parts.append((part, origin, visible(part, decode_rows(data))))
     desc = effect.request.desc
@@ -232,7 +232,7 @@ def merge_runs(effect: MergeRuns) -> Protocol[Output]:
 
 
 def _write(effect: MergeRuns, merged: list[Update]) -> Protocol[tuple[tuple[Part, ...], int]]:
-    """Put the rows as parts, and more than two parts in a hollow run; and how many bytes that were."""
+    """Put the rows as parts, and more than two parts in a hollow run; return them and their bytes."""
     parts: list[Part] = []
     for start in range(0, len(merged), PART_ROWS):
         data = data_of(merged[start : start + PART_ROWS])

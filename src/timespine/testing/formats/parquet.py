@@ -1,10 +1,10 @@
 """The real format, for simulated histories: Parquet parts, Arrow inline data, the columnar engine and scan.
 
 Rows are the same strings as in the naive format, in a column of their own. Further
-columns come and go beside it, and what a row holds in them follows from the row, so
-that a retraction meets what it retracts. What is read is read twice: by the scan that
-users read with, and by adding up what any Parquet reader finds in the files. Both
-must agree.
+columns come and go beside it, and their values follow from the row, so that a
+retraction is equal to the row that it retracts. Every read happens twice: by the scan
+that users read with, and by adding up the rows that any Parquet reader finds in the
+files. Both must agree.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from itertools import count, pairwise
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from timespine.columnar.ingest.update_table import updates as updates_of
+from timespine.columnar.ingest.update_table import to_update_table as updates_of
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.merge_engine import Engine
-from timespine.columnar.parts.cache import PartCache
-from timespine.columnar.parts.inline import decode_inline, encode_inline
+from timespine.columnar.merge.engine import Engine
+from timespine.columnar.parts.inline_part import decode_inline, encode_inline
+from timespine.columnar.parts.part_cache import PartCache
+from timespine.columnar.parts.part_stats import diff_sum_of
 from timespine.columnar.parts.part_writer import encode_part
-from timespine.columnar.parts.stats import diff_sum_of
 from timespine.columnar.predicate.column import col
-from timespine.columnar.predicate.keyset import KeySet
+from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan import row_count
-from timespine.columnar.scan.part_set import Parts
-from timespine.columnar.scan.request import Wanted
+from timespine.columnar.scan.part_access import Parts
+from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
-from timespine.columnar.scan.splits import split_keys
+from timespine.columnar.scan.split_keys import split_keys
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import DIFF, Field, Schema, define
 from timespine.core.batch import Order, Part, Run
@@ -44,14 +44,14 @@ from timespine.location.memory import MemoryBlob
 from timespine.model.oracle import Row, Update
 from timespine.testing.formats.naive import CONFIG as NAIVE
 from timespine.testing.formats.naive import StoredUpdate, counts_of
-from timespine.testing.formats.replayed_blob import carried_out
+from timespine.testing.formats.replayed_blob import replay_as_protocol
+from timespine.testing.simulator.core_writes import Data
 from timespine.testing.simulator.violation import BrokenPromise
-from timespine.testing.simulator.writes import Data
 
 CONFIG = replace(
     NAIVE,
-    inline_part_bytes=160,
-    inline_total_bytes=480,
+    inline_part_bytes=24,
+    inline_total_bytes=72,
     part_bytes=120,
     row_group_rows=2,
     merge_bytes=1024,
@@ -61,10 +61,10 @@ CONFIG = replace(
 """Limits so small that a handful of rows is several row groups, parts, hollow runs and rounds of a merge."""
 
 COLUMNS_MAX = 3
-"""Columns beside that of the row: from here on one goes before another one comes."""
+"""Columns beside that of the row: at this number one goes before another one comes."""
 
 TYPES = (("int32", 7), ("string", None), ("double", -0.5), ("string", "some"))
-"""Columns that are added: their types and defaults."""
+"""The types and defaults of columns that histories add."""
 
 INTEGERS = (None, -1, 0, 1 << 30)
 VALUES = {
@@ -73,7 +73,7 @@ VALUES = {
     "string": (None, "", "some", "\u00e9" * 9),
     "float64": (None, float("nan"), 0.0, -0.5),
 }
-"""What there is in them. An integer stays what it is when its column gets wider."""
+"""Their values. An integer stays the same when its column gets wider."""
 
 PATHS = (
     "merges",
@@ -86,10 +86,10 @@ PATHS = (
     "parts skipped",
     "row groups skipped",
 )
-"""What is counted, to see that histories get everywhere."""
+"""The counted paths, to see that histories reach all of them."""
 
 
-class Rows(Data, frozen=True, kw_only=True):
+class ParquetData(Data, frozen=True, kw_only=True):
     """Updates as an Arrow table: inline as it is, Parquet as a blob."""
 
     table: pa.Table
@@ -103,8 +103,8 @@ class Rows(Data, frozen=True, kw_only=True):
         return part.data, part.meta.encode()
 
 
-class Parquet:
-    """What the columnar layer makes of rows."""
+class ParquetFormat:
+    """The format of the columnar layer."""
 
     config = CONFIG
     writes_inline = True
@@ -113,17 +113,17 @@ class Parquet:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.cache = PartCache(16 << 20)
-        """What readers have decoded: one for all processes, and so only good for one history."""
+        """The decoded row groups of readers: one cache for all processes, so only good for one history."""
         self.columns: dict[tuple[str, Row], int] = {}
-        """Columns with an id below this were there when a row of a collection was first written."""
+        """The column id below which columns existed when a row of a collection was first written."""
 
     def first_schema(self, arity: int) -> bytes | None:
-        """With a key; without one if times are partially ordered, so that both are met."""
+        """Return a schema with a key; without one if times are partially ordered, so that histories meet both."""
         row = {"row": "string"}
         return (define(row, None) if arity == 1 else define(None, row, arity=arity)).encode()
 
     def next_schema(self, state: State, name: str) -> bytes:
-        """One column more, or less, or renamed, or of a wider type."""
+        """Add, drop, rename or widen a column."""
         newest = _newest(state)
         choice = zlib.crc32(name.encode())
         others = newest.names[1:]
@@ -138,17 +138,17 @@ class Parquet:
         return newest.add(f"added_{name}", type, default).encode()
 
     def loses(self, state: State, written: int) -> bool:
-        """Whether a column was dropped."""
+        """Tell whether a column was dropped."""
         newest = _newest(state)
         return any(not newest.has_id(field.id) for field in Schema.decode(state.schemas[written]).fields)
 
     def retractable(self, rows: Sequence[Row], state: State) -> Sequence[Row]:
-        """Not those with a value in a column that whoever writes does not know of yet: it would be another row."""
+        """Leave out rows with a value in a column that the writer does not know yet: it would retract another row."""
         known, collection = _newest(state).next_id, state.collection
         return [row for row in rows if self.columns.get((collection, row), 0) <= known]
 
     def data_of(self, updates: Sequence[Update], state: State) -> Data:
-        """Mostly in order; sometimes as they came, which is what unsealed updates are."""
+        """Encode updates mostly in order; sometimes in order of arrival, as unsealed updates are."""
         table = self._table(updates, state)
         if _is_shuffled(updates):
             return _data(table, state, Order.UNORDERED)
@@ -164,7 +164,7 @@ class Parquet:
         return [_data(piece, state, order) for piece in pieces if piece.num_rows]
 
     def _table(self, updates: Sequence[Update], state: State) -> pa.Table:
-        """Updates as a table. Times with too few coordinates, of a call that is to be refused, get some more."""
+        """Build a table of updates. Times with too few coordinates, of a call that is to be refused, get some more."""
         schema, collection = _newest(state), state.collection
         padding = (0,) * schema.arity
         columns: dict[str, pa.Array] = {"row": pa.array([row for row, _, _ in updates], pa.string())}
@@ -179,19 +179,19 @@ class Parquet:
         return updates_of(pa.table(columns), schema, None)
 
     def value_of(self, collection: str, row: Row, field: Field) -> object:
-        """What a row holds in a column that is not that of the row: the default if the column came later."""
+        """Return the value of a row in another column: the default if the column came later."""
         if field.id >= self.columns[collection, row]:
             return field.default_scalar().as_py()
         values = VALUES[field.type]
         return values[zlib.crc32(f"{row} {field.id}".encode()) % len(values)]
 
     def rows_of(self, part: Part, data: bytes, schema: bytes | None) -> Sequence[StoredUpdate]:
-        """As anybody who can read Parquet sees them; of inline data, as we do."""
+        """Decode the updates as any Parquet reader does; inline data as the columnar layer does."""
         assert schema is not None
         return _stored(data, part.rows, schema, part.inline is not None)
 
     def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[Row, int]:
-        """By the scan; a CorruptionError if the parts themselves say something else."""
+        """Count by the scan; raise BrokenPromise if the parts themselves have other rows."""
         runs = _with_leaves(plan, fetched)
         leaves = [(part, run.schema) for run in runs for part in run.parts]
         stored = [
@@ -205,14 +205,14 @@ class Parquet:
         if found != expected:
             raise BrokenPromise(f"the scan of state {plan.seqno} finds {found}, its parts have {expected}")
         names = sorted({row for _, updates in stored for row, _, _ in updates})
-        reading.check(expected, names[plan.seqno % len(names)] if names else "nobody", plan.seqno)
-        self.counts["parts read"] += reading.parts.tally.parts
-        self.counts["parts skipped"] += reading.parts.tally.parts_skipped
-        self.counts["row groups skipped"] += reading.parts.tally.groups_skipped
+        reading.check(expected, names[plan.seqno % len(names)] if names else "missing", plan.seqno)
+        self.counts["parts read"] += reading.parts.scan_stats.parts
+        self.counts["parts skipped"] += reading.parts.scan_stats.parts_skipped
+        self.counts["row groups skipped"] += reading.parts.scan_stats.groups_skipped
         return expected
 
     def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[Output]:
-        """By the engine. Its names follow from one id, so that it chooses the same ones when it is run again."""
+        """Merge by the engine. Its names follow from one id, so that it chooses the same ones when it runs again."""
         id = (yield FreshId("p"))[1:]
         known = [Schema.decode(each) for each in state.schemas]
         counters: dict[str, float] = {}
@@ -231,13 +231,13 @@ class Parquet:
             )
             return engine.merge(effect)
 
-        merged = yield from carried_out(merge)
+        merged = yield from replay_as_protocol(merge)
         if merged is not None:
             self._count(effect, merged, counters)
         return merged
 
     def _count(self, effect: MergeRuns, output: MergeOutput, counters: dict[str, float]) -> None:
-        """What kinds of results there are."""
+        """Count the kinds of results."""
         merged = output.batch
         self.counts["merges"] += 1
         self.counts["parts passed through"] += int(counters.get("merge parts passed", 0))
@@ -248,7 +248,7 @@ class Parquet:
 
 
 class _Reading:
-    """The reads that users do, over the parts of one plan."""
+    """The reads of users, over the parts of one plan."""
 
     def __init__(
         self,
@@ -256,28 +256,28 @@ class _Reading:
         fetched: Sequence[tuple[Part, bytes]],
         state: State,
         plan: Plan,
-        format: Parquet,
+        format: ParquetFormat,
     ) -> None:
         blob = MemoryBlob()
         for part, data in fetched:
             if part.inline is None:
                 blob.put(part.key, data)
         known = [Schema.decode(each) for each in state.schemas]
-        # Every part that is skipped is read all the same, to see that skipping it was right.
+        # Every skipped part is read too, to see that skipping it was right.
         self.parts = Parts(blob, state.collection, known.__getitem__, CONFIG, format.cache, audit=1.0)
         self.memory_bytes = CONFIG.cache_bytes if plan.seqno % 3 == 0 else CONFIG.merge_bytes
         self.collection = state.collection
         self.format = format
         self.runs = runs
-        self.wanted = Wanted(known[-1], known[-1].names, Window(plan.after, plan.until))
+        self.wanted = ScanRequest(known[-1], known[-1].names, Window(plan.after, plan.until))
 
     def all(self) -> dict[Row, int]:
-        """Every row."""
+        """Return every row."""
         return self._rows(self.wanted)
 
     def check(self, expected: dict[Row, int], row: str, choice: int) -> None:
-        """What a reader of one row, of one half, or of the number of rows is told."""
-        said = row_count.counted(self.parts, self.runs, self.wanted)
+        """Check the answers for one row, for one half, and for the number of rows."""
+        said = row_count.count_rows(self.parts, self.runs, self.wanted)
         if said != sum(expected.values()):
             raise BrokenPromise(f"{sum(expected.values())} rows are counted as {said}")
         if choice % 2:
@@ -293,12 +293,12 @@ class _Reading:
         if dict(halves) != expected:
             raise BrokenPromise(f"{len(cuts) - 1} readers find {dict(halves)} together, not {expected}")
 
-    def _only(self, row: str) -> Wanted:
+    def _only(self, row: str) -> ScanRequest:
         if self.wanted.schema.key:
             return replace(self.wanted, keys=KeySet(pa.table({"row": [row]})))
         return replace(self.wanted, where=col("row") == row)
 
-    def _rows(self, wanted: Wanted) -> dict[Row, int]:
+    def _rows(self, wanted: ScanRequest) -> dict[Row, int]:
         found: dict[Row, int] = {}
         for table in scan(self.parts, self.runs, wanted, self.memory_bytes):
             for values in table.to_pylist():
@@ -328,7 +328,7 @@ def _consolidated(table: pa.Table, state: State) -> pa.Table:
 
 
 def _data(table: pa.Table, state: State, order: Order) -> Data:
-    return Rows(
+    return ParquetData(
         encode_inline(table),
         table.num_rows,
         diff_sum_of(table),
@@ -341,7 +341,7 @@ def _data(table: pa.Table, state: State, order: Order) -> Data:
 
 @lru_cache(maxsize=1024)
 def _stored(data: bytes, rows: int, schema: bytes, is_inline: bool) -> Sequence[StoredUpdate]:
-    """The same bytes are read often, and always hold the same."""
+    """Decode bytes once: histories read the same bytes often."""
     written = Schema.decode(schema)
     if is_inline:
         table = decode_inline(data, written, rows, CONFIG)
@@ -352,7 +352,7 @@ def _stored(data: bytes, rows: int, schema: bytes, is_inline: bool) -> Sequence[
 
 
 def _with_leaves(plan: Plan, fetched: Sequence[tuple[Part, bytes]]) -> list[Run]:
-    """The runs of a plan, with what is inside hollow runs in their place."""
+    """Return the runs of a plan, with hollow runs replaced by their parts."""
     leaves: Iterator[Part] = (part for part, _ in fetched)
     runs = []
     for run in plan.runs:

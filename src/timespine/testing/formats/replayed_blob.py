@@ -3,12 +3,12 @@
 The columnar engine calls a Blob port and waits for the answer. A protocol yields
 effects and is sent their results, so that the simulator can let something else
 happen in between, let the effect fail, or let the process die. The two meet here
-without a thread: what the work calls is written down, and the work is run from its
-start again whenever an answer is new to it. Answers that it had before it gets again.
+without a thread: the port records every call, and the work runs from its start again
+whenever there is a new answer. It gets the recorded answers again.
 
-    puts and deletes    are taken to succeed, and carried out, in order, before the
+    puts and deletes    are assumed to succeed, and carried out, in order, before the
                         work gets the next answer that it cannot guess; if one fails,
-                        what the work did after it never happened
+                        later calls of the work never happened
     gets                stop the work until the bytes are there
 
 So a caller of the work sees every order of effects and failures that the work could
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 
 class _Unanswered(BaseException):
-    """The work needs bytes that are not there yet. Nobody but us may catch it for good."""
+    """The work needs bytes that are not there yet. Only `replay_as_protocol` may catch it for good."""
 
 
 @dataclass(slots=True)
 class _Call:
-    """What the work asked of storage, and what it was told."""
+    """One call of the work to storage, and its answer."""
 
     effect: Effect
     answer: Any = None
@@ -44,22 +44,22 @@ class _Call:
     """Whether it was carried out; if not, the answer is a guess."""
 
 
-class Overlay(Blob):
+class ReplayedBlob(Blob):
     """The Blob port that the work sees: answers from the calls before, guesses for those after."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
-        """In order, from the start of the work on."""
+        """The calls in order, from the start of the work on."""
         self._next = 0
         self._fetched: dict[str, bytes | None] = {}
         self._is_stopped = False
 
     def rewind(self) -> None:
-        """The work begins again."""
+        """Begin the work again."""
         self._next, self._fetched, self._is_stopped = 0, {}, False
 
     def forget_after(self, call: _Call) -> None:
-        """What the work did after a call that went another way never happened."""
+        """Drop the calls after one whose answer was another than guessed: they never happened."""
         del self.calls[self.calls.index(call) + 1 :]
 
     def put(self, key: str, value: bytes) -> None:
@@ -84,20 +84,20 @@ class Overlay(Blob):
         return True
 
     def list_keys(self, prefix: str = "") -> Iterator[BlobInfo]:
-        raise NotImplementedError("no work that is carried out so lists blobs")
+        raise NotImplementedError("replayed work lists no blobs")
 
     def close(self) -> None:
         return None
 
     def _value(self, key: str) -> bytes | None:
-        """The bytes of a blob, which are fetched once: they do not change while they are there."""
+        """Fetch the bytes of a blob, once: they do not change while it exists."""
         if key not in self._fetched:
             self._fetched[key] = self._called(GetBlob(key))
         return self._fetched[key]
 
     def _called(self, effect: Effect) -> Any:
         if self._is_stopped:
-            # SUBTLE: whoever cleans up after the stop must not be taken at its word: it will not happen.
+            # SUBTLE: calls of cleanup after the stop are not recorded: they will not happen.
             raise _Unanswered
         if self._next == len(self.calls):
             self.calls.append(_Call(effect))
@@ -113,9 +113,9 @@ class Overlay(Blob):
         return call.answer
 
 
-def carried_out(work: Callable[[Blob], T]) -> Protocol[T]:
-    """Carry out work that calls a Blob port; what it gives, or raises."""
-    overlay = Overlay()
+def replay_as_protocol(work: Callable[[Blob], T]) -> Protocol[T]:
+    """Carry out work that calls a Blob port; return its result, or raise its error."""
+    overlay = ReplayedBlob()
     while True:
         overlay.rewind()
         result: T | None = None

@@ -41,11 +41,11 @@ from timespine.core.encoding import flat_spine
 from timespine.core.spine import merge_result
 from timespine.core.spine.layers import MergeRequest
 from timespine.core.spine.spine import Spine, empty_spine, freeze
-from timespine.errors import CorruptionError, UsageError, shown
+from timespine.errors import CorruptionError, UsageError, short_repr
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MIN, Time
-from timespine.testing.datadriven import Call, Directive, DirectiveSet
+from timespine.testing.datadriven import Directive, DirectiveCall, DirectiveSet
 
 LEN_MAX = 1 << 62
 """Updates in one batch, at most."""
@@ -60,14 +60,14 @@ _BATCH = re.compile(r"\[([^\]]*)\]\s*\[([^\]]*)\]\s*\[([^\]]*)\]\s+([0-9]+)((?:\
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a script works on."""
+    """The state that a script works on."""
 
     spine: Spine
     """The spine."""
     arity: int = 1
     """Coordinates per time."""
     pending: tuple[MergeRequest, ...] = ()
-    """The requests that pushes returned and nobody has taken."""
+    """The requests that pushes returned and no directive has taken."""
 
     @property
     def is_untouched(self) -> bool:
@@ -76,94 +76,96 @@ class Trace:
 
 
 def fresh_trace(arity: int = 1) -> Trace:
-    """A trace at the minimum."""
+    """Return a trace at the minimum."""
     return Trace(empty_spine(arity), arity)
 
 
-def parse_integer(text: str) -> int:
-    """A number, or a UsageError."""
+def read_integer(text: str) -> int:
+    """Parse a number, or raise UsageError."""
     if len(text) > DIGITS_MAX or not re.fullmatch(r"-?[0-9]+", text, re.ASCII):
-        raise UsageError(f"{shown(text)} is not a number")
+        raise UsageError(f"{short_repr(text)} is not a number")
     return int(text)
 
 
-def parse_frontier(text: str) -> Frontier:
-    """What stands inside the brackets of a frontier."""
+def read_frontier(text: str) -> Frontier:
+    """Parse the inside of the brackets of a frontier."""
     if not _ELEMENTS.fullmatch(text):
-        raise UsageError(f"{shown(text)} is not a frontier: write [3], [] or [(1, 2), (2, 1)]")
-    elements = [parse_time(element) for element in re.findall(_TIME, text)]
+        raise UsageError(f"{short_repr(text)} is not a frontier: write [3], [] or [(1, 2), (2, 1)]")
+    elements = [read_time(element) for element in re.findall(_TIME, text)]
     frontier = Frontier(tuple(elements))
     if len(frontier) != len(elements):
         raise UsageError(f"[{text}] is not an antichain: {frontier} says the same")
     return frontier
 
 
-def parse_time(text: str) -> Time:
-    """A time: `3` or `(1, 2)`."""
-    return tuple(parse_integer(coordinate) for coordinate in re.findall(r"[0-9]+", text))
+def read_time(text: str) -> Time:
+    """Parse a time: `3` or `(1, 2)`."""
+    return tuple(read_integer(coordinate) for coordinate in re.findall(r"[0-9]+", text))
 
 
-def parse_frontier_argument(text: str) -> Frontier:
-    """A frontier as an argument: `3`, `()`, `(1, 2)`, or in brackets as everywhere else."""
+def read_frontier_argument(text: str) -> Frontier:
+    """Parse a frontier as an argument: `3`, `()`, `(1, 2)`, or in brackets as everywhere else."""
     if text.startswith("[") and text.endswith("]"):
-        return parse_frontier(text[1:-1])
+        return read_frontier(text[1:-1])
     if re.fullmatch(r"\(\s*\)", text):
         return Frontier()
     if not text:
         raise UsageError("a frontier is missing: write 3, (), (1, 2) or [(1, 2), (2, 1)]")
-    return parse_frontier(text)
+    return read_frontier(text)
 
 
-def parse_hollow_batch(line: str, call: Call) -> HollowBatch:
-    """A line `[lower][upper][since] len key key ...`."""
+def read_hollow_batch(line: str, call: DirectiveCall) -> HollowBatch:
+    """Parse a line `[lower][upper][since] len key key ...`."""
     match = _BATCH.fullmatch(line.strip())
     if match is None:
-        raise UsageError(f"{shown(line.strip())} is not a hollow batch: write [lower][upper][since] len key key ...")
-    length = parse_integer(match[4])
+        raise UsageError(
+            f"{short_repr(line.strip())} is not a hollow batch: write [lower][upper][since] len key key ..."
+        )
+    length = read_integer(match[4])
     if length > LEN_MAX:
         raise UsageError(f"a batch of {length} updates is too large")
-    desc = Description(parse_frontier(match[1]), parse_frontier(match[2]), parse_frontier(match[3]))
+    desc = Description(read_frontier(match[1]), read_frontier(match[2]), read_frontier(match[3]))
     return HollowBatch(desc, length, _runs(match[5].split(), length, call))
 
 
-def _runs(keys: list[str], length: int, call: Call) -> tuple[Run, ...]:
-    """The runs of a batch: one of all keys, or one of each."""
+def _runs(keys: list[str], length: int, call: DirectiveCall) -> tuple[Run, ...]:
+    """Return the runs of a batch: one of all keys, or one of each."""
     total = call.arguments.get("diff-sum")
-    # The first part has all rows and the whole sum: nobody here looks at how they are divided.
+    # The first part has all rows and the whole sum: no directive looks at how they are divided.
     parts = [Part(key, 0, diff_sum=None if total is None else 0) for key in keys]
     if parts:
-        parts[0] = Part(keys[0], length, diff_sum=None if total is None else parse_integer(total))
+        parts[0] = Part(keys[0], length, diff_sum=None if total is None else read_integer(total))
     layout = call.arguments.get("runs", "one")
     if layout not in ("one", "each"):
-        raise UsageError(f"{call.name}: runs= is one or each, not {shown(layout)}")
+        raise UsageError(f"{call.name}: runs= is one or each, not {short_repr(layout)}")
     if layout == "each":
         return tuple(Run((part,)) for part in parts)
     return (Run(tuple(parts)),) if parts else ()
 
 
-def _batches(call: Call) -> list[HollowBatch]:
-    batches = [parse_hollow_batch(line, call) for line in call.input if line.strip()]
+def _batches(call: DirectiveCall) -> list[HollowBatch]:
+    batches = [read_hollow_batch(line, call) for line in call.input if line.strip()]
     if not batches:
         raise UsageError(f"{call.name}: a hollow batch is needed as input")
     return batches
 
 
 def _adopt(trace: Trace, frontier: Frontier) -> Trace:
-    """The trace, with the number of coordinates of its first frontier."""
+    """Return the trace, with the number of coordinates of its first frontier."""
     if trace.is_untouched and frontier.arity not in (None, trace.arity):
         return fresh_trace(len(frontier.elements[0]))
     return trace
 
 
-def _push_batch(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _push_batch(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     batches = _batches(call)
     trace = _adopt(trace, batches[0].desc.lower)
     spine, pending = trace.spine, [*trace.pending]
     for batch in batches:
-        loom = spine.loom()
-        loom.insert(batch)
-        spine = freeze(loom)
-        pending.extend(without_redundant(loom.requests))
+        policy = spine.policy()
+        policy.insert(batch)
+        spine = freeze(policy)
+        pending.extend(without_redundant(policy.requests))
     return replace(trace, spine=spine, pending=tuple(pending)), "ok"
 
 
@@ -171,7 +173,7 @@ def without_redundant(requests: list[MergeRequest]) -> list[MergeRequest]:
     """Return the requests that no other one covers, last created first.
 
     Rolling up completes one layer after the other and so asks for (a, b), then (a, b, c), ...; only the last is worth
-    doing. The state shows only the last anyway: the scripts show what one insertion asks for, in its order.
+    doing. The state shows only the last anyway: the scripts show the requests of one insertion, in its order.
     """
     kept: list[MergeRequest] = []
     for request in reversed(requests):
@@ -182,12 +184,12 @@ def without_redundant(requests: list[MergeRequest]) -> list[MergeRequest]:
 
 
 def _covers(request: MergeRequest, other: MergeRequest) -> bool:
-    """Whether the answer to one request makes the other needless."""
+    """Tell whether the answer to one request makes the other redundant."""
     outer, inner = request.desc, other.desc
     return outer.lower <= inner.lower and inner.upper <= outer.upper and outer.since == inner.since
 
 
-def _apply_merge_res(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _apply_merge_res(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     batches = _batches(call)
     if len(batches) != 1:
         raise UsageError(f"{call.name}: one hollow batch is needed, not {len(batches)}")
@@ -195,17 +197,17 @@ def _apply_merge_res(trace: Trace, call: Call) -> tuple[Trace, str]:
     return replace(trace, spine=replacement.spine), replacement.applied.value
 
 
-def _downgrade_since(trace: Trace, call: Call) -> tuple[Trace, str]:
-    since = parse_frontier_argument(call.arguments["since"])
+def _downgrade_since(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
+    since = read_frontier_argument(call.arguments["since"])
     trace = _adopt(trace, since)
     return replace(trace, spine=trace.spine.downgrade_since(since)), "ok"
 
 
-def _since_upper(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _since_upper(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     return trace, f"{trace.spine.since}{trace.spine.upper}"
 
 
-def _spine_batches(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _spine_batches(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     lines = []
     for batch in trace.spine.batches():
         request = MergeRequest(batch.desc, batch.rope)
@@ -222,41 +224,41 @@ def _shown_requests(requests: list[MergeRequest]) -> str:
     return "\n".join(" ".join([str(request.desc), *_keys(request)]) for request in requests)
 
 
-def _take_merge_reqs(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _take_merge_reqs(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     return replace(trace, pending=()), _shown_requests([*trace.pending])
 
 
-def _all_merge_reqs(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _all_merge_reqs(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     return trace, _shown_requests(trace.spine.requests())
 
 
-def _trace(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _trace(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     if not trace.is_untouched:
         raise UsageError("the number of coordinates cannot change once something has happened")
-    return fresh_trace(parse_integer(call.arguments["arity"])), "ok"
+    return fresh_trace(read_integer(call.arguments["arity"])), "ok"
 
 
-def _exert(trace: Trace, call: Call) -> tuple[Trace, str]:
-    return replace(trace, spine=trace.spine.exert(parse_integer(call.arguments["fuel"]))), "ok"
+def _exert(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
+    return replace(trace, spine=trace.spine.exert(read_integer(call.arguments["fuel"]))), "ok"
 
 
-def _stale(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _stale(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     return trace, "\n".join(f"{lo}-{hi}" for lo, hi in trace.spine.stale())
 
 
-def _refresh(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _refresh(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     lo, dash, hi = call.arguments["id"].partition("-")
     if not dash:
-        raise UsageError(f"{shown(call.arguments['id'])} is not a spine id: write lo-hi")
-    refreshed = trace.spine.refresh((parse_integer(lo), parse_integer(hi)))
+        raise UsageError(f"{short_repr(call.arguments['id'])} is not a spine id: write lo-hi")
+    refreshed = trace.spine.refresh((read_integer(lo), read_integer(hi)))
     return (trace, "no-op") if refreshed is None else (replace(trace, spine=refreshed), "ok")
 
 
-def _roll_up_all(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _roll_up_all(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     return replace(trace, spine=trace.spine.roll_up_all()), "ok"
 
 
-def _describe(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _describe(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     lines = []
     for level, (batches, updates) in reversed([*enumerate(trace.spine.describe())]):
         line = f"layer {level}: " + (f"batches={batches} updates={updates}" if batches else "vacant")
@@ -265,7 +267,7 @@ def _describe(trace: Trace, call: Call) -> tuple[Trace, str]:
     return trace, "\n".join(lines)
 
 
-def _metrics(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _metrics(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     spine = trace.spine
     metrics = spine.metrics()
     lines = [
@@ -275,12 +277,12 @@ def _metrics(trace: Trace, call: Call) -> tuple[Trace, str]:
     return trace, "\n".join(lines)
 
 
-def _validate(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _validate(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     flat_spine.validate_deep(trace.spine, trace.arity)
     return trace, "ok"
 
 
-def _flatten_roundtrip(trace: Trace, call: Call) -> tuple[Trace, str]:
+def _flatten_roundtrip(trace: Trace, call: DirectiveCall) -> tuple[Trace, str]:
     table = flat_spine.flatten(trace.spine)
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(table), type=flat_spine.FlatSpine)
     again = flat_spine.unflatten(decoded, trace.arity)

@@ -1,9 +1,8 @@
-"""All or nothing: what belongs together is committed by one compare-and-set, in all collections or in none.
+"""All or nothing: one compare-and-set commits the parts of a group, in all collections or in none.
 
-Every commit carries the number of the group that it is of, so the world can tell
-which entries of which logs are one group. Whatever a process means to do at once it
-says here first. Then no state, of any collection, has a part of it: not for a reader,
-not after a crash, and not when a late write happens long after its caller is gone.
+Every commit carries the number of its group, so the world can tell which entries of which logs are one group. A process
+announces here what its next group means to do. Then no state, of any collection, has only a part of it: not for a
+reader, not after a crash, and not when a late write happens long after its caller is gone.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """What one transaction means to do."""
+class AtomicCommit:
+    """The intended effects of one transaction."""
 
     operation: str
     rows: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -31,15 +30,15 @@ class Whole:
     uppers: Mapping[str, Frontier] = field(default_factory=dict)
     """Per collection: an upper that it has afterwards, or a later one."""
     retained: Mapping[str, Frontier] = field(default_factory=dict)
-    """Per collection: how far retention has moved afterwards, at least."""
+    """Per collection: the least retention afterwards."""
     reads: Mapping[str, Frontier] = field(default_factory=dict)
     """Per collection: an upper that it must have had right before."""
     alone: bool = True
     """Whether it is the only one of its group: then the group is there only if all of it is."""
 
 
-class Atomicity:
-    """Which groups there are, where they are, and that each of them is whole."""
+class AtomicityCheck:
+    """The groups, the collections that they changed, and the check that each of them is whole."""
 
     def __init__(
         self,
@@ -52,18 +51,18 @@ class Atomicity:
         self.violate = violate
         self.groups: dict[Key, dict[str, int]] = {}
         """Per group: the collections that it changed, and the number of the state that it led to."""
-        self.wholes: dict[Key, tuple[Whole, ...]] = {}
-        """Per group: what its transactions mean to do, if somebody said so."""
+        self.wholes: dict[Key, tuple[AtomicCommit, ...]] = {}
+        """Per group: the intended effects of its transactions, if its process announced them."""
         self.owned: set[str] = set()
-        """The operations whose rows come with a group that somebody told of."""
+        """The operations whose rows come with an announced group."""
         self.fresh: set[str] = set()
-        """The operations whose rows the compare-and-set that is under way brings."""
+        """The operations whose rows the present compare-and-set brings."""
         self.closed: set[str] = set()
-        """Committers that have given up: nothing of them comes any more."""
+        """Committers that have given up: no group of them may come later."""
 
     @contextmanager
-    def expected(self, session: Session, *wholes: Whole) -> Iterator[Key]:
-        """Tell of the next group that a session commits, for as long as it tries to."""
+    def expected(self, session: Session, *wholes: AtomicCommit) -> Iterator[Key]:
+        """Announce the next group that a session commits, for as long as it tries to."""
         key = (session.committer, session.group + 1)
         self.wholes[key] = wholes
         self.owned.update(whole.operation for whole in wholes if whole.rows)
@@ -71,10 +70,10 @@ class Atomicity:
             yield key
         finally:
             if session.group < key[1]:
-                del self.wholes[key]  # it never came to that: the number is free for another group
+                del self.wholes[key]  # no such group was committed: the number is free for another one
 
     def committed(self, collections: Iterable[str]) -> None:
-        """A compare-and-set has changed these collections: look at the groups in it."""
+        """Check the groups of a compare-and-set that has changed these collections."""
         found: dict[Key, dict[str, int]] = {}
         for name in collections:
             for key in self._recorded(name):
@@ -94,15 +93,15 @@ class Atomicity:
         self.fresh.clear()
 
     def _recorded(self, name: str) -> Iterator[Key]:
-        """The groups that the newest state of a collection has recorded and the one before has not."""
+        """Yield the groups that the newest state of a collection has recorded and the one before has not."""
         states = self.states[name]
         before = states[-2].committers if len(states) > 1 else {}
         for id, committer in states[-1].committers.items():
             if id in before and before[id].group != committer.group:
                 yield id, committer.group
 
-    def _check(self, whole: Whole, where: Mapping[str, int]) -> None:
-        """All of a transaction is there, or nothing is."""
+    def _check(self, whole: AtomicCommit, where: Mapping[str, int]) -> None:
+        """Check that all of a transaction is there, or nothing."""
         there = {name: {row for row, _, diff in self.truth[name] if diff > 0} for name in whole.rows}
         if not whole.alone and not any(there[name] & rows for name, rows in whole.rows.items()):
             return
@@ -121,7 +120,8 @@ class Atomicity:
                 self.violate(f"{whole.operation} relied on upper {expected} of {name}, which was at {before.upper}")
 
     def check_judged(self, key: Key, seqnos: Iterable[tuple[str, int]], who: str) -> None:
-        """A refusal says by which state it was judged: the one before its group, if the group changed anything."""
+        """Check that a refusal names the state that refused it: the one before its group, if the group changed
+        anything."""
         where = self.groups.get(key, {})
         wrong = [(name, seqno) for name, seqno in seqnos if name in where and where[name] != seqno + 1]
         if wrong:

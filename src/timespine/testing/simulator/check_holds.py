@@ -1,4 +1,4 @@
-"""The critical holds of a simulated history: what was asked of them, what was granted, and that it is kept."""
+"""The critical holds of a simulated history: the requests, the grants, and the check that they are kept."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from timespine.model.frontier import Frontier
 from timespine.testing.simulator.world import World
 
 
-class Holding:
-    """One critical hold per collection at a time, which any process takes, moves or gives back."""
+class HoldChecks:
+    """One critical hold per collection at a time, which any process takes, moves or releases."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.known: dict[str, tuple[str, str]] = {}
-        """Per collection: name and token of the hold that some process asked for."""
+        """Per collection: name and token of the hold that some process requested."""
         self.asked: dict[str, Frontier] = {}
-        """Per hold: how far somebody asked it to move, perhaps before its granting was heard of."""
+        """Per hold: the furthest frontier that a process requested, perhaps before its reply arrived."""
         self.granted: dict[str, tuple[str, Frontier]] = {}
-        """Per collection: the hold that was granted and not given back, and from when on it holds."""
+        """Per collection: the hold that was granted and not released, and the frontier from which on it holds."""
 
     def take(self, session: Session, name: str, since: Frontier) -> Protocol[Any]:
         hold = yield FreshId("h")
@@ -40,10 +40,10 @@ class Holding:
         return (yield from commit(session, name, ReleaseHold(hold, token)))
 
     def move(self, session: Session, name: str, since: Frontier) -> Protocol[Any]:
-        """From the asking on the hold may hold from later on, whatever comes of the call."""
+        """Move the hold. From the request on it may hold from later on, whatever the outcome of the call."""
         hold, token = known = self.known[name]
         self.asked[hold] = self.asked[hold].join(since)
-        # Two processes may take a hold at once: then the one that was granted is not the one that is known.
+        # Two processes may take a hold at once: then the granted one is not the known one.
         was_granted = name in self.granted and self.granted[name][0] == hold
         if was_granted:
             self.granted[name] = (hold, self.granted[name][1].join(since))
@@ -53,7 +53,7 @@ class Holding:
         return moved
 
     def check(self) -> None:
-        """Holds that were granted hold, whatever the state itself says of them."""
+        """Check that granted holds hold, whatever the state records of them."""
         for name, (hold, since) in self.granted.items():
             state = self.world.head(name)
             if hold not in state.holds or not state.since <= since:

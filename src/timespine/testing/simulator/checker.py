@@ -22,32 +22,32 @@ from timespine.core.group import Refused
 from timespine.core.protocols import garbage, maintain
 from timespine.core.protocols.commit import commit
 from timespine.core.protocols.garbage import references
-from timespine.core.protocols.load_state import load
+from timespine.core.protocols.load_state import load_state
 from timespine.core.transitions import Drain, Evict, Exert, Finalize, ReleaseHold, Retain, RollUpAll
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.time import Time
-from timespine.testing.formats.real import RealWorld
-from timespine.testing.simulator import reads, writes
-from timespine.testing.simulator.answers import surely_not
-from timespine.testing.simulator.remembering import remembering
-from timespine.testing.simulator.schemas import Schemas
-from timespine.testing.simulator.simulator import KINDS, Faults, Operation, Process, Simulator
-from timespine.testing.simulator.streams import Streams
+from timespine.testing.formats.real_storage import RealWorld
+from timespine.testing.simulator import core_reads, core_writes
+from timespine.testing.simulator.check_answers import is_surely_refused
+from timespine.testing.simulator.memoize import memoized
+from timespine.testing.simulator.schema_workload import SchemaWorkload
+from timespine.testing.simulator.simulator import KINDS, Faults, Operation, SimulatedProcess, Simulator
+from timespine.testing.simulator.stream_workload import StreamWorkload
 from timespine.testing.simulator.violation import Violation
 from timespine.testing.simulator.workload import Workload
 from timespine.testing.simulator.world import World, operation_of
 
 FAULT_KINDS = (*KINDS, "pauses", "clock jumps", "outages")
 
-FLAVOURS: dict[str, type[Workload]] = {"mixed": Workload, "schemas": Schemas, "streams": Streams}
-"""What histories may be of."""
+FLAVOURS: dict[str, type[Workload]] = {"mixed": Workload, "schemas": SchemaWorkload, "streams": StreamWorkload}
+"""The workloads of histories."""
 
 YEAR_MS = 365 * 24 * 3_600_000
 
 
 @dataclass(slots=True)
-class Result:
-    """What came of one history."""
+class HistoryResult:
+    """The result of one history."""
 
     seed: int
     operations: int
@@ -55,26 +55,26 @@ class Result:
     violations: list[Violation]
     trace: list[str]
     digest: int
-    """A number that is the same whenever the same history happened."""
+    """A checksum that is the same whenever the same history happened."""
 
 
-def run_history(
+def run_core_history(
     seed: int,
     operations: int,
     faults: Faults | None = None,
     tracing: bool = False,
     real: bool = False,
     flavour: str = "mixed",
-) -> Result:
-    """Run one history and everything that is checked after it; with real rows on real storage if told so."""
-    with remembering():
+) -> HistoryResult:
+    """Run one history and all checks after it; with real rows on real storage if `real`."""
+    with memoized():
         if not real:
             return _run(World(), seed, operations, faults, tracing, flavour)
         with RealWorld() as world:
             return _run(world, seed, operations, faults, tracing, flavour)
 
 
-def _run(world: World, seed: int, operations: int, faults: Faults | None, tracing: bool, flavour: str) -> Result:
+def _run(world: World, seed: int, operations: int, faults: Faults | None, tracing: bool, flavour: str) -> HistoryResult:
     simulator = Simulator(seed, faults, world)
     simulator.tracing = tracing
     workload = FLAVOURS[flavour](simulator, operations)
@@ -83,11 +83,11 @@ def _run(world: World, seed: int, operations: int, faults: Faults | None, tracin
     if not world.violations:
         _quiesce(simulator, workload)
     counts = world.counts + world.format.counts
-    return Result(seed, done, counts, world.violations, simulator.trace, _digest(simulator))
+    return HistoryResult(seed, done, counts, world.violations, simulator.trace, _digest(simulator))
 
 
 def _digest(simulator: Simulator) -> int:
-    """A checksum over everything that was ever committed or answered."""
+    """Return a checksum over all commits and answers."""
     digest = 0
     for key in sorted(simulator.world.logs):
         for entry in simulator.world.logs[key]:
@@ -110,7 +110,7 @@ def _quiesce(simulator: Simulator, workload: Workload) -> None:
     process.clock = 0
     todo = [(name, body) for name in workload.arities for body in (_settle, _read_everything, _close)]
 
-    def next_operation(process: Process) -> bool:
+    def next_operation(process: SimulatedProcess) -> bool:
         if not todo:
             return False
         name, body = todo.pop(0)
@@ -129,18 +129,18 @@ def _quiesce(simulator: Simulator, workload: Workload) -> None:
     _check_history(simulator, workload)
 
 
-def _settle(simulator: Simulator, workload: Workload, process: Process, name: str) -> Protocol[None]:
-    """Maintenance to its end: nothing may be left that nobody refers to."""
+def _settle(simulator: Simulator, workload: Workload, process: SimulatedProcess, name: str) -> Protocol[None]:
+    """Run maintenance to its end: no orphaned blob may be left."""
     session, world = process.session, simulator.world
     yield from workload.open(session, name)
-    yield from maintain.expire_leases(session, name)
+    yield from maintain.expire_lapsed_leases(session, name)
     for hold, held in session.state(name).holds.items():
         yield from commit(session, name, ReleaseHold(hold, held.token))
     state = session.state(name)
     new_upper, times = workload._next_upper(state.upper)
     updates = [(f"{name}end.0", times[0], 1)]
     data = workload.format.data_of(updates, state)
-    reply = yield from writes.compare_and_append(session, name, data, state.upper, new_upper)
+    reply = yield from core_writes.compare_and_append_data(session, name, data, state.upper, new_upper)
     if isinstance(reply, Refused):
         world.violate(f"no progress: an append to {name} was refused: {reply.reason!r}")
     yield from commit(session, name, Drain())
@@ -160,7 +160,7 @@ def _settle(simulator: Simulator, workload: Workload, process: Process, name: st
 
 
 def _check_collected(simulator: Simulator, name: str) -> None:
-    """What states referred to once goes by garbage collection alone; the sweep is for the rest."""
+    """Check that garbage collection alone removes blobs that states once referred to; the sweep is for the rest."""
     world = simulator.world
     live = _referred_by_log(simulator, name)
     there = {key for key in world.blobs if key.startswith(f"{name}/")}
@@ -170,7 +170,7 @@ def _check_collected(simulator: Simulator, name: str) -> None:
 
 
 def _referred_by_log(simulator: Simulator, name: str) -> set[str]:
-    """Everything that states from the oldest one in the log on refer to."""
+    """Return the blobs that states from the oldest one in the log on refer to."""
     world = simulator.world
     live = world.reachable(name)
     for state in world.states[name][max(world.first.get(name, 0) - 1, 0) :]:
@@ -179,7 +179,7 @@ def _referred_by_log(simulator: Simulator, name: str) -> set[str]:
 
 
 def _check_storage(simulator: Simulator, name: str) -> None:
-    """Exactly what live states refer to is there."""
+    """Check that exactly the blobs exist that live states refer to."""
     world = simulator.world
     live = world.reachable(name)
     there = {key for key in world.blobs if key.startswith(f"{name}/")}
@@ -192,10 +192,10 @@ def _check_storage(simulator: Simulator, name: str) -> None:
         world.violate(f"the log of {name} still has {len(world.logs[name]) - world.first.get(name, 0)} entries")
 
 
-def _read_everything(simulator: Simulator, workload: Workload, process: Process, name: str) -> Protocol[None]:
-    """Every time that can be read gives the truth; also for a process that knows nothing yet."""
+def _read_everything(simulator: Simulator, workload: Workload, process: SimulatedProcess, name: str) -> Protocol[None]:
+    """Check that every readable time gives the truth; also for a process that knows nothing yet."""
     world = simulator.world
-    state = yield from load(process.session, name)
+    state = yield from load_state(process.session, name)
     if state is None:
         world.violate(f"{name} is gone")
         return
@@ -203,7 +203,7 @@ def _read_everything(simulator: Simulator, workload: Workload, process: Process,
     if (state.seqno, state.upper, state.since) != (head.seqno, head.upper, head.since) or state.trace != head.trace:
         world.violate(f"{name} loaded anew is not the newest state")
     for as_of in _readable(state.since, state.upper):
-        reply = yield from reads.snapshot_without_lease(process.session, name, as_of)
+        reply = yield from core_reads.fetch_snapshot_without_lease(process.session, name, as_of)
         if isinstance(reply, tuple):
             workload.compare(name, as_of, workload.format.counted(*reply, state), "the last read")
         else:
@@ -211,7 +211,7 @@ def _read_everything(simulator: Simulator, workload: Workload, process: Process,
 
 
 def _readable(since: Frontier, upper: Frontier) -> list[Time]:
-    """Some times that can be read: all of them if there are few."""
+    """Return times that can be read: all of them if there are few."""
     if since.arity == 1 and upper.arity == 1:
         first, last = since.time, upper.time - 1
         step = max((last - first) // 6, 1)
@@ -220,13 +220,13 @@ def _readable(since: Frontier, upper: Frontier) -> list[Time]:
     return [time for time in sorted(corners) if since.less_equal(time) and not upper.less_equal(time)]
 
 
-def _close(simulator: Simulator, workload: Workload, process: Process, name: str) -> Protocol[None]:
-    """In some histories a collection is closed, released and finalized at the end."""
+def _close(simulator: Simulator, workload: Workload, process: SimulatedProcess, name: str) -> Protocol[None]:
+    """Close, release and finalize a collection at the end of some histories."""
     if simulator.seed % 4:
         return
     session, world = process.session, simulator.world
     state = session.state(name)
-    yield from writes.compare_and_append(session, name, None, state.upper, CLOSED)
+    yield from core_writes.compare_and_append_data(session, name, None, state.upper, CLOSED)
     yield from commit(session, name, Retain(CLOSED))
     finalized: Any = yield from commit(session, name, Finalize())
     if isinstance(finalized, Refused):
@@ -242,14 +242,14 @@ def _close(simulator: Simulator, workload: Workload, process: Process, name: str
 
 
 def _check_history(simulator: Simulator, workload: Workload) -> None:
-    """What holds for the history as a whole."""
+    """Check the promises about the history as a whole."""
     _check_sinks(simulator)
     _check_refused(simulator)
     _check_both(simulator, workload)
 
 
 def _check_sinks(simulator: Simulator) -> None:
-    """Every batch of a sink is in once at most."""
+    """Check that every batch of a sink is in at most once."""
     world = simulator.world
     for name, truth in world.truth.items():
         batches = Counter(row for row, _, diff in truth if diff > 0 and str(row).startswith(f"{name}sink"))
@@ -259,16 +259,16 @@ def _check_sinks(simulator: Simulator) -> None:
 
 
 def _check_refused(simulator: Simulator) -> None:
-    """What was refused never becomes durable."""
+    """Check that refused rows never become durable."""
     world = simulator.world
     for operation in simulator.history:
-        refused = surely_not(operation)
+        refused = is_surely_refused(operation)
         if refused and operation.id in world.committed:
             world.violate(f"{operation.kind} {operation.id} was refused and became durable later")
 
 
 def _check_both(simulator: Simulator, workload: Workload) -> None:
-    """What was appended to both collections at once is in both or in none."""
+    """Check that rows appended to both collections at once are in both or in none."""
     world = simulator.world
     written = {name: {operation_of(row) for row, _, diff in truth if diff > 0} for name, truth in world.truth.items()}
     for operation in simulator.history:

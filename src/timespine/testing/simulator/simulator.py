@@ -1,4 +1,4 @@
-"""The simulator: one seed decides who steps, what fails and how, who crashes, and what the clocks say.
+"""The simulator: one seed decides which process steps, fails or crashes, and how clocks run.
 
 Processes run the same protocol generators as the real driver. Between any two
 effects a process may be paused (past its leases: a zombie), crash and be
@@ -30,7 +30,7 @@ from timespine.core.effects import (
     Sleep,
     Truncate,
 )
-from timespine.core.encoding.flat_spine import thin
+from timespine.core.encoding.flat_spine import headers_of
 from timespine.core.protocols.session import Session
 from timespine.core.state import State
 from timespine.errors import Determinate, Indeterminate
@@ -38,11 +38,11 @@ from timespine.testing.simulator.world import World
 
 MUTATING = frozenset({CompareAndSet, PutBlob, DeleteBlobs, Truncate})
 DELICATE = frozenset({DeleteBlobs, Truncate})
-"""Where a crash leaves most to be picked up by others: it is made more likely there."""
+"""The effects at which a crash leaves most work to others: crashes are more likely there."""
 
 MARKED_CRASH = 4
 MARKED_OUTAGE = 6
-"""How much likelier a crash and an outage are at a point that the workload has marked."""
+"""The factor by which a crash and an outage are likelier at a point that the workload has marked."""
 
 KINDS = (
     "determinate",
@@ -52,7 +52,8 @@ KINDS = (
     "ghost",
     "own success as a conflict",
 )
-"""How an effect on storage fails: those that only read in the first two ways, the last way is for compare-and-sets."""
+"""The kinds of failure of an effect on storage: reads fail in the first two ways, the last way is for
+compare-and-sets."""
 
 STORAGE = MUTATING | {Scan, GetBlob, ListBlobs}
 
@@ -70,7 +71,7 @@ class Faults:
     clock: float = 0.004
     """A process's clock jumps."""
     outage: float = 0.0015
-    """Storage goes away for some steps: most effects on it fail, so that callers are told so."""
+    """Storage goes away for some steps: most effects on it fail, so that callers notice."""
 
 
 @dataclass(slots=True)
@@ -94,8 +95,8 @@ class Operation:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-class Process:
-    """A process: a session, a clock, and the operation it is at."""
+class SimulatedProcess:
+    """A process: a session, a clock, and its present operation."""
 
     __slots__ = ("clock", "effect", "entered", "mark", "name", "operation", "session", "stack", "wake")
 
@@ -103,19 +104,19 @@ class Process:
         self.name = name
         self.session = session
         self.clock = clock
-        """How far its clock is off."""
+        """The error of its clock."""
         self.wake = 0
-        """It does nothing before this moment."""
+        """The moment before which it does nothing."""
         self.entered: set[str] = set()
         self.operation: Operation | None = None
         self.stack: list[Protocol[Any]] = []
         self.effect: Effect | None = None
         self.mark = ""
-        """The delicate point that it is at, if it is at one: crashes and outages are made more likely there."""
+        """The delicate point that it is at, if any: crashes and outages are more likely there."""
 
 
 class Simulator:
-    """Runs processes on a world until their operations are done."""
+    """Processes on a world, run until their operations are done."""
 
     def __init__(self, seed: int, faults: Faults | None = None, world: World | None = None, processes: int = 3) -> None:
         self.seed = seed
@@ -127,24 +128,24 @@ class Simulator:
         self.ids = 0
         self.ghosts: list[Effect] = []
         self.outage_until = 0
-        """Until this step, storage is away."""
+        """The step until which storage is away."""
         self.trace: list[str] = []
-        """What happened, a line per step, if anybody wants to know."""
+        """The trace, a line per step, if it is enabled."""
         self.tracing = False
         self.history: list[Operation] = []
         self.processes = [self.new_process() for _ in range(processes)]
 
     def fresh(self, prefix: str) -> str:
-        """An id that was never used before in this world."""
+        """Return an id that was never used before in this world."""
         self.ids += 1
         return f"{prefix}{self.ids}"
 
-    def new_process(self) -> Process:
-        """A process that has just started: new session, new ids."""
+    def new_process(self) -> SimulatedProcess:
+        """Return a process that has just started: new session, new ids."""
         session = Session(self.fresh("k"), self.fresh("w"), self.format.config)
-        return Process(self.fresh("process"), session, self.random.randrange(-300, 300))
+        return SimulatedProcess(self.fresh("process"), session, self.random.randrange(-300, 300))
 
-    def start(self, process: Process, operation: Operation, protocol: Protocol[Any]) -> None:
+    def start(self, process: SimulatedProcess, operation: Operation, protocol: Protocol[Any]) -> None:
         """Begin an operation."""
         self.history.append(operation)
         process.operation = operation
@@ -152,8 +153,8 @@ class Simulator:
         self.note(process, f"begins {operation.kind} {operation.id} on {operation.collection}")
         self._resume(process, None, None)
 
-    def run(self, next_operation: Callable[[Process], bool], steps_max: int) -> None:
-        """Step processes in random order until nobody has anything to do, or something is violated."""
+    def run(self, next_operation: Callable[[SimulatedProcess], bool], steps_max: int) -> None:
+        """Step processes in random order until none has anything to do, or a promise is broken."""
         world, chance = self.world, self.random.random
         while not world.violations:
             ready = [process for process in self.processes if process.wake <= self.now]
@@ -174,7 +175,7 @@ class Simulator:
             if process.effect is not None:
                 self._step(process)
 
-    def _step(self, process: Process) -> None:
+    def _step(self, process: SimulatedProcess) -> None:
         """Let a process do its next effect, unless chance has other plans."""
         chance = self.random.random()
         faults = self.faults
@@ -203,11 +204,11 @@ class Simulator:
         self._do(process)
 
     def _begin_outage(self) -> None:
-        """Storage goes away."""
+        """Begin an outage of storage."""
         self.world.counts["outages"] += 1
         self.outage_until = self.world.step + 60
 
-    def _do(self, process: Process) -> None:
+    def _do(self, process: SimulatedProcess) -> None:
         """Carry out the effect that a process waits for."""
         effect = process.effect
         assert effect is not None
@@ -226,8 +227,8 @@ class Simulator:
             process.stack.append(self.format.merge_runs(effect, known))
             self._resume(process, None, None)
 
-    def _storage(self, process: Process, effect: Effect) -> None:
-        """An effect on storage, with its faults."""
+    def _storage(self, process: SimulatedProcess, effect: Effect) -> None:
+        """Carry out an effect on storage, with its faults."""
         perform = self.world.perform[type(effect)]
         away = self.world.step < self.outage_until and self.faults.outage > 0
         if self.random.random() >= (0.85 if away else self.faults.fail):
@@ -267,8 +268,8 @@ class Simulator:
         while self.ghosts:
             self._release(0)
 
-    def crash(self, process: Process) -> None:
-        """A process dies, and another one comes in its place."""
+    def crash(self, process: SimulatedProcess) -> None:
+        """Kill a process, and start another one in its place."""
         self.world.counts["crashes"] += 1
         if process.mark:
             self.world.counts[f"crash: {process.mark}"] += 1
@@ -281,7 +282,7 @@ class Simulator:
             process.operation.returned = self.world.step
         self.processes[self.processes.index(process)] = self.new_process()
 
-    def _resume(self, process: Process, value: object, error: BaseException | None) -> None:
+    def _resume(self, process: SimulatedProcess, value: object, error: BaseException | None) -> None:
         """Hand a result to the protocol and wait for its next effect, or end the operation."""
         while True:
             protocol = process.stack[-1]
@@ -298,7 +299,7 @@ class Simulator:
                 self._end(process, value, error)
                 return
 
-    def _end(self, process: Process, value: object, error: BaseException | None) -> None:
+    def _end(self, process: SimulatedProcess, value: object, error: BaseException | None) -> None:
         operation = process.operation
         assert operation is not None
         process.operation = process.effect = None
@@ -309,34 +310,36 @@ class Simulator:
         self.note(process, f"ends {operation.kind} {operation.id}: {value if error is None else repr(error)}")
         operation.expect(operation)
 
-    def _compare_states(self, process: Process) -> None:
-        """What a process believes a state to be is what the log says: every diff is applied and compared."""
+    def _compare_states(self, process: SimulatedProcess) -> None:
+        """Check that the cached states of a process are those of the log: every diff is applied and compared."""
         for name, believed in process.session.states.items():
             if (believed.seqno + self.world.step) % 3 == 0:
                 states = self.world.states[name]
                 if believed.seqno >= len(states):
-                    self.world.violate(f"{process.name} has a state of {name} at {believed.seqno}, and nobody wrote it")
+                    self.world.violate(
+                        f"{process.name} has a state of {name} at {believed.seqno}, and no commit made it"
+                    )
                     continue
                 replayed = states[believed.seqno]
                 if believed is replayed:
                     continue
                 wrong = [each for each in State.__struct_fields__ if getattr(believed, each) != getattr(replayed, each)]
-                if wrong or thin(believed.trace) != thin(replayed.trace):
+                if wrong or headers_of(believed.trace) != headers_of(replayed.trace):
                     self.world.violate(f"{process.name} has another {wrong or 'trace'} of {name} at {believed.seqno}")
 
-    def note(self, process: Process, what: str) -> None:
+    def note(self, process: SimulatedProcess, what: str) -> None:
         """Write a line into the trace."""
         if self.tracing:
             self.trace.append(f"{self.world.step:5} {self.now - 1_000_000:7} ms  {process.name:11} {what}")
 
 
 def as_conflict(effect: CompareAndSet) -> dict[str, int]:
-    """What storage says that finds what it has just written, and takes it for the entries of another process."""
+    """Return the answer of storage that takes its own last write for entries of another process."""
     return {key: 0 if expected is None else expected + 1 for key, expected, _ in effect.writes}
 
 
 def _short(effect: Effect) -> str:
-    """An effect in a few words."""
+    """Describe an effect in a few words."""
     if isinstance(effect, CompareAndSet):
         inside = ", ".join(f"{key}@{expected}" for key, expected, _ in effect.writes)
     elif isinstance(effect, DeleteBlobs):

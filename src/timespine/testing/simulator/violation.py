@@ -13,7 +13,7 @@ from types import FrameType
 from timespine.errors import TimespineError
 
 BROKEN_CODE = (TypeError, AttributeError, NameError, AssertionError)
-"""Errors that say that code does not fit together. They show no broken promise, also as the cause of another error."""
+"""Errors of code that does not fit together. They show no broken promise, also as the cause of another error."""
 
 
 class Violation(str):
@@ -33,22 +33,22 @@ class Violation(str):
 
 
 class BrokenPromise(Exception):
-    """What a check raises that has no world at hand to tell: the operation that called it ends as a violation."""
+    """The error of a check without a world to report to: the operation that called it ends as a violation."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
-        self.check = check_name(sys._getframe(1))
+        self.check = name_of_check(sys._getframe(1))
         """The function that raised it."""
 
 
-def check_name(frame: FrameType) -> str:
+def name_of_check(frame: FrameType) -> str:
     """Name the function that a frame runs: its module and its qualified name, without functions inside of it."""
     module = str(frame.f_globals["__name__"]).removeprefix("timespine.testing.")
     return f"{module}.{frame.f_code.co_qualname.partition('.<locals>')[0]}"
 
 
 def is_crash(error: BaseException | None) -> bool:
-    """Whether an error is not one of Timespine's own, or stems from code that does not fit together."""
+    """Tell whether an error is not one of Timespine's own, or comes from code that does not fit together."""
     if error is None or isinstance(error, BrokenPromise):
         return False
     if not isinstance(error, TimespineError):

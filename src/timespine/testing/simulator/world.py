@@ -1,8 +1,8 @@
-"""The simulated world: storage that fails on purpose, and remembers everything that ever was.
+"""The simulated world: storage that fails on purpose, and keeps everything that was ever written.
 
-Every compare-and-set is replayed into shadow states and checked before it
-counts: diffs must apply, invariants must hold, and what a new state refers to
-must exist. Every deletion is checked against all states that somebody may still
+The world replays every compare-and-set into shadow states and checks it before it
+counts: diffs must apply, invariants must hold, and the blobs of a new state must
+exist. It checks every deletion against all states that a reader may still
 read. A violation is recorded, with the step, and ends the history.
 """
 
@@ -24,7 +24,7 @@ from timespine.core.effects import (
     Truncate,
 )
 from timespine.core.encoding.codec import decode_diff, decode_run, decode_state
-from timespine.core.encoding.envelope import Kind, kind_of
+from timespine.core.encoding.envelope import EnvelopeKind, envelope_kind
 from timespine.core.encoding.state_diff import StateDiff, apply_diff
 from timespine.core.invariants import violations
 from timespine.core.protocols.garbage import References, references
@@ -34,33 +34,33 @@ from timespine.errors import TimespineError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import Row, Update, restrict
-from timespine.testing.formats.naive import OPAQUE, Format
-from timespine.testing.simulator.check_atomicity import Atomicity
-from timespine.testing.simulator.violation import BrokenPromise, Violation, check_name, is_crash
+from timespine.testing.formats.naive import OPAQUE, RowFormat
+from timespine.testing.simulator.check_atomicity import AtomicityCheck
+from timespine.testing.simulator.violation import BrokenPromise, Violation, is_crash, name_of_check
 
 
 def is_user_data(key: str) -> bool:
-    """Whether a blob holds appended or written updates, not a merge result, a rewrite or a rollup."""
+    """Tell whether a blob holds appended or written updates, not a merge result, a rewrite or a rollup."""
     _, writer, name = key.split("/")
     return writer.startswith("w") and name.startswith("p")
 
 
 def operation_of(row: Row) -> str:
-    """The operation that wrote a row: its name up to the first dot."""
+    """Return the operation that wrote a row: its name up to the first dot."""
     return str(row).split(".")[0]
 
 
 def identity_of(part: Part) -> str | bytes:
-    """What tells a part from all others: its key, or the inline updates themselves, which name their operation."""
+    """Return what tells a part from all others: its key, or the inline updates, which name their operation."""
     return part.inline if part.inline is not None else part.key
 
 
 class World:
     """Logs, blobs, and the truth about both."""
 
-    def __init__(self, format: Format = OPAQUE) -> None:
+    def __init__(self, format: RowFormat = OPAQUE) -> None:
         self.format = format
-        """What the bytes of parts are."""
+        """The format of the bytes of parts."""
         self.step = 0
         self.logs: dict[str, list[bytes]] = {}
         """Every entry ever, by key."""
@@ -70,17 +70,18 @@ class World:
         self.states: dict[str, list[State]] = {}
         """The state after every entry, by key."""
         self.commit_steps: dict[str, list[int]] = {}
-        """When every entry was committed, by key."""
+        """The step of every commit, by key."""
         self.truth: dict[str, list[Update]] = {}
         """Every update that was ever committed, by collection."""
         self.truth_sizes: dict[str, list[int]] = {}
-        """How many updates that were after every entry, by collection."""
+        """The number of those updates after every entry, by collection."""
         self.committed: dict[str, int] = {}
         """The step at which the updates of an operation first became durable, by operation."""
         self.next_free: dict[str, int] = {}
-        """The time that an operation asked for which appends at that or the next free one, by operation."""
+        """The time that an operation requested which appends at that or the next free one, by operation."""
         self.meant: dict[str, list[Update]] = {}
-        """What an operation means to append, if the bytes alone do not say it: rewritten, or seen through bounds."""
+        """The updates that an operation means to append, if the bytes alone do not tell: rewritten, or seen through
+        bounds."""
         self.seen: set[str | bytes] = set()
         """Blob keys and inline data that were referred to before."""
         self.referred: set[str] = set()
@@ -90,7 +91,7 @@ class World:
         self.deleted: set[str] = set()
         self.violations: list[Violation] = []
         self.counts: Counter[str] = Counter()
-        self.atomic = Atomicity(self.states, self.truth, self.violate)
+        self.atomic = AtomicityCheck(self.states, self.truth, self.violate)
         self.perform: dict[type[Effect], Callable[..., object]] = {
             Scan: self._scan,
             CompareAndSet: self._compare_and_set,
@@ -102,17 +103,17 @@ class World:
         }
 
     def violate(self, what: str, error: BaseException | None = None, check: str | None = None) -> None:
-        """Record a broken promise, by an error if one showed it; the caller noticed it unless told otherwise."""
+        """Record a broken promise, with the error that showed it; the check is the caller unless named."""
         if isinstance(error, BrokenPromise):
             check = error.check
-        noticed_by = check or check_name(sys._getframe(1))
+        noticed_by = check or name_of_check(sys._getframe(1))
         self.violations.append(Violation(f"step {self.step}: {what}", noticed_by, is_crash(error)))
 
     def reopen(self) -> None:
-        """Somebody crashed: whatever is kept open beside storage is to be opened anew."""
+        """Open anew what is kept open beside storage: a process crashed."""
 
     def head(self, collection: str) -> State:
-        """The newest state."""
+        """Return the newest state."""
         return self.states[collection][-1]
 
     def _scan(self, effect: Scan) -> list[tuple[int, bytes]]:
@@ -136,7 +137,7 @@ class World:
         self.counts["commits"] += 1
         log = self.logs.setdefault(key, [])
         try:
-            if kind_of(data) is Kind.STATE:
+            if envelope_kind(data) is EnvelopeKind.STATE:
                 state = decode_state(data)
                 self.states[key] = [state]
                 self.truth[key] = []
@@ -157,20 +158,20 @@ class World:
         log.append(data)
 
     def _learn(self, key: str, change: StateDiff, old: State, new: State) -> None:
-        """Note which operations' updates a diff makes durable, and that what it refers to exists.
+        """Record which operations' updates a diff makes durable, and check that the blobs it refers to exist.
 
-        What an append makes durable follows from the bytes that were put, from what was asked for and from
-        how far the upper moved, not from the bounds or the rewriting that the system itself gave the part.
+        The durable updates of an append follow from the bytes that were put, from the request and from
+        the new upper, not from the bounds or the rewriting that the system itself gave the part.
         """
         appended = Description(old.upper, new.upper, new.since)
         for unsealed in change.y:
             for part in unsealed.parts:
-                # One that is trimmed is there already, under its number.
+                # A trimmed batch is there already, under its number.
                 self._check_once(new, part, (each for each in old.unsealed if each.seqno == unsealed.seqno))
                 self._judge_schema(old, part, unsealed.schema)
                 self._see(new, part, unsealed.schema, None)
         for batch in change.t.a.values() if change.t else ():
-            # What lies below the trace's upper was there before: it is merged.
+            # Updates below the trace's upper were there before: this is a merge.
             is_merged = batch.desc.upper <= old.trace.upper
             for run in batch.runs:
                 for part in run.parts:
@@ -183,14 +184,14 @@ class World:
                 self.violate(f"{key} at {change.n} refers to rollup {rollup.key}, which does not exist")
 
     def _check_once(self, state: State, part: Part, before: Iterable[UnsealedBatch]) -> None:
-        """What a user put is appended or written by one commit, unless it was in one of these batches before."""
+        """Check that one commit appends or writes a user's part, unless it was in one of these batches before."""
         if identity_of(part) not in self.seen or (part.inline is None and not is_user_data(part.key)):
             return
         if not any(identity_of(each) == identity_of(part) for batch in before for each in batch.parts):
             self.violate(f"{state.collection} at {state.seqno} commits {part.key or 'inline updates'} a second time")
 
     def _judge_schema(self, old: State, part: Part, schema: int | None, is_merged: bool = False) -> None:
-        """Rows that a commit adds lose nothing under the schema that was the newest one before it."""
+        """Check that added rows lose nothing under the schema that was the newest one before the commit."""
         if schema is None or not self._is_new_from_user(part, is_merged):
             return
         if self.format.loses(old, schema):
@@ -198,7 +199,7 @@ class World:
             self.violate(f"{old.collection} took new rows of schema {schema}, of which schema {newest} loses some")
 
     def _is_new_from_user(self, part: Part, is_merged: bool) -> bool:
-        """Whether a part is one that a user put, and no state referred to before."""
+        """Tell whether a user put a part, and no state referred to it before."""
         identity = identity_of(part)
         is_users = not is_merged if part.inline is not None else is_user_data(part.key)
         return identity not in self.seen and is_users
@@ -206,7 +207,7 @@ class World:
     def _see(
         self, state: State, part: Part, schema: int | None, appended: Description | None, is_merged: bool = False
     ) -> None:
-        """A part that a state begins to refer to: if a user put it, its updates are part of the truth from now on."""
+        """Record a new reference to a part: if a user put it, its updates are part of the truth from now on."""
         if part.key and not self._exists(part):
             self.violate(f"{state.collection} at {state.seqno} refers to {part.key}, which does not exist")
         elif self._is_new_from_user(part, is_merged):
@@ -215,14 +216,14 @@ class World:
         self.seen.add(identity_of(part))
 
     def _updates(self, part: Part, schema: bytes | None) -> list[Update]:
-        """The updates in a part, as they were put; for a hollow run those of all its parts."""
+        """Decode the updates in a part; for a hollow run those of all its parts."""
         data = self.blobs[part.key] if part.inline is None else part.inline
         if part.hollow:
             return [update for child in decode_run(part.key, data) for update in self._updates(child, schema)]
         return list(self.format.rows_of(part, data, schema))
 
     def _appended(self, updates: list[Update], appended: Description) -> list[Update]:
-        """What an append makes durable of the updates of one operation, and at which times.
+        """Return the updates of one operation that an append makes durable, at their times.
 
         Those in its interval; at the next free time all of them, at the last time that it completes.
         """
@@ -282,19 +283,19 @@ class World:
             self.deleted.add(key)
 
     def reachable(self, collection: str) -> set[str]:
-        """Every blob that a state refers to which somebody may still read."""
+        """Return every blob that a state refers to which a reader may still read."""
         states = self.states.get(collection, [])
         if not states:
             return set()
         keys: References = {}
-        # Counted here once more, so that a mistake in the state's own count is seen.
+        # Counted here once more, to find a mistake in the state's own count.
         held = min((reader.seqno for reader in states[-1].readers.values()), default=states[-1].seqno)
         for state in states[held:]:
             keys.update(references(state))
         return self.with_children(keys)
 
     def with_children(self, keys: References) -> set[str]:
-        """Some blobs, and those inside hollow runs among them, at any depth."""
+        """Return the blobs, and those inside hollow runs among them, at any depth."""
         found = set(keys)
         waiting = [key for key, hollow in keys.items() if hollow]
         while waiting:
@@ -305,11 +306,11 @@ class World:
         return found
 
     def uppers_between(self, collection: str, begin: int, end: int) -> list[Frontier]:
-        """Every upper that the collection had at some moment between two steps."""
+        """Return every upper that the collection had at some moment between two steps."""
         return [state.upper for state in self.states_between(collection, begin, end)]
 
     def states_between(self, collection: str, begin: int, end: int) -> list[State]:
-        """Every state that the collection had at some moment between two steps."""
+        """Return every state that the collection had at some moment between two steps."""
         steps, states = self.commit_steps[collection], self.states[collection]
         found = []
         for index, state in enumerate(states):

@@ -3,5 +3,5 @@
 - `scheduler`: real threads of which one runs at a time, virtual time, crashes and pauses
 - `threads`: locks, conditions, threads and pools that wait in the scheduler
 - `ports`: blob and consensus of one process, with faults
-- `world`: all that was ever committed, and what it must mean to readers
+- `world`: every commit, and what it must mean to readers
 """

@@ -1,4 +1,4 @@
-"""One history of real stores: processes that use them, faults, and what must be true all along and in the end."""
+"""One history of real stores: processes that use them, faults, and the promises to check throughout and at the end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from timespine.client.store import Store
 from timespine.config import Config
 from timespine.errors import TimespineError
 from timespine.testing.simulator.simulator import Faults
-from timespine.testing.stores.calls import Call
 from timespine.testing.stores.ports import SimulatedBlob, SimulatedConsensus, Storage
-from timespine.testing.stores.scheduler import Killed, Process, Scheduler, Task
+from timespine.testing.stores.thread_scheduler import Killed, ScheduledThread, Scheduler, VirtualProcess
+from timespine.testing.stores.user_calls import UserCall
 from timespine.testing.stores.world import StoreWorld
 
 QUICK = Config(
@@ -28,63 +28,64 @@ QUICK = Config(
     retry_pause_max_ms=50,
     listener_seqnos=200,
 )
-"""Rows are inline, leases are short, and what fails is soon found to fail."""
+"""A configuration with inline rows, short leases and few retries."""
 
 SMALL = replace(
     QUICK,
     part_bytes=600,
     row_group_rows=4,
-    inline_part_bytes=700,
-    inline_total_bytes=2000,
+    inline_part_bytes=120,
+    inline_total_bytes=360,
     run_parts=2,
     cache_bytes=1 << 20,
 )
-"""A handful of rows makes parts, row groups and hollow runs."""
+"""A configuration in which a handful of rows makes parts, row groups and hollow runs."""
 
 BLOBS = replace(QUICK, inline_part_bytes=1)
-"""Every row goes to a blob."""
+"""A configuration in which every row goes to a blob."""
 
 CLOSES_MAX = 4
-"""Times that a store is closed before that counts as impossible."""
+"""How often a store is closed before that counts as impossible."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 LONG_S = 5.0
-"""Pauses, jumps of clocks and outages that are shorter let no lease lapse."""
+"""The shortest pause, clock jump or outage that may let a lease lapse."""
 
 CALL_S = 1200.0
-"""No call takes longer, in virtual seconds, pauses of all processes not counted."""
+"""The longest duration of a call, in virtual seconds, without pauses of all processes."""
 
 SUSPENDED_S = 25 * 3600.0
-"""How long all processes do nothing now and then, as on a machine that sleeps: transactions may be given up by then."""
+"""How long all processes do nothing now and then, as on a machine that sleeps: others may cancel transactions
+meanwhile."""
 
 
 SLEEP_CHANCE = 0.3
 """The chance that a process falls asleep while it puts a blob for a collection that is not created yet."""
 
 AWAY_CHANCE = 20
-"""How much more likely storage goes away right after a commit than at any other moment."""
+"""The factor by which storage goes away more likely right after a commit than at any other moment."""
 
 
-class StoreProcess(Process):
+class StoreProcess(VirtualProcess):
     """A process that has a store open."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.skew_s = 0.0
-        """How far its wall clock is off."""
+        """The error of its wall clock."""
         self.store: Store | None = None
         self.is_closing = False
-        """Whether somebody has closed the store."""
+        """Whether a thread has closed the store."""
         self.is_read_only = False
         self.ids: set[str] = set()
-        """The ids that it has made up."""
+        """The ids that it has made."""
         self.is_doomed = False
         """Whether it dies after its next put."""
 
 
 class History:
-    """Processes, storage, and everything that was asked and answered."""
+    """Processes, storage, and all calls with their answers."""
 
     def __init__(self, seed: int, faults: Faults, *, tracing: bool = False) -> None:
         self.random = random.Random(seed)
@@ -96,8 +97,8 @@ class History:
         )
         self.config = self.random.choice((QUICK, SMALL, BLOBS))
         self._favour: dict[str, int] = {}
-        self.calls: list[Call] = []
-        self.running: list[Call] = []
+        self.calls: list[UserCall] = []
+        self.running: list[UserCall] = []
         self.processes: list[StoreProcess] = []
         self.trace: list[str] = []
         self.tracing = tracing
@@ -106,7 +107,7 @@ class History:
         self.is_calm = True
         """Whether nothing fails: at the beginning, and when the faults have stopped."""
         self.is_expiring = False
-        """Whether a user has let history go."""
+        """Whether a user has expired history."""
         self.is_evolving = False
         """Whether a user has changed a schema."""
         self.kept: dict[str, Any] = {}
@@ -117,7 +118,7 @@ class History:
         scheduler.is_over = lambda: bool(self.world.violations)
 
     def favour(self, kind: str) -> int:
-        """How much of one kind of call this history has: every history has its own mixture, and lacks some kinds."""
+        """Return the weight of one kind of call: every history has its own mixture, and lacks some kinds."""
         return self._favour.setdefault(kind, self.random.choice((0, 1, 1, 4)))
 
     @property
@@ -127,8 +128,8 @@ class History:
 
     # Faults.
 
-    def _step(self, task: Task, where: str) -> None:
-        """What may go wrong at a switch point."""
+    def _step(self, task: ScheduledThread, where: str) -> None:
+        """Inject the faults of a switch point."""
         self.world.step = self.scheduler.steps
         if self.tracing:
             self.note(f"{where}")
@@ -182,7 +183,7 @@ class History:
         self.scheduler.kill(process)
 
     def _put(self, process: StoreProcess, where: str) -> None:
-        """Let a process that puts a blob for a collection that it creates sleep until others have given that up."""
+        """Let a process that puts a blob for a collection that it creates sleep until others have cancelled that."""
         key = where.split()[1]
         if where != f"put {key}":
             if process.is_doomed:
@@ -212,7 +213,7 @@ class History:
             stuck = self.running[0]
             self.world.violate(f"{stuck} does not end: {'; '.join(self.scheduler.waiting())}")
 
-    def _escaped(self, task: Task, error: BaseException) -> None:
+    def _escaped(self, task: ScheduledThread, error: BaseException) -> None:
         where = traceback.extract_tb(error.__traceback__)[-1]
         self.world.violate(f"thread {task} ended by {error!r} in {where.name}, {where.filename}:{where.lineno}", error)
 
@@ -239,7 +240,7 @@ class History:
         return process.store
 
     def process(self) -> StoreProcess:
-        """A process that has just begun."""
+        """Start a process."""
         process = StoreProcess(f"p{len(self.processes)}")
         process.skew_s = self.scheduler.random.uniform(-0.3, 0.3)
         self.processes.append(process)
@@ -247,10 +248,10 @@ class History:
 
     # Calls.
 
-    def call(self, process: StoreProcess, kind: str, work: Callable[[Call], Any]) -> Call:
-        """Let a user call something, and note what came of it."""
+    def call(self, process: StoreProcess, kind: str, work: Callable[[UserCall], Any]) -> UserCall:
+        """Make one call of a user, and record its outcome."""
         world = self.world
-        call = Call(f"op{len(self.calls)}", kind, process.name, world.event, self.scheduler.now)
+        call = UserCall(f"op{len(self.calls)}", kind, process.name, world.event, self.scheduler.now)
         self.calls.append(call)
         self.running.append(call)
         self.note(f"begins {call}")
@@ -275,7 +276,7 @@ class History:
         return call
 
     def close(self, process: StoreProcess) -> None:
-        """Close a store. Whoever slept for a day may be told to do it again."""
+        """Close a store. After a sleep of a day the store may ask to be closed again."""
         for _ in range(CLOSES_MAX):
             slept = self.world.counts["suspensions"]
             call = self.call(process, "close", lambda call: self._close(process))

@@ -23,9 +23,9 @@ from timespine.location.checks import (
     check_truncate,
     check_writes,
 )
-from timespine.location.consensus import Entry, Write
+from timespine.location.consensus import LogEntry, LogWrite
 from timespine.testing.simulator.simulator import KINDS, as_conflict
-from timespine.testing.stores.scheduler import Scheduler
+from timespine.testing.stores.thread_scheduler import Scheduler
 from timespine.testing.stores.world import StoreWorld
 
 T = TypeVar("T")
@@ -36,21 +36,21 @@ AWAY = 0.85
 
 @dataclass(slots=True)
 class Storage:
-    """What the ports of all processes share."""
+    """The shared part of the ports of all processes."""
 
     world: StoreWorld
     scheduler: Scheduler
     fail: float = 0.0
     """The chance that a call fails in some way."""
     away_until: float = 0.0
-    """Until this time storage is away."""
+    """The time until which storage is away."""
     ghosts: list[Callable[[], object]] = field(default_factory=list)
     """Writes that happen later, when their callers have long moved on."""
 
     def call(
         self, what: str, perform: Callable[[], T], *, writes: bool = False, conflict: Callable[[], T] | None = None
     ) -> T:
-        """One call of a port. Others go on before it, and again before its caller hears of it.
+        """Make one call of a port. Other threads run before it, and again before its caller gets the answer.
 
         A compare-and-set may also be done and reported as a `conflict`.
         """
@@ -92,7 +92,7 @@ class Storage:
 
 
 class _Port:
-    """What both ports have."""
+    """The shared part of both ports."""
 
     kind = ""
 
@@ -102,7 +102,7 @@ class _Port:
         self._is_closed = False
 
     def close(self) -> None:
-        """Others still use the storage behind it."""
+        """Do nothing: others still use the storage behind it."""
         self._is_closed = True
 
     def _call(
@@ -162,17 +162,17 @@ class SimulatedConsensus(_Port):
 
     kind = "consensus"
 
-    def head(self, key: str) -> Entry | None:
+    def head(self, key: str) -> LogEntry | None:
         check_key(key)
         entries = self._call(f"head of {key}", lambda: self._world._scan(Scan(key, 0)))
-        return Entry(*entries[-1]) if entries else None
+        return LogEntry(*entries[-1]) if entries else None
 
-    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[Entry]:
+    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[LogEntry]:
         check_scan(key, from_seqno, limit)
         entries = self._call(f"scan {key}", lambda: self._world._scan(Scan(key, from_seqno, limit)))
-        return [Entry(*each) for each in entries]
+        return [LogEntry(*each) for each in entries]
 
-    def compare_and_set(self, writes: Sequence[Write]) -> Mapping[str, int | None] | None:
+    def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
         checked = tuple((write.key, write.expected, write.data) for write in check_writes(writes))
         effect = CompareAndSet(checked)
         keys = ",".join(key for key, _, _ in checked)
@@ -194,4 +194,4 @@ class SimulatedConsensus(_Port):
         return False
 
     def restore_reserve(self) -> None:
-        """There is none."""
+        """Do nothing: there is no reserve."""

@@ -1,10 +1,10 @@
-"""What all stores of a history share: storage, and the truth about what was ever committed.
+"""The shared world of all stores of a history: storage, and the truth about every commit.
 
-The truth is taken from the log, at the moment of each compare-and-set, and not from what
-stores say. What a commit adds to a collection is the difference between what its states
-before and after it hold, counted from the bytes of their parts. So a commit of
-maintenance must add nothing, and what a user's call added is known to the row, whatever
-its caller was told. All answers of stores are compared with that.
+The truth comes from the log, at the moment of each compare-and-set, and not from the
+answers of stores. A commit adds to a collection the difference between the rows of its
+states before and after it, counted from the bytes of their parts. So a commit of
+maintenance must add nothing, and the rows that a user's call added are known, whatever
+its answer. The checks compare all answers of stores with that.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from timespine.client.catalog import catalog
-from timespine.columnar.parts.inline import decode_inline
+from timespine.columnar.parts.inline_part import decode_inline
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.config import DEFAULT
 from timespine.core.batch import Part
 from timespine.core.effects import CompareAndSet, DeleteBlobs, PutBlob
 from timespine.core.encoding.codec import decode_diff, decode_run, decode_state
-from timespine.core.encoding.envelope import Kind, kind_of
+from timespine.core.encoding.envelope import EnvelopeKind, envelope_kind
 from timespine.core.encoding.state_diff import StateDiff, apply_diff
 from timespine.core.invariants import violations
 from timespine.core.protocols.garbage import references
-from timespine.core.read_plan import plan_all, seen_through
+from timespine.core.read_plan import apply_parent_bounds, plan_all
 from timespine.core.state import State, Status
 from timespine.errors import TimespineError
 from timespine.testing.simulator.world import World
-from timespine.testing.stores.calls import marked
+from timespine.testing.stores.user_calls import mark_rows
 
 Written = tuple[tuple[int, object], ...]
 """A row as it is stored: the values of its columns, by the id of the column."""
 
 Counts = dict[Written, int]
-"""How often each row counts."""
+"""The count of each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What one commit added to a collection."""
+    """The updates that one commit added to a collection."""
 
     event: int
     """The number of the compare-and-set. Entries of several logs that appeared together have the same."""
     seqno: int
     updates: tuple[tuple[Written, int, int], ...]
-    """(row, time, diff), equal ones added up."""
+    """The updates (row, time, diff), with equal rows and times summed."""
 
 
 @dataclass(slots=True)
@@ -59,23 +59,23 @@ class Truth:
     events: list[int] = field(default_factory=list)
     """By sequence number: the compare-and-set that led to a state."""
     added: list[Added] = field(default_factory=list)
-    """The commits that added something."""
+    """The commits with updates."""
     held: dict[tuple[Written, int], int] = field(default_factory=dict)
-    """What the newest state holds: (row, time advanced to since) and how often that counts."""
+    """The updates of the newest state: (row, time advanced to since), and the count of each."""
 
     def at(self, time: int, schema: Schema) -> Counts:
-        """What counts as of a time, in the columns of a schema."""
+        """Return the rows as of a time, in the columns of a schema."""
         counts: Counts = {}
         for commit in self.added:
             for row, when, diff in commit.updates:
                 if when <= time:
-                    seen = projected(row, schema)
+                    seen = project_values(row, schema)
                     counts[seen] = counts.get(seen, 0) + diff
         return {row: count for row, count in counts.items() if count}
 
 
-def projected(row: Written, schema: Schema) -> Written:
-    """A row in the columns of a schema: without others, and with the default where it has no value."""
+def project_values(row: Written, schema: Schema) -> Written:
+    """Return a row in the columns of a schema: without others, and with the default where it has no value."""
     values = dict(row)
     return tuple(
         (each.id, values[each.id] if each.id in values else default_of(each.type, each)) for each in schema.fields
@@ -83,7 +83,7 @@ def projected(row: Written, schema: Schema) -> Written:
 
 
 def default_of(type: str, field: object) -> object:
-    """What rows that were written before a column was there hold in it."""
+    """Return the value of a column in rows that were written before it existed."""
     return field.default_scalar().as_py()  # type: ignore[attr-defined]
 
 
@@ -95,9 +95,9 @@ class StoreWorld(World):
         self.event = 0
         """The number of the last compare-and-set that was accepted."""
         self.truths: dict[str, Truth] = {}
-        """By the id of the collection."""
+        """The truth by the id of the collection."""
         self.names: list[tuple[int, catalog.Names]] = []
-        """Every catalog there was, and the compare-and-set that it came with."""
+        """Every catalog, and the compare-and-set that it came with."""
         self.by_call: dict[str, list[tuple[str, Added]]] = {}
         """By the call that wrote rows: the commits that added them."""
         self._ids: set[str] = set()
@@ -116,7 +116,7 @@ class StoreWorld(World):
             self.counts["commits"] += 1
             try:
                 if key == catalog.LOG:
-                    self._learn_names(catalog.decode(len(self.logs.get(key, ())), data))
+                    self._learn_names(catalog.decode_catalog(len(self.logs.get(key, ())), data))
                 else:
                     self._commit(key, data)
             except TimespineError as error:
@@ -125,16 +125,16 @@ class StoreWorld(World):
         return None
 
     def _learn_names(self, names: catalog.Names) -> None:
-        """Note a catalog. No id that it ever named is announced, or announced once more."""
-        before = self.names[-1][1].expected if self.names else {}
-        again = (names.expected.keys() - before.keys()) & self._ids
+        """Record a catalog, and check that it reserves no id that an earlier one named."""
+        before = self.names[-1][1].reserved if self.names else {}
+        again = (names.reserved.keys() - before.keys()) & self._ids
         if again:
             self.violate(f"{min(again)} is announced, and was in the catalog before")
-        self._ids.update(names.expected, names.given_up, names.dropped, (each.id for each in names.entries.values()))
+        self._ids.update(names.reserved, names.cancelled, names.dropped, (each.id for each in names.entries.values()))
         self.names.append((self.event, names))
 
     def _put(self, effect: PutBlob) -> None:
-        """Put a blob. The catalog knows, or knew, the collection that it is for."""
+        """Put a blob, and check that the catalog knows, or knew, its collection."""
         id = effect.key.split("/")[0]
         if id not in self._ids:
             self.violate(f"{effect.key} is put, and the catalog never named {id}")
@@ -143,7 +143,7 @@ class StoreWorld(World):
     def _commit(self, key: str, data: bytes) -> None:
         truth = self.truths.setdefault(key, Truth())
         old = self.states[key][-1] if key in self.states else None
-        if kind_of(data) is Kind.STATE:
+        if envelope_kind(data) is EnvelopeKind.STATE:
             new = decode_state(data)
             if old is not None:
                 self.violate(f"{key} was created twice")
@@ -162,7 +162,7 @@ class StoreWorld(World):
             self._learn_rows(key, truth, old, new)
 
     def _check_references(self, key: str, change: StateDiff) -> None:
-        """Whatever a state begins to refer to exists."""
+        """Check that every new reference of a state leads to a blob that exists."""
         parts = [part for batch in change.y for part in batch.parts]
         parts += [part for batch in (change.t.a.values() if change.t else ()) for part in batch.parts]
         for part in parts:
@@ -175,14 +175,14 @@ class StoreWorld(World):
     # The truth.
 
     def _learn_rows(self, key: str, truth: Truth, old: State | None, new: State) -> None:
-        """Note what a commit added, and that it changed nothing else."""
+        """Record the updates that a commit added, and check that it changed nothing else."""
         if new.status is Status.FINALIZED or new.since.is_closed or self.violations:
             return
-        schema = schema_of(new.schemas[-1])
+        schema = decode_stored_schema(new.schemas[-1])
         since = new.since.time
         before: dict[tuple[Written, int], int] = {}
         for (row, time), diff in truth.held.items():
-            seen = (projected(row, schema), max(time, since))
+            seen = (project_values(row, schema), max(time, since))
             before[seen] = before.get(seen, 0) + diff
         truth.held = self._held(new, schema, since)
         added = {
@@ -200,30 +200,30 @@ class StoreWorld(World):
             self.violate(f"{key} at {new.seqno}: rows were added below the upper {upper}: {short(late)}")
         commit = Added(self.event, new.seqno, tuple((row, time, diff) for (row, time), diff in added.items()))
         truth.added.append(commit)
-        for name in sorted({marked(value) for row, _, diff in commit.updates if diff > 0 for _, value in row}):
+        for name in sorted({mark_rows(value) for row, _, diff in commit.updates if diff > 0 for _, value in row}):
             self.by_call.setdefault(name, []).append((key, commit))
 
     def _held(self, state: State, schema: Schema, since: int) -> dict[tuple[Written, int], int]:
-        """What a state holds, counted from the bytes of its parts."""
+        """Return the updates of a state, counted from the bytes of its parts."""
         held: dict[tuple[Written, int], int] = {}
         for run in plan_all(state).runs:
             written = state.schemas[run.schema if run.schema is not None else -1]
             for part in run.parts:
                 for row, time, diff in self._seen(part, written):
-                    seen = (projected(row, schema), max(time, since))
+                    seen = (project_values(row, schema), max(time, since))
                     held[seen] = held.get(seen, 0) + diff
         return {seen: diff for seen, diff in held.items() if diff}
 
     def _seen(self, part: Part, schema: bytes) -> Iterable[tuple[Written, int, int]]:
-        """The updates of a part that are seen through a reference to it, at the times at which they are."""
+        """Return the updates that a reference to a part shows, at the times at which it shows them."""
         data = part.inline if part.inline is not None else self.blobs.get(part.key)
         if data is None:
-            return  # that it does not exist was said before
+            return  # the missing blob was reported before
         if part.hollow:
             for child in decode_run(part.key, data):
-                yield from self._seen(seen_through(part, child), schema)
+                yield from self._seen(apply_parent_bounds(part, child), schema)
             return
-        for row, time, diff in stored(data, part.rows, schema, part.inline is not None):
+        for row, time, diff in stored_bytes_of(data, part.rows, schema, part.inline is not None):
             if part.lower is not None and not part.lower.less_equal((time,)):
                 continue
             if part.upper is not None and part.upper.less_equal((time,)):
@@ -233,7 +233,7 @@ class StoreWorld(World):
             yield row, time, diff
 
     def values(self, collection: str) -> set[object]:
-        """Every value in the bytes of the parts that the newest state refers to, seen by readers or not."""
+        """Return every value in the bytes of the parts that the newest state refers to, seen by readers or not."""
         state = self.states[collection][-1]
         waiting = [
             (part, state.schemas[run.schema if run.schema is not None else -1])
@@ -247,12 +247,12 @@ class StoreWorld(World):
             if part.hollow:
                 waiting += [(child, schema) for child in decode_run(part.key, data)]
             else:
-                updates = stored(data, part.rows, schema, part.inline is not None)
+                updates = stored_bytes_of(data, part.rows, schema, part.inline is not None)
                 found.update(value for row, _, _ in updates for _, value in row)
         return found
 
     def states_between(self, collection: str, begin: int, end: int) -> list[State]:
-        """Every state that a collection had at some moment between two compare-and-sets."""
+        """Return every state that a collection had at some moment between two compare-and-sets."""
         events, states = self.truths[collection].events, self.states[collection]
         first = max(bisect_right(events, begin) - 1, 0)
         return states[first : bisect_right(events, end)]
@@ -260,7 +260,7 @@ class StoreWorld(World):
     # Deleting.
 
     def reachable(self, collection: str) -> set[str]:
-        """Every blob that a state refers to which a reader may still read."""
+        """Return every blob that a state refers to which a reader may still read."""
         states = self.states.get(collection, [])
         known = self._reachable.get(collection)
         if known is None or known[0] != len(states):
@@ -268,7 +268,7 @@ class StoreWorld(World):
         return known[1]
 
     def referred_by_log(self, collection: str) -> set[str]:
-        """Everything that states from the oldest one in the log on refer to."""
+        """Return the blobs that states from the oldest one in the log on refer to."""
         live = set(self.reachable(collection))
         for state in self.states[collection][max(self.first.get(collection, 0) - 1, 0) :]:
             live |= self.with_children(references(state))
@@ -276,22 +276,22 @@ class StoreWorld(World):
 
 
 def short(counts: dict[tuple[Written, int], int]) -> str:
-    """Some updates, for people."""
+    """Format some updates, for people."""
     return ", ".join(
         f"{[value for _, value in row]} at {time}: {diff:+}" for (row, time), diff in list(counts.items())[:4]
     )
 
 
 @lru_cache(maxsize=256)
-def schema_of(data: bytes) -> Schema:
-    """A schema, decoded once."""
+def decode_stored_schema(data: bytes) -> Schema:
+    """Decode a schema, once."""
     return Schema.decode(data)
 
 
 @lru_cache(maxsize=4096)
-def stored(data: bytes, rows: int, schema: bytes, is_inline: bool) -> tuple[tuple[Written, int, int], ...]:
-    """The updates in the bytes of a part, as anybody who can read Parquet sees them; of inline data, as we do."""
-    written = schema_of(schema)
+def stored_bytes_of(data: bytes, rows: int, schema: bytes, is_inline: bool) -> tuple[tuple[Written, int, int], ...]:
+    """Decode the updates of a part as any Parquet reader does; inline data as the columnar layer does."""
+    written = decode_stored_schema(schema)
     if is_inline:
         table = decode_inline(data, written, rows, DEFAULT)
     else:

@@ -1,0 +1,177 @@
+"""Verbs that write rows: append, load."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from timespine.cli.hints import reword
+from timespine.cli.input.input_file import STDIN
+from timespine.cli.input.loaded_files import LoadedFiles
+from timespine.cli.input.read_rows import FileFormat, read_rows
+from timespine.cli.options import (
+    ClusterColumns,
+    Name,
+    Output,
+    Replace,
+    Retain,
+    StorePath,
+    Timeline,
+    TimelineOption,
+    check_path,
+    open_store_at,
+    parse_frontier_option,
+    parse_time_option,
+)
+from timespine.cli.output.destination import for_document
+from timespine.cli.output.progress import progress, waiting
+from timespine.cli.output.row_writers import write_done
+from timespine.cli.output.text import count_text, type_text
+from timespine.client.time_args import plain_frontier
+from timespine.errors import UsageError
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="A file, or - for standard input.", show_default=False)]
+FormatOption = Annotated[
+    FileFormat | None,
+    typer.Option("--format", help="The format of the file, if its suffix is of none.", show_default=False),
+]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at", metavar="TIME", help="The time of the rows; the default is the next free one.", show_default=False
+    ),
+]
+Upper = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--upper",
+        metavar="TIME",
+        help="The upper after the append: all times below it are complete. May be repeated with several coordinates.",
+        show_default=False,
+    ),
+]
+ExpectedUpper = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--expected-upper",
+        metavar="TIME",
+        help="Append only if this is the upper of the collection: else exit code 3. May be repeated like --upper.",
+        show_default=False,
+    ),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command("append")(append_verb)
+    app.command("load")(load_verb)
+
+
+def append_verb(
+    store: StorePath,
+    name: Name,
+    file: File,
+    format: FormatOption = None,
+    at: At = None,
+    upper: Upper = None,
+    expected_upper: ExpectedUpper = None,
+    upsert: Annotated[bool, typer.Option("--upsert", help="Replace the rows with the same keys, or add rows.")] = False,
+    output: Output = None,
+) -> None:
+    """Add the rows of a CSV, JSON lines or Parquet file, all in one commit or none.
+
+    Values must fit the types of the collection. The columns _time and _diff are
+    optional. Dates and times are ISO 8601, binary values base64. In CSV an empty
+    cell is null, and "" in quotes an empty text. `timespine maintain` merges later.
+
+    \b
+    Example:
+      timespine append ./data orders orders.csv --at 7
+      cat changed.jsonl | timespine append ./data orders - --format json --upsert
+    """
+    where = for_document(output)
+    if upsert and (at is not None or upper or expected_upper):
+        raise UsageError("--upsert chooses the time: leave out --at, --upper and --expected-upper")
+    check_path(file, "the file")
+    moment, complete, expected = (
+        parse_time_option(at),
+        parse_frontier_option(upper),
+        parse_frontier_option(expected_upper),
+    )
+    with open_store_at(store, writes_rows=True) as open_store:
+        collection = open_store.collection(name)
+        schema = collection.schema
+        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
+            rows = read_rows(file, format, schema)
+        with waiting(f"appending {count_text(rows.num_rows, 'row')}"):
+            if upsert:
+                done = collection.upsert(rows)
+            else:
+                done = collection.append(rows, at=moment, upper=complete, expected_upper=expected)
+    result = {
+        "rows": rows.num_rows,
+        "updates": done.rows,
+        "time": done.time,
+        "upper": plain_frontier(done.upper),
+        "seqno": done.seqno,
+    }
+    when = f" at {type_text(done.time)}" if done.time is not None else ""
+    what = f"{count_text(rows.num_rows, 'row')}, {count_text(done.rows, 'update')}{when}"
+    write_done(where, result, lambda: f"{what}; complete below {type_text(done.upper)}\n")
+
+
+def load_verb(
+    store: StorePath,
+    name: Name,
+    path: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help="A Parquet file, a folder of them, or a Delta table.", show_default=False),
+    ],
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="NAME", help="A key column. May be repeated.", show_default=False),
+    ] = None,
+    cluster: ClusterColumns = None,
+    timeline: TimelineOption = Timeline.clock,
+    retain: Retain = None,
+    replace: Replace = False,
+    output: Output = None,
+) -> None:
+    """Create a collection from a Parquet or Delta table, in one commit.
+
+    \b
+    Example:
+      timespine load ./data orders ./orders.parquet --key id
+    """
+    where = for_document(output)
+    check_path(path, "what to load")
+    source = LoadedFiles(Path(path))
+    rows = 0
+
+    def taken(done: int) -> None:
+        nonlocal rows
+        rows = done
+        told(done, source.rows)
+
+    with open_store_at(store, writes_rows=True) as open_store, progress(f"loading {name}") as told:
+        try:
+            made = open_store.load(
+                name,
+                path,
+                key=key or (),
+                cluster=cluster or (),
+                progress=taken,
+                timeline=timeline.value,
+                retain=retain,
+                replace=replace,
+            )
+        except UsageError as error:
+            raise reword(error, source.with_file_name(rows, error)) from error
+        upper = plain_frontier(made.upper)
+    result = {"name": name, "id": made.id, "rows": rows, "upper": upper}
+    write_done(
+        where, result, lambda: f"{count_text(rows, 'row')} loaded into {name}; complete below {type_text(upper)}\n"
+    )

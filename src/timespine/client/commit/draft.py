@@ -1,0 +1,77 @@
+"""Drafts: small appends that wait in the queue of the committer, until the leading thread stages them.
+
+The leading thread stages all drafts of one kind as one, and commits them together with the waiting transactions. So
+an append stands in one queue, and its rows are converted, encoded and committed with those of its neighbours.
+
+The stages of a draft are a generator. It yields transactions, and receives the reply to each, or the error; it ends
+when all its callers have a reply or an error. SUBTLE: a generator that is dropped, because its leader was interrupted,
+must delete nothing: its transaction may be committed (tests/client/commit/test_interrupts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable
+from typing import Any, Protocol
+
+from timespine.client.commit.leader_queue import PendingCall
+from timespine.core.group import Answers, CommandTransaction, Refused
+
+Stages = Generator[CommandTransaction, Answers | Refused, None]
+"""A generator that yields transactions to commit, and receives the replies."""
+
+
+class Draft(Protocol):
+    """A call that waits to become part of a transaction."""
+
+    @property
+    def kind(self) -> Hashable:
+        """The kind of the draft: drafts of one kind are staged together."""
+
+    def stages(self, group: list[PendingCall[Any]]) -> Stages:
+        """Stage all drafts of a group, which are of this kind, and give each its reply or its error."""
+
+
+class StagedDrafts:
+    """Drafts of one kind while they are committed: their present transaction, and its reply or error."""
+
+    __slots__ = ("_group", "_stages", "error", "item", "reply")
+
+    def __init__(self, group: list[PendingCall[Any]]) -> None:
+        self._group = group
+        self._stages: Stages = group[0].item.stages(group)
+        self.item = NOTHING
+        """The transaction to commit."""
+        self.reply: Answers | Refused | None = None
+        self.error: BaseException | None = None
+
+    def advance(self) -> bool:
+        """Pass the reply of the last transaction on; return whether there is another one to commit."""
+        reply, error = self.reply, self.error
+        self.reply = self.error = None
+        try:
+            if error is not None:
+                self.item = self._stages.throw(error)
+            elif reply is not None:
+                self.item = self._stages.send(reply)
+            else:
+                self.item = next(self._stages)
+        except StopIteration:
+            return False
+        except Exception as failure:
+            for each in self._group:
+                if not each.is_done:
+                    each.error = failure
+            return False
+        return True
+
+
+NOTHING = CommandTransaction(())
+
+
+def staged_by_kind(group: list[PendingCall[Any]]) -> list[StagedDrafts]:
+    """Stage the drafts of a group by their kinds; return those that have a transaction."""
+    by_kind: dict[Hashable, list[PendingCall[Any]]] = {}
+    for each in group:
+        if not isinstance(each.item, CommandTransaction):
+            by_kind.setdefault(each.item.kind, []).append(each)
+    return [staged for each in by_kind.values() if (staged := StagedDrafts(each)).advance()]

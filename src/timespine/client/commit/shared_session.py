@@ -1,0 +1,59 @@
+"""The session of a process: one thread commits with it while others read states with it."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from timespine.client.commit.effect_driver import fresh_id
+from timespine.config import Config
+from timespine.core.group import CommandTransaction
+from timespine.core.protocols.session import Session
+from timespine.core.state import State
+from timespine.locks import Lock
+
+
+@cache
+def _counter(command: str) -> str:
+    """Name the counter of a kind of command: "commands append next" for AppendNext."""
+    return "commands " + re.sub(r"(?<!^)(?=[A-Z])", " ", command).lower()
+
+
+class SharedSession(Session):
+    """A session of many threads: a thread with an old state does not replace a newer one."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(fresh_id("k"), fresh_id("w"), config)
+        self._learning = Lock("what this process knows", follows_commit=True)
+
+    def count(self, what: str, by: int = 1) -> None:
+        """Count an event."""
+        with self._learning:
+            super().count(what, by)
+
+    def count_commands(self, transaction: CommandTransaction, *, failed: bool) -> None:
+        """Count the commands of a transaction by their kinds, and the failed ones: all of them failed, or none."""
+        for _, command in transaction.commands:
+            self.count(_counter(type(command).__name__))
+        if failed:
+            self.count("commands failed", len(transaction.commands))
+
+    def remember_state(self, state: State) -> None:
+        """Keep a state, unless a newer one is known."""
+        with self._learning:
+            super().remember_state(state)
+
+    def renewed(self) -> SharedSession:
+        """Return a session under fresh ids that shares the states of this one."""
+        session = self.beside()
+        session.counters = self.counters
+        return session
+
+    def beside(self) -> SharedSession:
+        """Return a session of the same process with ids and counters of its own, which shares its states.
+
+        Otherwise each would replay the commits of the other.
+        """
+        session = SharedSession(self.config)
+        session.states, session._learning = self.states, self._learning
+        return session

@@ -1,0 +1,187 @@
+"""The interface of the client for engines such as Spark, beside `Collection`, `Store` and `open`.
+
+An engine plans reads and lets its workers read the parts. It lets workers write parts, and commits them as steps of a
+transaction: rows become part of a collection in no other way. tests/test_layers.py enforces that Spark imports nothing
+else of the client.
+
+    handles      CollectionHandle, handle_of; fresh_id makes ids, is_spark_frame tells a DataFrame
+    times        TimeLike, FrontierLike, parse_duration_ms, unwrap_time: as callers give them;
+                 milliseconds, with_times: in a column
+    reads        ReadOptions, open_snapshot, open_changes, open_updates give Rows, Snapshot, Changes, Updates over a
+                 LeasedState; Hold says how it is leased; CriticalHold, take_critical keep history for a stream;
+                 repeated, with_images, BATCH_ROWS and the kinds of changes shape what workers read
+    preparing    PreparedRows; refuse_missing, upper_after, LATE, REFUSE, apply_late_policy, late_rows_error
+    staging      Runs, flush_inline, count_appended, count_late; did_not_commit: may blobs be deleted after this error?
+    deltas       read_current gives CurrentRows; Compute makes a Look, that a RowDelta, by Grain; PendingDelta follows
+                 other commits; delta_of, at_time, negated, keys_of, restricted; upsert, delete and replace as deltas
+    appends      AppendTime, append_time, append_runs_step, time_range: runs of workers; append_step: rows
+    steps        Step, FlushesRuns, AppendStep, DeltaStep, DependsOnRead, UnsealedWriteStep, CommandStep;
+                 unsealed_seen_by
+    commit       commit_steps; results are CommitResult, WriteResult, NOTHING
+"""
+
+from __future__ import annotations
+
+from timespine.client.collection import handle_of
+from timespine.client.commit.effect_driver import fresh_id
+from timespine.client.context import CollectionHandle
+from timespine.client.read.acquire import Hold
+from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
+from timespine.client.read.holds import CriticalHold, take_critical
+from timespine.client.read.leases import LeasedState
+from timespine.client.read.open_reads import ReadOptions, open_changes, open_snapshot, open_updates
+from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeat_by_diff
+from timespine.client.row_args import parse_keys, refuse_missing, restrict_columns
+from timespine.client.spark_bridge import is_spark_frame
+from timespine.client.store import Store
+from timespine.client.time_args import FrontierLike, TimeLike, parse_duration_ms, unwrap_time
+from timespine.client.write.append import append_step
+from timespine.client.write.delta import delete_keys_delta, replace_delta, upsert_delta
+from timespine.client.write.prebuilt_append import AppendTime, append_runs_step, append_time, time_range
+from timespine.client.write.prebuilt_steps import FlushesRuns
+from timespine.client.write.prepare import PreparedRows, upper_after
+from timespine.client.write.prepare_unsealed import LATE, REFUSE, apply_late_policy, count_late, late_rows_error
+from timespine.client.write.read_current import (
+    Compute,
+    CurrentRows,
+    Grain,
+    Look,
+    PendingDelta,
+    RowDelta,
+    at_time,
+    delta_of,
+    negate_diffs,
+    read_current,
+)
+from timespine.client.write.stage import Runs, count_appended, did_not_commit, flush_inline
+from timespine.client.write.step_commit import commit_steps
+from timespine.client.write.time_column import milliseconds, with_times
+from timespine.client.write.transaction_steps import (
+    AppendStep,
+    CommandStep,
+    DeltaStep,
+    DependsOnRead,
+    Step,
+    UnsealedWriteStep,
+    unsealed_seen_by,
+)
+from timespine.client.write_results import NOTHING, CommitResult, WriteResult
+from timespine.columnar.merge.engine import Engine
+from timespine.columnar.scan.part_access import Parts
+from timespine.columnar.scan.slice import Slice
+from timespine.columnar.schema.schema import Schema
+from timespine.core.batch import Part
+
+
+def slices_of(rows: Rows, n: int) -> list[Slice]:
+    """Cut rows into at most n pieces for other processes, which need the blobs. The pieces live while rows are open."""
+    return rows._slices(n)
+
+
+def extent_of(rows: Rows) -> tuple[int, int]:
+    """Return upper bounds for the updates and bytes to read."""
+    return rows._extent()
+
+
+def untouched_parts_of(rows: Rows) -> list[Part] | None:
+    """Return the parts whose files hold exactly these rows; None if there are no such parts."""
+    return rows._untouched()
+
+
+def part_access_of(rows: Rows) -> Parts:
+    """Return the parts of the state of the plan."""
+    return rows._parts()
+
+
+def read_schema_of(rows: Rows) -> Schema:
+    """Return the schema of the collection under which rows are read."""
+    return rows._collection_schema
+
+
+def merge_engine_of(store: Store) -> Engine:
+    """Return the engine that merges batches of a store."""
+    return store._engine
+
+
+__all__ = [
+    "BATCH_ROWS",
+    "CHANGE_TYPE",
+    "DELETE",
+    "INSERT",
+    "LATE",
+    "NOTHING",
+    "POSTIMAGE",
+    "PREIMAGE",
+    "REFUSE",
+    "AppendStep",
+    "AppendTime",
+    "Changes",
+    "CollectionHandle",
+    "CommandStep",
+    "CommitResult",
+    "Compute",
+    "CriticalHold",
+    "CurrentRows",
+    "DeltaStep",
+    "DependsOnRead",
+    "FlushesRuns",
+    "FrontierLike",
+    "Grain",
+    "Hold",
+    "LeasedState",
+    "Look",
+    "PendingDelta",
+    "PreparedRows",
+    "ReadOptions",
+    "RowDelta",
+    "Rows",
+    "Runs",
+    "Snapshot",
+    "Step",
+    "TimeLike",
+    "UnsealedWriteStep",
+    "Updates",
+    "WriteResult",
+    "append_runs_step",
+    "append_step",
+    "append_time",
+    "apply_late_policy",
+    "at_time",
+    "commit_steps",
+    "count_appended",
+    "count_late",
+    "delete_keys_delta",
+    "delta_of",
+    "did_not_commit",
+    "extent_of",
+    "flush_inline",
+    "fresh_id",
+    "handle_of",
+    "is_spark_frame",
+    "late_rows_error",
+    "merge_engine_of",
+    "milliseconds",
+    "negate_diffs",
+    "open_changes",
+    "open_snapshot",
+    "open_updates",
+    "parse_duration_ms",
+    "parse_keys",
+    "part_access_of",
+    "read_current",
+    "read_schema_of",
+    "refuse_missing",
+    "repeat_by_diff",
+    "replace_delta",
+    "restrict_columns",
+    "slices_of",
+    "take_critical",
+    "time_range",
+    "unsealed_seen_by",
+    "untouched_parts_of",
+    "unwrap_time",
+    "upper_after",
+    "upsert_delta",
+    "with_images",
+    "with_times",
+]

@@ -1,0 +1,162 @@
+"""A set of keys, for finding their rows: for lookups, upserts and deletes.
+
+Membership is a hash join, so it costs the same for one key and a million. Row
+groups are skipped by their bounds: with few keys, by a lookup of each; with
+many, by their range and, for integers, by the keys within the bounds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from timespine.columnar.kernels.key_encoding import encode_row
+from timespine.columnar.parts.part_stats import Range
+
+FEW = 512
+"""The most keys that are looked up one by one in the bounds of a row group."""
+
+_INT_OFFSET = 1 << 63
+
+_DENSE = 8
+"""The largest ratio of span to number of values for which a table of the whole span is the fastest lookup."""
+
+_TEXTS = (pl.String, pl.Binary)
+
+
+class KeySet:
+    """Distinct keys. Nulls are equal to each other, as everywhere in Timespine."""
+
+    def __init__(self, keys: pa.Table) -> None:
+        self.names: tuple[str, ...] = tuple(keys.column_names)
+        """The key columns."""
+        self._keys = keys
+
+    @cached_property
+    def _frame(self) -> pl.DataFrame:
+        """Return the distinct keys."""
+        return pl.DataFrame(pl.from_arrow(self._keys)).unique(maintain_order=False)
+
+    @cached_property
+    def _length(self) -> int:
+        if self._keys.num_rows <= 1:
+            return int(self._keys.num_rows)
+        return len(self._frame) if self._integers is None else len(self._integers)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def first(self) -> dict[str, Any]:
+        """Return one of the keys, of which there is at least one, as values by column.
+
+        SUBTLE: dates and times as their integers, since Python knows no year 10000 (test_key_set.py).
+        """
+        scalars = {name: self._keys.column(name)[0] for name in self.names}
+        return {name: each.value if pa.types.is_temporal(each.type) else each.as_py() for name, each in scalars.items()}
+
+    def encoded(self, names: tuple[str, ...]) -> list[bytes]:
+        """Encode all keys by these columns in this order. Only for few keys."""
+        if self._all is None or self._all[0] != names:
+            keys = self._keys
+            if keys.num_rows > 1:
+                keys = self._frame.to_arrow().cast(self._keys.schema)
+            self._all = (names, [encode_row(keys, index, names) for index in range(keys.num_rows)])
+        return self._all[1]
+
+    _all: tuple[tuple[str, ...], list[bytes]] | None = None
+
+    def mask(self, table: pa.Table) -> pa.Array:
+        """Return which rows of a table have one of these keys."""
+        single = self._integers
+        if single is not None:
+            column = table.column(self.names[0])
+            if column.null_count == 0:
+                return pa.array(_members(column.to_numpy(), single))
+        frame = pl.DataFrame(pl.from_arrow(table.select(list(self.names))))
+        keys = self._within(frame)
+        place = "_".join(("row", *self.names))  # longer than each of them, so equal to none
+        found = frame.with_row_index(place).join(keys, on=list(self.names), how="semi", nulls_equal=True)
+        mask = np.zeros(len(frame), dtype=np.bool_)
+        mask[found[place].to_numpy()] = True
+        return pa.array(mask)
+
+    def _within(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return at least the keys in the range of the first column of some rows.
+
+        A scan makes a hash table of them for every chunk, so they must not be all keys each time.
+        """
+        if len(self) <= FEW or self._ordered is None or not len(frame):
+            return self._frame
+        column = frame[self.names[0]].to_physical()  # Python knows no year 10000
+        low: Any = column.min()
+        high: Any = column.max()
+        if low is None or column.null_count():
+            return self._frame
+        first = self._ordered[self.names[0]].to_physical()
+        start, stop = int(first.search_sorted(low, "left")), int(first.search_sorted(high, "right"))
+        return self._ordered.slice(start, stop - start)
+
+    @cached_property
+    def _ordered(self) -> pl.DataFrame | None:
+        """Sort the keys by their first column; None if it has a null, or no plain order."""
+        first = self._frame[self.names[0]]
+        if first.null_count() or not (first.dtype.is_integer() or first.dtype.is_temporal() or first.dtype in _TEXTS):
+            return None
+        return self._frame.sort(self.names[0])
+
+    def may_match(self, ranges: dict[str, Range]) -> bool:
+        """Return whether one of these keys may lie within bounds of the first key column."""
+        known = ranges.get(self.names[0])
+        if known is None or known.lower is None or known.upper is None or known.nulls != 0:
+            return True
+        if self._integers is not None and len(known.lower) == 10 == len(known.upper):
+            low = int.from_bytes(known.lower[1:], "big") - _INT_OFFSET
+            high = int.from_bytes(known.upper[1:], "big") - _INT_OFFSET
+            index = int(np.searchsorted(self._integers, low))
+            return index < len(self._integers) and int(self._integers[index]) <= high
+        index = bisect_left(self._encoded, known.lower)
+        if index < len(self._encoded) and self._encoded[index] <= known.upper:
+            return True
+        return len(self) > FEW and self._encoded[0] <= known.upper and known.lower <= self._encoded[-1]
+
+    @cached_property
+    def _integers(self) -> np.ndarray[tuple[int], np.dtype[Any]] | None:
+        """Return the keys in order, if they are one column of integers without nulls."""
+        if len(self.names) != 1 or not pa.types.is_integer(self._keys.schema.field(0).type):
+            return None
+        column = self._keys.column(0)
+        if column.null_count:
+            return None
+        ordered = np.sort(column.to_numpy())
+        return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))] if len(ordered) else ordered
+
+    @cached_property
+    def _encoded(self) -> list[bytes]:
+        """Encode the first column of the keys in order; of many keys only the least and the greatest."""
+        first = self._frame.select(self.names[0]).unique().sort(self.names[0])
+        if len(first) > FEW:
+            first = pl.concat([first.head(1), first.tail(1)])
+        table = first.to_arrow().cast(pa.schema([self._keys.schema.field(self.names[0])]))
+        return [encode_row(table, index, [self.names[0]]) for index in range(table.num_rows)]
+
+
+def _members(values: Any, keys: np.ndarray[tuple[int], np.dtype[Any]]) -> Any:
+    """Return which values are among sorted keys. The cost depends only on keys within the range of the values."""
+    if len(values) == 0 or len(keys) == 0:
+        return np.zeros(len(values), dtype=np.bool_)
+    low, high = values.min(), values.max()
+    keys = keys[np.searchsorted(keys, low) : np.searchsorted(keys, high, "right")]
+    if len(keys) == 0:
+        return np.zeros(len(values), dtype=np.bool_)
+    span = int(high) - int(low) + 1
+    if span <= _DENSE * len(values):
+        flags = np.zeros(span, dtype=np.bool_)
+        flags[keys - low] = True
+        return flags[values - low]
+    places = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
+    return keys[places] == values

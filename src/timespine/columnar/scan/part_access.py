@@ -1,0 +1,311 @@
+"""The parts of a collection: opened once, skipped by statistics, decoded once, seen through their bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import pyarrow as pa
+
+from timespine.columnar.ingest.update_table import project_rows
+from timespine.columnar.kernels.consolidate import consolidate
+from timespine.columnar.parts.hollow_run import read_run
+from timespine.columnar.parts.inline_part import decode_together
+from timespine.columnar.parts.part_cache import CacheHint, PartCache
+from timespine.columnar.parts.part_reader import MissingBlob, PartReader, open_part
+from timespine.columnar.parts.part_stats import PartMeta, known_meta
+from timespine.columnar.scan.prune import Pruner
+from timespine.columnar.scan.request import ScanRequest, clip, filter_rows
+from timespine.columnar.scan.visibility import apply_visibility
+from timespine.columnar.schema.schema import Schema, time_names
+from timespine.config import Config
+from timespine.core.batch import Part, Run
+from timespine.core.read_plan import apply_parent_bounds
+from timespine.errors import CorruptionError
+from timespine.location.blob import Blob
+
+BLOCK_GROUPS = 8
+"""Row groups that are fetched together."""
+
+INLINE_BLOCK = 64
+"""Inline parts that are decoded and kept together, on average; four times as many at most."""
+
+DEPTH_MAX = 64
+"""Lists inside of lists. Balanced trees never get there."""
+
+ROW_BYTES = 64
+"""What a row takes in memory, when nothing is known of it yet."""
+
+_reading = threading.local()
+"""The statistics of the read of this thread: readers share open parts, which do not know for whom they fetch."""
+
+
+@dataclass(slots=True)
+class ScanStats:
+    """What a scan did, for metrics and for people."""
+
+    parts: int = 0
+    parts_skipped: int = 0
+    groups: int = 0
+    groups_skipped: int = 0
+    bytes: int = 0
+    audited: int = 0
+    """Parts that the reader would skip, and read to check that skipping them is right."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """The parts of one collection, and how to get at them."""
+
+    blob: Blob
+    collection: str
+    schema_of: Callable[[int], Schema]
+    config: Config
+    cache: PartCache
+    pool: Executor | None = None
+    """Where chunks are read ahead."""
+    footers: PartCache | None = None
+    """Where footers and lists are kept, if not with the rows: a merge must not push out what others come back to."""
+    scan_stats: ScanStats = field(default_factory=ScanStats)
+    audit: float = 0.0
+    """The share of skipped parts that the reader reads to check that skipping them is right."""
+    _pruners: dict[int, tuple[ScanRequest, Pruner]] = field(default_factory=dict)
+
+    @property
+    def known(self) -> PartCache:
+        """Where footers and lists are kept."""
+        return self.cache if self.footers is None else self.footers
+
+    def schema(self, run: Run) -> tuple[int, Schema]:
+        """The schema that a run was written with."""
+        if run.schema is None:
+            raise CorruptionError(f"a run of {self.collection} names no schema")
+        return run.schema, self.schema_of(run.schema)
+
+    def open(self, part: Part, id: int, schema: Schema) -> PartReader:
+        """The footer of a part, parsed once per process."""
+
+        def load() -> tuple[PartReader, int]:
+            reader = open_part(part, self.collection, schema, id, _fetcher(self.blob, part.key), self.config)
+            return reader, reader.nbytes
+
+        with self._counted():
+            reader: PartReader = self.known.get_or_load(("footer", part.key), load)
+        return reader
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """What is fetched meanwhile, by this thread, counts for this tally."""
+        before = getattr(_reading, "scan_stats", None)
+        _reading.scan_stats = self.scan_stats
+        try:
+            yield
+        finally:
+            _reading.scan_stats = before
+
+    def leaves(self, parts: Iterable[Part], depth: int = 0) -> Iterator[Part]:
+        """The parts with rows, those inside hollow runs included, as they are seen through their runs."""
+        for part in parts:
+            if part.hollow:
+                yield from self.leaves(self._children(part, depth), depth + 1)
+            else:
+                yield part
+
+    def _children(self, part: Part, depth: int) -> Iterator[Part]:
+        """What a hollow run lists, as it is seen through it."""
+        if depth >= DEPTH_MAX:
+            raise CorruptionError(f"hollow run {part.key} is {depth} levels deep: it comes back to itself")
+
+        def load() -> tuple[tuple[Part, ...], int]:
+            children = read_run(part, self.blob)
+            if children is None:
+                raise MissingBlob(part.key)
+            return children, 8 * part.size
+
+        children: tuple[Part, ...] = self.known.get_or_load(("run", part.key), load)
+        return (apply_parent_bounds(part, child) for child in children)
+
+    def matching(self, listed: Iterable[Part], run: Run, request: ScanRequest, depth: int = 0) -> Iterator[Part]:
+        """The parts of a run that may have a row that is wanted. Like `leaves`, without what statistics rule out."""
+        id, schema = self.schema(run)
+        pruner = self._pruner(id, schema, request)
+        for part in listed:
+            if not pruner.part_may_match(part):
+                self.scan_stats.parts_skipped += 1
+                if self.audit and random.random() < self.audit:
+                    for leaf in self.leaves((part,)):
+                        self._audit(leaf, id, schema, request)
+            elif part.hollow:
+                yield from self.matching(self._children(part, depth), run, request, depth + 1)
+            else:
+                yield part
+
+    def weigh(self, part: Part, id: int, schema: Schema) -> tuple[int, int]:
+        """About how many bytes all rows of a part take in memory, and those that are read at once at least."""
+        if part.inline is not None:
+            size = max(part.rows * ROW_BYTES, len(part.inline))
+            return size, size
+        reader = self.open(part, id, schema)
+        sizes = [reader.group_bytes(group) for group in range(reader.groups)]
+        return sum(sizes), max(sizes, default=0)
+
+    def tables(self, part: Part, id: int, schema: Schema, request: ScanRequest, chunk_bytes: int) -> Iterator[pa.Table]:
+        """Yield the rows of one part that count, in chunks of about this size, in the order of the part."""
+        for table in self.written(part, id, schema, request, chunk_bytes):
+            yield self.project_chunk(table, part, schema, request)
+
+    def written(
+        self, part: Part, id: int, schema: Schema, request: ScanRequest, chunk_bytes: int
+    ) -> Iterator[pa.Table]:
+        """The rows of one part that may count, as they were written, row groups that cannot have any left out."""
+        self.scan_stats.parts += 1
+        if part.inline is not None:
+            yield self.decoded((part,), id, schema, request.hint)
+            return
+        reader = self.open(part, id, schema)
+        pruner = self._pruner(id, schema, request)
+        with self._counted():
+            groups = pruner.groups(reader)
+        self.scan_stats.groups += len(groups)
+        self.scan_stats.groups_skipped += reader.groups - len(groups)
+        columns = pruner.written_columns
+        gathered: list[pa.Table] = []
+        size = 0
+        for block in _blocks(groups, reader, chunk_bytes):
+            tables = self._read(reader, part, block, columns, request.hint)
+            gathered.extend(tables)
+            size += sum(table.nbytes for table in tables)
+            if size >= chunk_bytes:
+                yield pa.concat_tables(gathered)
+                gathered, size = [], 0
+        if gathered:
+            yield pa.concat_tables(gathered)
+
+    def columns(self, id: int, request: ScanRequest) -> list[str]:
+        """The columns of a part written with one schema that have to be read."""
+        return list(self._pruner(id, self.schema_of(id), request).written_columns)
+
+    def _pruner(self, id: int, schema: Schema, request: ScanRequest) -> Pruner:
+        """What decides for parts of one schema. There may be thousands of them in a scan."""
+        known = self._pruners.get(id)
+        if known is None or known[0] is not request:
+            known = self._pruners[id] = (request, Pruner(request, schema))
+        return known[1]
+
+    def _audit(self, part: Part, id: int, schema: Schema, request: ScanRequest) -> None:
+        """Read a part that was skipped; a CorruptionError if it has a row that is wanted."""
+        self.scan_stats.audited += 1
+        if part.inline is not None:
+            table = decode_together([(part.inline, part.rows)], schema, self.config)
+        else:
+            columns = self._pruner(id, schema, request).written_columns
+            table = self.open(part, id, schema).read(None, columns)
+        table = filter_rows(self.project_chunk(table, part, schema, request), request)
+        if (request.lower is not None or request.upper is not None) and table.num_rows:
+            table = clip(consolidate(table, request.order), request.cut_names, request.lower, request.upper)
+        if table.num_rows:
+            raise CorruptionError(f"part {part.key or '(inline)'} was skipped by its statistics and yet has rows")
+
+    def decoded(self, inside: Sequence[Part], id: int, schema: Schema, hint: CacheHint) -> pa.Table:
+        """The rows of some inline parts, as they were written, in any order.
+
+        They are decoded in blocks, and a second reader finds whole blocks decoded. Where a block ends depends on the
+        bytes of a part alone, so readers that begin elsewhere find the same blocks. Of what no block ends nothing is
+        kept: the next commit would make another block of it.
+
+        SUBTLE: the same bytes mean other columns in another collection (test_scan.py).
+        """
+        tables = []
+        block: list[tuple[bytes, int]] = []
+        for part in inside:
+            data = part.inline
+            assert data is not None
+            block.append((data, part.rows))
+            if zlib.crc32(data) % INLINE_BLOCK == 0 or len(block) == 4 * INLINE_BLOCK:
+                tables.append(self._block(tuple(block), id, schema, hint))
+                block = []
+        if block or not tables:
+            tables.append(decode_together(block, schema, self.config))
+        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+    def _block(self, block: tuple[tuple[bytes, int], ...], id: int, schema: Schema, hint: CacheHint) -> pa.Table:
+        """The rows of a block of inline parts, decoded once."""
+
+        def load() -> tuple[pa.Table, int]:
+            table = decode_together(block, schema, self.config)
+            return table, table.nbytes + sum(len(data) for data, _ in block)
+
+        table: pa.Table = self.cache.get_or_load((block, self.collection, id), load, hint)
+        return table
+
+    def row_groups(
+        self,
+        part: Part,
+        id: int,
+        schema: Schema,
+        groups: tuple[int, ...],
+        columns: tuple[str, ...],
+        hint: CacheHint,
+        *,
+        apart: bool = True,
+    ) -> list[pa.Table]:
+        """Some row groups of a part as they were written: each by itself and through the cache, or all as one table."""
+        reader = self.open(part, id, schema)
+        if apart:
+            return self._read(reader, part, groups, columns, hint)
+        with self._counted():
+            return [reader.read(groups, columns)]
+
+    def _read(
+        self, reader: PartReader, part: Part, groups: tuple[int, ...], columns: tuple[str, ...], hint: CacheHint
+    ) -> list[pa.Table]:
+        """Row groups, each from the cache or decoded.
+
+        SUBTLE: kept one by one. Where a block of them begins depends on who reads what, and if blocks were kept,
+        the same rows would be decoded and kept again by every reader that cuts otherwise (test_cached_groups.py).
+        """
+        by_key: dict[Hashable, int] = {(part.key, group, columns): group for group in groups}
+
+        def load(missing: list[Hashable]) -> list[tuple[pa.Table, int]]:
+            with self._counted():
+                tables = reader.read_each([by_key[key] for key in missing], columns)
+            return [(table, table.nbytes) for table in tables]
+
+        return self.cache.get_or_load_all(list(by_key), load, hint)
+
+    def project_chunk(self, table: pa.Table, part: Part, schema: Schema, request: ScanRequest) -> pa.Table:
+        """A chunk through the part's bounds and the window, under the wanted schema. Not filtered yet."""
+        table = apply_visibility(table, part, request.window, schema.arity)
+        table = project_rows(table, schema, request.schema, columns=request.read)
+        return table if request.keep_times else table.drop_columns(list(time_names(schema.arity)))
+
+
+def _fetcher(blob: Blob, key: str) -> Callable[[int, int], bytes | None]:
+    def fetch(start: int, stop: int) -> bytes | None:
+        scan_stats: ScanStats | None = getattr(_reading, "scan_stats", None)
+        if scan_stats is not None:
+            scan_stats.bytes += stop - start
+        return blob.get_range(key, start, stop)
+
+    return fetch
+
+
+def _blocks(groups: list[int], reader: PartReader, chunk_bytes: int) -> Iterator[tuple[int, ...]]:
+    """Row groups that are fetched together."""
+    largest = max((reader.group_bytes(group) for group in groups), default=1)
+    size = BLOCK_GROUPS
+    while size > 1 and size * largest > chunk_bytes:
+        size //= 2
+    for _, block in groupby(groups, key=lambda group: group // size):
+        yield tuple(block)
+
+
+def meta_of(part: Part) -> PartMeta | None:
+    """What the state knows of a part."""
+    return known_meta(part.meta) if part.meta else None

@@ -1,0 +1,83 @@
+"""A whole read of a settled run: its row groups are handed on as they are decoded, in any order.
+
+A run is settled if every row of it is there once, at one time that counts, and all of them are wanted
+(`scan.parts_readable_as_is`). So there is nothing to merge, sum, mask or cut: each task decodes a stretch of row
+groups.
+Times and diffs are known from the statistics of the parts; their columns are not decoded where nothing is kept.
+
+What fits the cache goes through it, row group by row group, so that a second read decodes nothing. What does not would
+only push out what others come back to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+
+import pyarrow as pa
+
+from timespine.columnar.parts.part_cache import CacheHint
+from timespine.columnar.parts.row_memory import row_pool
+from timespine.columnar.scan.part_access import Parts, ScanStats
+from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan import parts_readable_as_is
+from timespine.columnar.schema.schema import DIFF
+from timespine.core.batch import Part, Run
+from timespine.pool import outcome
+
+TASK_GROUPS = 8
+"""Row groups that one task decodes."""
+
+
+def settled_parts(parts: Parts, runs: Sequence[Run], request: ScanRequest) -> list[Part] | None:
+    """The parts to read if all that is wanted is one settled run; None if rows have to be looked at.
+
+    Without some of its columns, a row may come several times, which not every reader allows.
+    """
+    if len(runs) != 1 or (len(request.read) < len(request.schema.names) and not request.allow_duplicates):
+        return None
+    return parts_readable_as_is(parts, runs, request)
+
+
+def scan_settled(
+    parts: Parts, run: Run, inside: Sequence[Part], request: ScanRequest, pool: Executor
+) -> Iterator[pa.Table]:
+    """All rows of the parts of a settled run, with their diffs, decoded by the threads of a pool."""
+    id, schema = parts.schema(run)
+    weights = [parts.weigh(part, id, schema)[0] for part in inside]
+    keeps = request.hint is CacheHint.MAY_ADD and sum(weights) <= parts.cache.limit_bytes
+    tasks: list[Future[tuple[pa.Table, ScanStats]]] = []
+    for part in inside:
+        parts.scan_stats.parts += 1
+        groups = range(parts.open(part, id, schema).groups)
+        for first in range(0, len(groups), TASK_GROUPS):
+            block = tuple(groups[first : first + TASK_GROUPS])
+            tasks.append(pool.submit(_decode, parts, run, part, block, request, keeps))
+    try:
+        for task in tasks:
+            table, scan_stats = outcome(task)
+            parts.scan_stats.groups += scan_stats.groups
+            parts.scan_stats.bytes += scan_stats.bytes
+            yield table
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _decode(
+    parts: Parts, run: Run, part: Part, block: tuple[int, ...], request: ScanRequest, keeps: bool
+) -> tuple[pa.Table, ScanStats]:
+    """Some row groups of a part, and what was read for them."""
+    own = replace(parts, pool=None, scan_stats=ScanStats(groups=len(block)), _pruners={})
+    id, schema = own.schema(run)
+    if keeps:
+        columns = tuple(own.columns(id, request))
+        table = pa.concat_tables(own.row_groups(part, id, schema, block, columns, request.hint))
+        return table.select([*request.read, DIFF]), own.scan_stats
+    names = request.read or (DIFF,)
+    (table,) = own.row_groups(part, id, schema, block, names, CacheHint.NEVER_ADD, apart=False)
+    if DIFF not in names:
+        ones = pa.repeat(pa.scalar(1, pa.int64()), table.num_rows, memory_pool=row_pool())
+        table = table.append_column(schema.update_arrow.field(DIFF), ones)
+    return table, own.scan_stats

@@ -1,0 +1,65 @@
+"""Where to cut the keys of a read, so that several readers get about equally much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from timespine.columnar.kernels.key_encoding import leading, recode
+from timespine.columnar.scan.part_access import Parts
+from timespine.columnar.scan.request import ScanRequest
+from timespine.core.batch import Run
+
+
+def split_keys(parts: Parts, runs: Sequence[Run], request: ScanRequest, n: int) -> list[bytes]:
+    """At most n - 1 values that cut what is wanted into pieces of about equal size.
+
+    They are rows, encoded by the columns of the cut, ascending, taken from the
+    bounds of row groups and weighted by their rows: no row is read. All of them lie
+    inside of the range that is wanted. What is equal in all columns of the cut is not cut.
+    """
+    weights = sorted(weight for run in runs for weight in _weights(parts, run, request))
+    total = sum(rows for _, rows in weights)
+    cuts: list[bytes] = []
+    seen = 0
+    for lower, rows in weights:
+        last = cuts[-1] if cuts else weights[0][0]
+        if len(cuts) < n - 1 and seen >= total * (len(cuts) + 1) / n and lower > last:
+            cuts.append(lower)
+        seen += rows
+    return cuts
+
+
+def _weights(parts: Parts, run: Run, request: ScanRequest) -> Iterator[tuple[bytes, int]]:
+    """Where row groups of a run begin, as the wanted schema sees it, and how many rows they have.
+
+    If columns of the cut have changed since, all that is known is where they begin in the first one; of a run that
+    was not ordered by that one, nothing.
+    """
+    id, schema = parts.schema(run)
+    columns = [request.schema.by_id(each) for each in request.schema.cut_ids]
+    first, types = columns[0], [column.arrow_type for column in columns]
+    if schema.order_ids[0] != first.id:
+        return
+    written = schema.by_id(first.id)
+    is_same = schema.order_ids[: len(types)] == request.schema.cut_ids and all(
+        schema.by_id(column.id).type == column.type for column in columns
+    )
+    for part in parts.matching(run.parts, run, request):
+        if part.inline is not None:
+            continue
+        reader = parts.open(part, id, schema)
+        lowers: Sequence[bytes | None]
+        if is_same and reader.key_index is not None:
+            lowers = [leading(lower, types) for lower in reader.key_index.lowers]
+        else:
+            found = reader.group_lowers
+            lowers = [None if each is None else recode(each, written.arrow_type, first.arrow_type) for each in found]
+        for group, lower in enumerate(lowers):
+            if lower is not None and _is_inside(lower, request):
+                yield lower, reader.group_rows(group)
+
+
+def _is_inside(lower: bytes, request: ScanRequest) -> bool:
+    if request.lower is not None and lower <= request.lower:
+        return False
+    return request.upper is None or lower < request.upper

@@ -1,0 +1,85 @@
+"""Find discouraged words in sources and documents, and check docstrings: `make lint` runs this file.
+
+The words stand where a sentence should name its agent or its noun.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+WORDS = ("whoever", "somebody", "nobody", "all the same", "so many", "any more", "by now")
+DISCOURAGED = re.compile(r"\b(?:" + "|".join(word.replace(" ", r"\s+(?:#\s+)?") for word in WORDS) + r")\b", re.I)
+BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+"""A block of code or output in a document. Its words are those of a source, which is counted itself."""
+
+
+def files() -> Iterator[Path]:
+    """List the files that people read: documents and sources."""
+    yield from sorted(ROOT.glob("*.md"))
+    yield from sorted((ROOT / "docs").rglob("*.md"))
+    yield from sorted((ROOT / "src").rglob("*.py"))
+
+
+def discouraged(text: str) -> list[tuple[int, str]]:
+    """Find the discouraged words of a text, each with its line."""
+    return [(text.count("\n", 0, found.start()) + 1, found[0]) for found in DISCOURAGED.finditer(text)]
+
+
+def words_in(path: Path) -> list[tuple[int, str]]:
+    """Find the discouraged words of a file, each with its line."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        text = BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)
+    return discouraged(text)
+
+
+def docstring_faults(source: str) -> list[tuple[int, str]]:
+    """Find public classes, functions and methods whose docstring is not a sentence, each with its line."""
+    faults = []
+    for node, path in _definitions(ast.parse(source), ()):
+        text = ast.get_docstring(node)
+        first = (text or "").partition("\n\n")[0].strip()
+        if text is not None and not re.match(r"[A-Z`\d(]|\w+\.\w", first):
+            faults.append((node.lineno, f"the docstring of {'.'.join(path)} begins without a capital letter"))
+        if text is not None and not first.endswith((".", ".)", ":", "?")):
+            faults.append((node.lineno, f"the docstring of {'.'.join(path)} ends without a period"))
+    return faults
+
+
+def _definitions(
+    node: ast.AST, outer: tuple[str, ...]
+) -> Iterator[tuple[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, tuple[str, ...]]]:
+    """List the public definitions of a module, and those inside of its public classes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not child.name.startswith("_"):
+            path = (*outer, child.name)
+            yield child, path
+            if isinstance(child, ast.ClassDef):
+                yield from _definitions(child, path)
+
+
+def problems() -> list[str]:
+    """Check every file."""
+    found = []
+    for path in files():
+        name = path.relative_to(ROOT)
+        found.extend(f"{name}:{line}: {word!r} is discouraged" for line, word in words_in(path))
+        if path.suffix == ".py":
+            found.extend(f"{name}:{line}: {fault}" for line, fault in docstring_faults(path.read_text()))
+    return found
+
+
+def main() -> None:
+    """Print every problem, and fail if there is one."""
+    if found := problems():
+        sys.exit("\n".join(found))
+
+
+if __name__ == "__main__":
+    main()

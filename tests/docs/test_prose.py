@@ -1,0 +1,34 @@
+"""The lint of the prose finds what it is for, and the documents and sources pass it."""
+
+import prose
+
+
+def test_discouraged_words_are_found_with_their_lines_and_across_line_breaks():
+    text = "Nobody reads this.\nIt cannot be read any\nmore, or any\n# more.\nNo body, many more, standby nowhere.\n"
+    assert prose.discouraged(text) == [(1, "Nobody"), (2, "any\nmore"), (3, "any\n# more")]
+
+
+def test_blocks_of_a_document_are_passed_over_and_lines_stay_the_same(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("one\n```text\nnobody\n```\nby now\n")
+    assert prose.words_in(page) == [(5, "by now")]
+
+
+def test_docstrings_of_public_definitions_are_sentences():
+    source = """
+class Public:
+    '''A class.'''
+    def method(self):
+        '''gives nothing'''
+    def _inner(self):
+        '''anything'''
+def plain(): ...
+"""
+    assert prose.docstring_faults(source) == [
+        (4, "the docstring of Public.method begins without a capital letter"),
+        (4, "the docstring of Public.method ends without a period"),
+    ]
+
+
+def test_documents_and_sources_pass():
+    assert prose.problems() == []

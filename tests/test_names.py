@@ -1,0 +1,37 @@
+"""No public name at the top of a module means two things."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import timespine
+
+ROOT = Path(timespine.__file__).parent
+
+SAME_MEANING = {
+    "add_commands": "each module of cli.commands adds its verbs by it",
+    "consolidate": "the kernel, and the oracle that it is compared with",
+    "drop_sink": "the transition, and the function of users that commits it",
+    "main": "the entry points of programs",
+}
+"""Names that several modules define, and what they all mean by it."""
+
+
+def definitions():
+    """Modules by the public classes and functions that they define."""
+    found = defaultdict(set)
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].add(path.relative_to(ROOT).as_posix())
+    return found
+
+
+def test_no_public_name_is_defined_with_two_meanings():
+    several = {name: sorted(files) for name, files in definitions().items() if len(files) > 1}
+    assert {name: files for name, files in several.items() if name not in SAME_MEANING} == {}
+
+
+def test_names_that_may_be_defined_twice_still_are():
+    found = definitions()
+    assert [name for name in SAME_MEANING if len(found[name]) < 2] == []

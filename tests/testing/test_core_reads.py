@@ -1,0 +1,683 @@
+"""The reads of histories of the core: lease first, then plan, then fetch; a feed that misses and repeats nothing."""
+
+from __future__ import annotations
+
+import pytest
+from protocol_harness import CONFIG, FAILURES, Fault, ProtocolHarness, accepted, at, configured, up
+
+from timespine.core.batch import Part, Run
+from timespine.core.effects import CompareAndSet, DeleteBlobs, GetBlob, Now, Scan
+from timespine.core.protocols.garbage import collect_garbage
+from timespine.core.protocols.maintain import expire_lapsed_leases, roll_up
+from timespine.core.protocols.session import Session
+from timespine.core.read_plan import Plan
+from timespine.core.transitions import AdvanceUpper, ExpireReader, Retain
+from timespine.errors import (
+    CorruptionError,
+    Determinate,
+    Fenced,
+    Indeterminate,
+    LeaseExpired,
+    NotSealed,
+    SinceError,
+    UsageError,
+)
+from timespine.model import CLOSED
+from timespine.model.oracle import Row
+from timespine.model.time import INT64_MAX
+from timespine.testing.formats.naive import data_of, row_counts
+from timespine.testing.simulator.core_reads import (
+    advance_lease,
+    fetch_changes,
+    fetch_leased,
+    fetch_news,
+    fetch_snapshot,
+    fetch_snapshot_without_lease,
+    release_lease,
+    take_lease,
+)
+from timespine.testing.simulator.core_writes import compare_and_append_data
+
+
+def written(upto: int = 4) -> tuple[ProtocolHarness, Session, Session]:
+    """A collection with one row per time, and two sessions."""
+    stage = ProtocolHarness()
+    other, session = stage.session(), stage.session()
+    for when in range(upto):
+        stage.append(session, when + 1, up(f"r{when}", when))
+    return stage, session, other
+
+
+def counts(reply: object) -> dict[Row, int]:
+    """What a read that succeeded leads to."""
+    assert isinstance(reply, tuple), reply
+    return row_counts(*reply)
+
+
+def some(*times: int) -> dict[str, int]:
+    """The rows of some times, once each."""
+    return {f"r{when}": 1 for when in times}
+
+
+def compact_and_collect(stage: ProtocolHarness, session: Session, since: int) -> None:
+    """Rewrite everything and delete what was there before, as far as readers allow."""
+    stage.compact(session, since)
+    for _ in range(2):
+        stage.run(roll_up(session, "c"))
+        stage.run(collect_garbage(session, "c"))
+
+
+def lapse(stage: ProtocolHarness, session: Session) -> None:
+    """Let every reader's lease lapse, and be removed."""
+    stage.now_ms += CONFIG.reader_lease_ms + 1
+    stage.run(expire_lapsed_leases(session, "c"))
+    assert not stage.head().readers
+
+
+# Leases.
+
+
+def test_lease_holds_history_from_its_time_on_and_the_state_it_was_taken_at() -> None:
+    stage, session, other = written()
+    seqno = stage.head().seqno
+    reader = stage.run(take_lease(session, "c", (2,)))
+    held = stage.head().readers[reader]
+    assert (held.since, held.seqno, held.term_ms) == (at(2), seqno, CONFIG.reader_lease_ms)
+    assert held.until_ms == stage.now_ms + CONFIG.reader_lease_ms
+    stage.commit(other, Retain(at(3)))
+    assert stage.head().since == at(2)
+
+
+def test_since_follows_when_the_lease_is_released() -> None:
+    stage, session, other = written()
+    reader = stage.run(take_lease(session, "c", (2,)))
+    stage.commit(other, Retain(at(3)))
+    stage.run(release_lease(session, "c", reader))
+    assert stage.head().since == at(3)
+    stage.run(release_lease(session, "c", reader))  # once more is fine
+
+
+def test_lease_below_since_begins_at_since() -> None:
+    stage, session, _ = written()
+    stage.commit(session, Retain(at(3)))
+    reader = stage.run(take_lease(session, "c", (1,)))
+    assert stage.head().readers[reader].since == at(3)
+
+
+@pytest.mark.parametrize(("name", "as_of"), [("nowhere", (0,)), ("c", (0, 0))])
+def test_lease_on_what_cannot_be_is_a_usage_error(name: str, as_of: tuple[int, ...]) -> None:
+    stage, session, _ = written()
+    with pytest.raises(UsageError):
+        stage.run(take_lease(session, name, as_of))
+    assert not stage.head().readers
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_lease_whose_reply_was_lost_is_taken_once(fault: Fault) -> None:
+    stage, session, _ = written()
+    stage.fail(CompareAndSet, fault)
+    reader = stage.run(take_lease(session, "c", (2,)))
+    assert list(stage.head().readers) == [reader]
+
+
+def test_advancing_a_lease_releases_older_history_and_older_states() -> None:
+    stage, session, other = written()
+    reader = stage.run(take_lease(session, "c", (1,)))
+    stage.commit(other, Retain(at(3)))
+    stage.append(session, 5, up("r4", 4))
+    known = session.state("c").seqno
+    stage.run(advance_lease(session, "c", reader, (2,)))
+    held = stage.head().readers[reader]
+    assert (held.since, held.seqno) == (at(2), known)
+    assert stage.head().since == at(2)
+
+
+def test_advancing_a_lease_keeps_it_alive() -> None:
+    stage, session, other = written()
+    reader = stage.run(take_lease(session, "c", (1,)))
+    for _ in range(3):
+        stage.now_ms += CONFIG.reader_lease_ms // 2
+        stage.run(advance_lease(session, "c", reader, (1,)))
+        stage.run(expire_lapsed_leases(other, "c"))
+    assert reader in stage.head().readers
+
+
+def test_advancing_a_lease_that_lapsed_is_lease_expired() -> None:
+    stage, session, other = written()
+    reader = stage.run(take_lease(session, "c", (1,)))
+    lapse(stage, other)
+    with pytest.raises(LeaseExpired, match=reader):
+        stage.run(advance_lease(session, "c", reader, (2,)))
+
+
+def test_advancing_a_lease_to_a_time_of_another_shape_is_a_usage_error() -> None:
+    stage, session, _ = written()
+    reader = stage.run(take_lease(session, "c", (1,)))
+    with pytest.raises(UsageError):
+        stage.run(advance_lease(session, "c", reader, (2, 2)))
+    assert stage.head().readers[reader].since == at(1)
+
+
+# Snapshots under a lease.
+
+
+@pytest.mark.parametrize("as_of", range(4))
+def test_snapshot_gives_the_collection_as_of_a_time_and_leaves_no_lease(as_of: int) -> None:
+    stage, session, _ = written()
+    assert counts(stage.run(fetch_snapshot(session, "c", (as_of,)))) == some(*range(as_of + 1))
+    assert not stage.head().readers
+
+
+def test_snapshot_takes_its_lease_before_it_fetches_and_releases_it_after() -> None:
+    stage, session, _ = written()
+    stage.run(fetch_snapshot(session, "c", (3,)))
+    kinds = [type(each) for each in stage.of(CompareAndSet, GetBlob)]
+    assert kinds == [CompareAndSet, *[GetBlob] * 4, CompareAndSet]
+
+
+def test_snapshot_needs_no_blob_for_what_is_in_the_state() -> None:
+    stage = ProtocolHarness()
+    session = stage.session(config=configured(inline_part_bytes=99))
+    stage.append(session, 1, up("r0", 0))
+    assert counts(stage.run(fetch_snapshot(session, "c", (0,)))) == some(0)
+    assert not stage.of(GetBlob)
+
+
+def test_snapshot_sees_through_hollow_runs() -> None:
+    stage, session, _ = written(6)
+    stage.compact(session, 5)
+    assert [part.hollow for part in stage.head().parts()] == [False, True]  # the newest was passed through
+    assert counts(stage.run(fetch_snapshot(session, "c", (5,)))) == some(*range(6))
+    assert len(stage.of(GetBlob)) == 1 + 1 + 3
+
+
+def test_snapshot_sees_through_nested_hollow_runs_in_order() -> None:
+    stage = ProtocolHarness()
+    session = stage.session()
+    prefix = f"c/{session.writer}"
+    parts = [stage.put(f"{prefix}/q{when}", up(f"r{when}", when)) for when in range(4)]
+    inner = stage.put_run(session, f"{prefix}/h1", parts[1], parts[2])
+    outer = stage.put_run(session, f"{prefix}/h2", parts[0], inner, parts[3])
+    stage.append_parts(session, 4, outer)
+    reply = stage.run(fetch_snapshot(session, "c", (2,)))
+    assert counts(reply) == some(0, 1, 2)
+    assert isinstance(reply, tuple)
+    assert [part.key for part, _ in reply[1]] == [part.key for part in parts]
+
+
+def test_snapshot_of_a_time_not_sealed_is_told_so_and_leaves_no_lease() -> None:
+    stage, session, _ = written()
+    reply = stage.run(fetch_snapshot(session, "c", (4,)))
+    assert isinstance(reply, NotSealed)
+    assert (reply.asked, reply.upper) == ((4,), at(4))
+    assert not stage.head().readers
+
+
+def test_snapshot_of_a_time_that_was_sealed_meanwhile_succeeds() -> None:
+    stage, session, other = written()
+    stage.before(Scan, lambda: stage.append(other, 5, up("r4", 4)))
+    assert counts(stage.run(fetch_snapshot(session, "c", (4,)))) == some(*range(5))
+
+
+def test_snapshot_of_a_time_below_since_is_told_so_and_leaves_no_lease() -> None:
+    stage, session, other = written()
+    stage.commit(other, Retain(at(3)))
+    reply = stage.run(fetch_snapshot(session, "c", (1,)))
+    assert isinstance(reply, SinceError)
+    assert (reply.asked, reply.since) == ((1,), at(3))
+    assert not stage.head().readers
+
+
+def test_snapshot_under_a_lease_is_undisturbed_by_merges_and_garbage_collection() -> None:
+    stage, session, other = written()
+    stage.before(GetBlob, lambda: compact_and_collect(stage, other, 3), nth=2)
+    assert counts(stage.run(fetch_snapshot(session, "c", (1,)))) == some(0, 1)
+    before = len(stage.there())
+    for _ in range(2):
+        stage.run(roll_up(other, "c"))
+        stage.run(collect_garbage(other, "c"))
+    assert len(stage.there()) < before  # what the lease had kept is gone with it
+    stage.check_storage()
+    stage.agree()
+
+
+def test_snapshot_whose_lease_lapsed_while_reading_is_lease_expired() -> None:
+    stage, session, other = written()
+
+    def too_slow() -> None:
+        lapse(stage, other)
+        compact_and_collect(stage, other, 3)
+
+    stage.before(GetBlob, too_slow, nth=2)
+    with pytest.raises(LeaseExpired, match="expired while it was reading"):
+        stage.run(fetch_snapshot(session, "c", (1,)))
+
+
+def test_snapshot_whose_lease_lapsed_but_whose_blobs_are_still_there_succeeds() -> None:
+    stage, session, other = written()
+    stage.before(GetBlob, lambda: lapse(stage, other), nth=2)
+    assert counts(stage.run(fetch_snapshot(session, "c", (1,)))) == some(0, 1)
+
+
+def test_blob_missing_under_a_live_lease_is_corruption() -> None:
+    stage, session, _ = written()
+    key = next(stage.head().keys())
+    del stage.world.blobs[key]
+    with pytest.raises(CorruptionError, match=f"{key} is missing though reader"):
+        stage.run(fetch_snapshot(session, "c", (3,)))
+
+
+def test_part_missing_inside_a_hollow_run_under_a_live_lease_is_corruption() -> None:
+    stage, session, _ = written(6)
+    stage.compact(session, 5)
+    child = next(key for key in sorted(stage.there()) if key.split("/")[2].startswith("p") and "/m" in key)
+    del stage.world.blobs[child]
+    with pytest.raises(CorruptionError, match=child):
+        stage.run(fetch_snapshot(session, "c", (5,)))
+
+
+def test_hollow_run_that_does_not_decode_is_corruption() -> None:
+    stage, session, _ = written(6)
+    stage.compact(session, 5)
+    (run,) = (part for part in stage.head().parts() if part.hollow)
+    stage.world.blobs[run.key] = b"nonsense"
+    with pytest.raises(CorruptionError):
+        stage.run(fetch_snapshot(session, "c", (5,)))
+
+
+def test_missing_part_of_a_collection_that_is_gone_is_lease_expired() -> None:
+    stage = ProtocolHarness()
+    plan = Plan(0, at(0), None, (0,), (Run((Part("nowhere/w1/p1", 1),)),), at(1))
+    with pytest.raises(LeaseExpired):
+        stage.run(fetch_leased(stage.stranger(), "nowhere", "r1", plan))
+
+
+@pytest.mark.parametrize("fault", FAILURES)
+@pytest.mark.parametrize("nth", [1, 3])
+def test_fetch_that_failed_is_tried_again(fault: Fault, nth: int) -> None:
+    stage, session, _ = written()
+    stage.fail(GetBlob, fault, nth=nth)
+    assert counts(stage.run(fetch_snapshot(session, "c", (3,)))) == some(*range(4))
+
+
+def test_fetch_that_fails_for_good_is_unavailable_and_not_corruption() -> None:
+    stage, session, _ = written()
+    stage.fail(GetBlob, Fault.DETERMINATE, times=CONFIG.storage_attempts)
+    with pytest.raises(Determinate):
+        stage.run(fetch_snapshot(session, "c", (3,)))
+
+
+def test_snapshot_of_a_closed_collection_is_complete_at_every_time() -> None:
+    stage, session, _ = written()
+    accepted(stage.run(compare_and_append_data(session, "c", None, at(4), CLOSED)))
+    assert counts(stage.run(fetch_snapshot(session, "c", (INT64_MAX,)))) == some(*range(4))
+
+
+# Snapshots without a lease.
+
+
+def test_snapshot_without_lease_writes_nothing() -> None:
+    stage, _, _ = written()
+    stranger = stage.stranger()
+    assert counts(stage.run(fetch_snapshot_without_lease(stranger, "c", (2,)))) == some(0, 1, 2)
+    assert {type(each) for each in stage.effects} == {Scan, GetBlob}
+    assert "replans" not in stranger.counters
+
+
+def test_snapshot_without_lease_of_a_collection_that_is_not_there_is_a_usage_error() -> None:
+    stage = ProtocolHarness()
+    with pytest.raises(UsageError, match="there is no collection nowhere"):
+        stage.run(fetch_snapshot_without_lease(stage.stranger(), "nowhere", (0,)))
+
+
+def test_snapshot_without_lease_is_refused_like_any_other() -> None:
+    stage, session, _ = written()
+    stage.commit(session, Retain(at(2)))
+    assert isinstance(stage.run(fetch_snapshot_without_lease(stage.stranger(), "c", (1,))), SinceError)
+    assert isinstance(stage.run(fetch_snapshot_without_lease(stage.stranger(), "c", (4,))), NotSealed)
+
+
+def test_snapshot_without_lease_plans_again_when_a_part_went_away() -> None:
+    stage, _, other = written()
+    stranger = stage.stranger()
+    stage.before(GetBlob, lambda: compact_and_collect(stage, other, 2), nth=2)
+    assert counts(stage.run(fetch_snapshot_without_lease(stranger, "c", (3,)))) == some(*range(4))
+    assert stranger.counters["replans"] == 1
+
+
+def test_snapshot_without_lease_whose_time_was_expired_meanwhile_is_a_since_error() -> None:
+    stage, _, other = written()
+    stage.before(GetBlob, lambda: compact_and_collect(stage, other, 3), nth=2)
+    reply = stage.run(fetch_snapshot_without_lease(stage.stranger(), "c", (1,)))
+    assert isinstance(reply, SinceError)
+    assert reply.since == at(3)
+
+
+def test_part_that_the_newest_state_refers_to_and_that_is_missing_is_corruption() -> None:
+    stage, _, _ = written()
+    del stage.world.blobs[next(stage.head().keys())]
+    with pytest.raises(CorruptionError, match="though its newest state refers to it"):
+        stage.run(fetch_snapshot_without_lease(stage.stranger(), "c", (3,)))
+    assert len(stage.of(GetBlob)) == 1
+
+
+def test_parts_that_keep_going_missing_are_corruption_after_a_bounded_number_of_plans() -> None:
+    stage, _, other = written()
+    del stage.world.blobs[next(stage.head().keys())]
+    stranger = stage.stranger()
+    stage.before(GetBlob, lambda: stage.disturb(other), times=CONFIG.commit_attempts)
+    with pytest.raises(CorruptionError, match="keep going missing"):
+        stage.run(fetch_snapshot_without_lease(stranger, "c", (3,)))
+    assert stranger.counters["replans"] == CONFIG.commit_attempts
+
+
+# Changes.
+
+
+def leased(stage: ProtocolHarness, session: Session, after: int) -> str:
+    return stage.run(take_lease(session, "c", (after,)))
+
+
+@pytest.mark.parametrize(("after", "until"), [(0, 3), (1, 2), (2, 2)])
+def test_changes_are_those_after_one_time_until_another(after: int, until: int) -> None:
+    stage, session, _ = written()
+    reader = leased(stage, session, after)
+    reply = stage.run(fetch_changes(session, "c", reader, (after,), (until,)))
+    assert counts(reply) == some(*range(after + 1, until + 1))
+
+
+def test_changes_that_cancel_out_are_none() -> None:
+    stage, session, _ = written(2)
+    stage.append(session, 4, up("r1", 2, -1), up("r0", 3))
+    reader = leased(stage, session, 0)
+    assert counts(stage.run(fetch_changes(session, "c", reader, (0,), (3,)))) == {"r0": 1}
+
+
+def test_changes_below_since_or_past_the_upper_are_refused() -> None:
+    stage, session, _ = written()
+    stage.commit(session, Retain(at(2)))
+    reader = leased(stage, session, 2)
+    assert isinstance(stage.run(fetch_changes(session, "c", reader, (1,), (3,))), SinceError)
+    assert isinstance(stage.run(fetch_changes(session, "c", reader, (2,), (4,))), NotSealed)
+    with pytest.raises(UsageError):
+        stage.run(fetch_changes(session, "c", reader, (3,), (2,)))
+
+
+def test_changes_under_a_lease_that_lapsed_are_lease_expired() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 0)
+    lapse(stage, other)
+    compact_and_collect(stage, other, 3)
+    with pytest.raises(LeaseExpired):
+        stage.run(fetch_changes(session, "c", reader, (0,), (3,)))
+
+
+# Feeds.
+
+
+def until_of(reply: object) -> int:
+    """How far a feed got."""
+    assert isinstance(reply, tuple), reply
+    plan: Plan = reply[0]
+    return plan.until[0]
+
+
+def test_feed_gives_what_became_complete_and_goes_on_from_there() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 1)
+    reply = stage.run(fetch_news(session, "c", reader, (1,)))
+    assert counts(reply) == some(2, 3)
+    assert until_of(reply) == 3
+    assert stage.run(fetch_news(session, "c", reader, (3,))) is None
+    stage.append(other, 6, up("r4", 4), up("r5", 5))
+    reply = stage.run(fetch_news(session, "c", reader, (3,)))
+    assert counts(reply) == some(4, 5)
+    assert until_of(reply) == 5
+
+
+def test_feed_releases_what_the_caller_has_and_nothing_of_what_it_is_given() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 0)
+    stage.commit(other, Retain(at(3)))
+    assert stage.head().since == at(0)
+    assert counts(stage.run(fetch_news(session, "c", reader, (1,)))) == some(2, 3)
+    assert stage.head().readers[reader].since == at(1)
+    assert stage.head().since == at(1)
+    assert stage.run(fetch_news(session, "c", reader, (3,))) is None
+    assert stage.head().readers[reader].since == at(3)
+    assert stage.head().since == at(3)
+
+
+def test_feed_moves_its_lease_before_it_fetches_and_not_after() -> None:
+    stage, session, _ = written()
+    reader = leased(stage, session, 0)
+    stage.run(fetch_news(session, "c", reader, (1,)))
+    assert [type(each) for each in stage.effects] == [Now, CompareAndSet, GetBlob, GetBlob]
+
+
+def test_feed_holds_the_state_that_it_reads() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 0)
+    stage.append(other, 5, up("r4", 4))
+    known = session.state("c").seqno
+    reply = stage.run(fetch_news(session, "c", reader, (1,)))
+    assert counts(reply) == some(2, 3, 4)
+    assert isinstance(reply, tuple)
+    assert known <= stage.head().readers[reader].seqno <= reply[0].seqno
+
+
+def test_feed_asked_the_same_again_gives_the_same_again_and_more_if_there_is_more() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 1)
+    stage.commit(other, Retain(at(3)))
+    for _ in range(3):
+        assert counts(stage.run(fetch_news(session, "c", reader, (1,)))) == some(2, 3)
+        compact_and_collect(stage, other, 3)
+    stage.append(other, 5, up("r4", 4))
+    assert counts(stage.run(fetch_news(session, "c", reader, (1,)))) == some(2, 3, 4)
+    assert stage.head().since == at(1)
+
+
+@pytest.mark.parametrize("fault", [Fault.DONE, Fault.NOT_DONE])
+def test_answer_of_a_feed_that_was_lost_on_the_way_can_be_asked_for_again(fault: Fault) -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 0)
+    stage.commit(session, Retain(at(3)))
+    stage.fail(CompareAndSet, fault)
+    stage.fail(CompareAndSet, Fault.DETERMINATE, nth=2, times=CONFIG.storage_attempts)
+    with pytest.raises(Indeterminate):
+        stage.run(fetch_news(session, "c", reader, (1,)))
+    assert stage.head().since == at(1 if fault is Fault.DONE else 0)
+    compact_and_collect(stage, other, 3)
+    assert counts(stage.run(fetch_news(session, "c", reader, (1,)))) == some(2, 3)
+    assert stage.head().since == at(1)
+    stage.agree()
+
+
+def test_feed_that_could_not_fetch_can_be_asked_again() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 0)
+    stage.commit(other, Retain(at(3)))
+    stage.fail(GetBlob, Fault.NOT_DONE, nth=2, times=CONFIG.storage_attempts)
+    with pytest.raises(Indeterminate):
+        stage.run(fetch_news(session, "c", reader, (1,)))
+    compact_and_collect(stage, other, 3)
+    assert counts(stage.run(fetch_news(session, "c", reader, (1,)))) == some(2, 3)
+
+
+def test_feed_that_is_asked_often_enough_keeps_its_lease() -> None:
+    stage, session, _ = written()
+    reader = leased(stage, session, 3)
+    for _ in range(10):
+        stage.now_ms += CONFIG.reader_lease_ms // 2
+        assert stage.run(fetch_news(session, "c", reader, (3,))) is None
+        stage.run(expire_lapsed_leases(stage.session(), "c"))
+    assert stage.head().readers[reader].until_ms == stage.now_ms + CONFIG.reader_lease_ms
+
+
+def test_feed_of_nothing_new_writes_nothing() -> None:
+    stage, session, _ = written()
+    reader = leased(stage, session, 3)
+    for _ in range(3):
+        assert stage.run(fetch_news(session, "c", reader, (3,))) is None
+    assert [type(each) for each in stage.effects] == [Now, Scan]
+
+
+def test_feed_whose_lease_somebody_else_moved_as_far_writes_nothing() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 0)
+    stage.append(other, 5, up("r4", 4))
+    stage.run(advance_lease(other, "c", reader, (1,)))
+    before = stage.head()
+    assert counts(stage.run(fetch_news(session, "c", reader, (1,)))) == some(2, 3, 4)
+    # One compare-and-set that was lost, and then nothing was left to change.
+    assert [type(each) for each in stage.effects] == [Now, CompareAndSet, Scan, Now, Scan, *[GetBlob] * 3]
+    assert stage.head() is before
+
+
+def test_feed_of_a_collection_where_nothing_is_complete_has_nothing() -> None:
+    stage = ProtocolHarness()
+    session = stage.session()
+    reader = leased(stage, session, 0)
+    assert stage.run(fetch_news(session, "c", reader, (0,))) is None
+
+
+def test_feed_tells_progress_where_nothing_happened() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 3)
+    stage.commit(other, AdvanceUpper(at(9)))
+    reply = stage.run(fetch_news(session, "c", reader, (3,)))
+    assert counts(reply) == {}
+    assert until_of(reply) == 8
+
+
+def test_feed_of_a_closed_collection_ends_with_the_last_time() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 1)
+    accepted(stage.run(compare_and_append_data(other, "c", data_of([up("r4", 4)]), at(4), CLOSED)))
+    reply = stage.run(fetch_news(session, "c", reader, (1,)))
+    assert counts(reply) == some(2, 3, 4)
+    assert until_of(reply) == INT64_MAX
+    assert stage.run(fetch_news(session, "c", reader, (INT64_MAX,))) is None
+
+
+def test_feed_over_partially_ordered_times_is_a_usage_error() -> None:
+    stage = ProtocolHarness(arity=2)
+    session = stage.session()
+    reader = stage.run(take_lease(session, "c", (0, 0)))
+    with pytest.raises(UsageError, match="totally ordered"):
+        stage.run(fetch_news(session, "c", reader, (0, 0)))
+
+
+def test_feed_after_a_time_of_another_shape_is_a_usage_error_and_stays_where_it_is() -> None:
+    stage, session, _ = written()
+    reader = leased(stage, session, 1)
+    held = stage.head().readers[reader]
+    with pytest.raises(UsageError):
+        stage.run(fetch_news(session, "c", reader, (2, 2)))
+    assert stage.head().readers[reader] == held
+
+
+def test_feed_whose_lease_lapsed_is_lease_expired_and_fetches_nothing() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 1)
+    lapse(stage, other)
+    before = stage.head()
+    for _ in range(2):  # what it knows is old at first, and the newest state then
+        with pytest.raises(LeaseExpired, match=f"{reader} of c expired: take a new lease"):
+            stage.run(fetch_news(session, "c", reader, (1,)))
+        assert not stage.of(GetBlob)
+    assert [type(each) for each in stage.effects] == [Now, Scan]
+    assert stage.head() is before
+
+
+def test_feed_of_a_collection_that_is_not_there_is_lease_expired() -> None:
+    stage = ProtocolHarness()
+    with pytest.raises(LeaseExpired, match="so is the collection"):
+        stage.run(fetch_news(stage.stranger(), "nowhere", "r1", (0,)))
+    assert [type(each) for each in stage.effects] == [Scan]
+
+
+def test_feed_by_a_session_that_never_entered_is_fenced_and_moves_nothing() -> None:
+    stage, session, _ = written()
+    reader = leased(stage, session, 0)
+    before = stage.head()
+    with pytest.raises(Fenced):
+        stage.run(fetch_news(stage.stranger(), "c", reader, (1,)))
+    assert stage.head() is before
+
+
+def test_feed_whose_lease_lapsed_while_it_was_reading_is_lease_expired() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 0)
+
+    def too_slow() -> None:
+        lapse(stage, other)
+        compact_and_collect(stage, other, 3)
+
+    stage.before(GetBlob, too_slow)
+    with pytest.raises(LeaseExpired, match="expired while it was reading"):
+        stage.run(fetch_news(session, "c", reader, (1,)))
+
+
+def test_feed_whose_lease_lapsed_but_whose_blobs_are_still_there_is_told_by_its_next_step() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 0)
+    stage.before(GetBlob, lambda: stage.commit(other, ExpireReader(reader)))
+    assert counts(stage.run(fetch_news(session, "c", reader, (1,)))) == some(2, 3)
+    with pytest.raises(LeaseExpired, match="take a new lease"):
+        stage.run(fetch_news(session, "c", reader, (3,)))
+
+
+def test_feed_that_asks_for_more_than_its_lease_holds_is_a_since_error_and_stays_where_it_is() -> None:
+    stage, session, _ = written()
+    reader = leased(stage, session, 2)
+    stage.commit(session, Retain(at(2)))
+    reply = stage.run(fetch_news(session, "c", reader, (0,)))
+    assert isinstance(reply, SinceError)
+    assert (reply.asked, reply.since) == ((0,), at(2))
+    assert stage.head().readers[reader].since == stage.head().since == at(2)
+    assert counts(stage.run(fetch_news(session, "c", reader, (2,)))) == some(3)
+
+
+def test_feed_is_undisturbed_by_merges_and_garbage_collection() -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 1)
+    stage.before(GetBlob, lambda: compact_and_collect(stage, other, 3))
+    assert counts(stage.run(fetch_news(session, "c", reader, (1,)))) == some(2, 3)
+    stage.agree()
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("kind", [Scan, GetBlob, CompareAndSet])
+def test_feed_misses_and_repeats_nothing_whichever_effect_fails(kind: type, fault: Fault) -> None:
+    stage, session, other = written()
+    reader = leased(stage, session, 0)
+    stage.commit(other, Retain(at(3)))  # so that the first compare-and-set is lost, and the log is read again
+    stage.fail(kind, fault, nth=2 if kind is CompareAndSet else 1)
+    assert counts(stage.run(fetch_news(session, "c", reader, (1,)))) == some(2, 3)
+    assert stage.head().since == at(1)
+    stage.append(other, 5, up("r4", 4))
+    assert counts(stage.run(fetch_news(session, "c", reader, (3,)))) == some(4)
+    assert stage.head().since == at(3)
+
+
+def test_feed_that_dies_at_any_point_can_be_taken_up_again_where_it_was() -> None:
+    for after in range(100):
+        stage, session, other = written(6)
+        reader = leased(stage, session, 0)
+        stage.commit(other, Retain(at(5)))
+        if not stage.crash(fetch_news(session, "c", reader, (1,)), after):
+            break
+        heir = stage.session()
+        assert stage.head().readers[reader].since in (at(0), at(1))
+        compact_and_collect(stage, other, 5)
+        assert counts(stage.run(fetch_news(heir, "c", reader, (1,)))) == some(2, 3, 4, 5)
+        stage.run(release_lease(other, "c", reader))
+    assert after > 4
+
+
+def test_reading_deletes_nothing() -> None:
+    stage, session, _ = written()
+    stage.run(fetch_snapshot(session, "c", (3,)))
+    assert not stage.of(DeleteBlobs)
