@@ -1,5 +1,7 @@
 """The documents are true: examples run, links lead somewhere, names exist, limits are those of the code."""
 
+import ast
+import builtins
 import contextlib
 import importlib
 import inspect
@@ -27,6 +29,10 @@ ON_SPARK = [ROOT / "docs" / "spark.md"]
 
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:src|tests|bench|docs|model|core|location|client|testing)/[\w./-]+)`")
+CODE = re.compile(r"`((?:[a-z]\w*\.)*)([A-Z][A-Za-z]*[a-z]\w*)(?:\.(\w+))?(?:\([^`\n]*\))?`")
+"""A class in backticks, perhaps with its module before it and a member or arguments after it."""
+
+LAYERS = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
 PLANTED = "".join(
     (ROOT / "tests" / "simulation" / name).read_text()
     for name in ("planted.py", "planted_streams.py", "planted_client.py", "planted_turns.py")
@@ -89,6 +95,38 @@ def test_every_file_that_is_named_exists(page):
 def test_every_make_target_that_is_named_exists(page):
     targets = set(re.findall(r"^([a-zO-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:`|^ {4})make ([a-z-]+)", page.read_text(), re.MULTILINE)) <= targets
+
+
+def test_every_class_and_member_and_module_that_a_page_names_exists():
+    """`Frontier`, `Frontier.time` or `columnar.merge.engine.Engine`: in our code, or imported by it."""
+    classes, members = names_of_code()
+    for page in (page for page in PAGES if page.name != "CHANGELOG.md"):  # that one names what is gone
+        for module, name, member in CODE.findall(prose(page)):
+            found = f"{module}{name}{'.' if member else ''}{member}"
+            assert name in classes or hasattr(builtins, name), f"{page.name} names {found}"
+            assert not member or member in members, f"{page.name} names {found}"
+            if module and module.split(".")[0] in LAYERS:
+                assert callable(resolved(f"timespine.{module}{name}"))
+
+
+def names_of_code():
+    """Return the names of classes, ours and imported ones, and those of all members."""
+    classes, members = {"Struct"}, set()  # of msgspec, which is imported whole
+    for folder in ("src", "tests", "bench", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                    (classes if isinstance(node, ast.ClassDef) else members).add(node.name)
+                elif isinstance(node, ast.ImportFrom):
+                    classes |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.Attribute):
+                    members.add(node.attr)
+                elif isinstance(node, ast.AnnAssign | ast.Assign):
+                    targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+                    known = {target.id for target in targets if isinstance(target, ast.Name)}
+                    classes |= known
+                    members |= known
+    return classes, members
 
 
 def test_every_page_can_be_found_from_the_readme():

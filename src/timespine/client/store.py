@@ -279,7 +279,10 @@ class Store(OneProcess):
         except BaseException:
             if new:
                 with contextlib.suppress(TimespineError):  # storage is unavailable: an empty collection stays
-                    self._catalog.change(partial(with_undone_create, collection.id, under), frees_space=True)
+                    if replace:
+                        self._catalog.change(partial(with_undone_create, collection.id, under), frees_space=True)
+                    else:
+                        self._drop_service.undo_create(collection.id, under)
             raise
         return self.collection(name) if replace else collection
 

@@ -1,4 +1,4 @@
-"""Forests: the unsealed batches of a collection, cheap to add to and cheap to search by time.
+"""The unsealed batches of a collection, cheap to add to and cheap to search by time.
 
 An append has to find the unsealed updates whose times it seals, among batches
 that may be a hundred thousand and mostly far ahead. So the index keeps them as perfect
@@ -6,7 +6,7 @@ binary trees of falling sizes, like the digits of a binary number: a new batch i
 a tree of one, and two trees of the same size become one. Every tree knows a time
 before and a time after all of its own, so that a search skips whole trees.
 
-Adding costs O(log n), searching O(log n) per batch found, and two forests that
+Adding costs O(log n), searching O(log n) per batch found, and two indexes that
 share trees are compared without looking into them.
 """
 
@@ -137,7 +137,7 @@ class UnsealedIndex(msgspec.Struct, frozen=True, gc=False, eq=False):
                 yield tree.batch
 
     def changes(self, new: UnsealedIndex) -> tuple[list[UnsealedBatch], list[UnsealedBatch]]:
-        """Return the batches that may be only here, and those that may be only in a later forest.
+        """Return the batches that may be only here, and those that may be only in a later index.
 
         A tree that both share is skipped whole.
         """

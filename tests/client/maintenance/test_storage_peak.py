@@ -1,8 +1,8 @@
 """How much storage a collection takes at its peak, in the middle of maintenance too: measured after every blob put.
 
-The bound follows from `core.upkeep`. Before a merge begins there are the live rows and garbage of at most half of them
-(2.2 times what is live, with rollups and the constant of tiny collections). A merge puts its whole result before
-anything that it replaces is deleted: once more what is live, at most.
+The bound follows from `core.maintenance_policy`. Before a merge begins there are the live rows and garbage of at most
+half of them (2.2 times what is live, with rollups and the constant of tiny collections). A merge puts its whole result
+before anything that it replaces is deleted: once more what is live, at most.
 """
 
 import random

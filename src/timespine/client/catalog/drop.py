@@ -22,6 +22,7 @@ from timespine.client.catalog.catalog import (
     first_name,
     with_dropped,
     with_purged,
+    with_undone_create,
 )
 from timespine.client.catalog.reservations import REMEMBERED_MS, expire_reservations, forget_cancelled
 from timespine.client.commit.group_commit import GroupCommitter
@@ -30,11 +31,11 @@ from timespine.client.maintenance.report import MaintenanceReport, describe_erro
 from timespine.client.maintenance.scheduler import Maintenance
 from timespine.columnar.parts.hollow_run import delete_keys
 from timespine.core.state import State
-from timespine.core.transitions import AdvanceUpper, Command, ReleaseHold
-from timespine.errors import CollectionInUse, TimespineError
+from timespine.core.transitions import AdvanceUpper, Command, CompareAndAppend, ReleaseHold
+from timespine.errors import CollectionInUse, Conflict, TimespineError
 from timespine.hints import Hint
 from timespine.location.blob import Blob
-from timespine.model.frontier import CLOSED
+from timespine.model.frontier import CLOSED, Frontier
 
 LOOK_MS = 3_600_000
 """Milliseconds between two looks of a process for blobs under a cancelled id."""
@@ -68,6 +69,21 @@ class DropService:
                 self.close()
                 return True
             # Another process dropped, renamed or replaced it just now: look again.
+
+    def undo_create(self, id: str, name: str) -> bool:
+        """Remove a collection that a failed call has created, if it is still empty: its name becomes free.
+
+        SUBTLE: other processes see the collection from its creation on, and may have written to it. One commit closes
+        it and checks that it has no update, so nothing that was acknowledged is removed, and later writes are refused
+        (test_undo_create.py).
+        """
+        state = self._committer.state(id)
+        closing = CompareAndAppend((), Frontier.minimum(state.arity), CLOSED, "advance", written=0)
+        try:
+            self._committer.commit((id, closing))
+        except Conflict:
+            return False
+        return self._catalog.change(partial(with_undone_create, id, name), frees_space=True)
 
     def check_unheld(self, name: str, id: str, hint: Hint) -> None:
         """Raise CollectionInUse if a collection has critical holds; the message lists them and what to do.

@@ -6,6 +6,7 @@ from timespine.core.group import CommandTransaction
 from timespine.core.transitions import (
     AdvanceUpper,
     Command,
+    CompareAndAppend,
     ExpireLeases,
     ExpireReader,
     Finalize,
@@ -26,4 +27,6 @@ def is_freeing(transaction: CommandTransaction) -> bool:
 
 
 def _frees_space(command: Command) -> bool:
+    if isinstance(command, CompareAndAppend):
+        return command.new_upper == CLOSED and not command.batches
     return isinstance(command, FREEING) or command == AdvanceUpper(CLOSED)
