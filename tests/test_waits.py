@@ -45,7 +45,7 @@ RAW = {
         "client/commit/leader_queue.py",
         "Lock",
     ): "taken without waiting: the first thread that takes it leads or withdraws",
-    ("client/maintenance/scheduler.py", "Thread"): "is joined with a limit",
+    ("client/maintenance/maintenance_thread.py", "Thread"): "is joined with a limit",
     ("client/maintenance/heartbeat.py", "Thread"): "is joined with a limit",
     (
         "client/read/commit_stream.py",

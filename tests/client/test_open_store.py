@@ -31,7 +31,7 @@ def modes(root):
 
 
 def filled(root, **options):
-    with ts.open(root, maintenance=False, config=ts.Config(inline_part_bytes=1), **options) as store:
+    with ts.open(root, config=ts.Config(inline_part_bytes=1), **options) as store:
         made = store.get("c") or store.create("c", **KEY)
         made.append([{"k": 1}])
         return modes(root)

@@ -12,6 +12,7 @@ from timespine.testing import simulate
 from timespine.testing.simulator.checker import FAULT_KINDS
 from timespine.testing.simulator.simulator import Faults
 from timespine.testing.stores.history_run import run_store_history
+from timespine.testing.stores.ports import SimulatedRole
 
 
 def test_a_seed_decides_the_whole_history():
@@ -33,12 +34,18 @@ def test_every_kind_of_fault_and_of_call_happens():
         assert result.violations == []
         counts.update(result.counts)
         kinds.update(line.split(" begins ")[1].split(" op")[0] for line in result.trace if " begins " in line)
-    assert all(counts[kind] > 0 for kind in (*FAULT_KINDS, "crashes", "ghosts released", "turns"))
+    assert all(counts[kind] > 0 for kind in (*FAULT_KINDS, "crashes", "ghosts released", "turns", "roles taken over"))
     writes = {"append", "append at", "append built", "upsert", "delete", "update", "write", "seal"}
     reads = {"snapshot", "changes", "lookup", "snapshot of several", "unsealed", "poll a feed", "poll a listener"}
     upkeep = {"maintain", "compact", "vacuum", "expire", "hold", "hold for good", "evolve", "close"}
     names = {"create", "drop", "rename", "names", "transaction", "transaction on what was read"}
     assert writes | reads | upkeep | names <= kinds
+
+
+def test_two_maintainers_at_once_do_no_harm(monkeypatch):
+    monkeypatch.setattr(SimulatedRole, "take", lambda role: True)
+    for seed in range(20):
+        assert run_store_history(seed, 40).violations == []
 
 
 def test_no_module_that_a_history_runs_holds_on_to_the_real_threads():
@@ -52,7 +59,7 @@ def test_no_module_that_a_history_runs_holds_on_to_the_real_threads():
 def test_the_command_runs_histories_of_stores(capsys):
     assert simulate.main(["--flavour", "stores", "--histories", "2", "--ops", "10", "--json"]) == 0
     assert '"violations": 0' in capsys.readouterr().out
-    assert simulate.main(["--flavour", "stores", "--histories", "1", "--ops", "10", "--trace"]) == 0
+    assert simulate.main(["--flavour", "stores", "--histories", "1", "--ops", "40", "--trace"]) == 0
     assert "begins append" in capsys.readouterr().out
 
 

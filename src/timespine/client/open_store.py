@@ -28,7 +28,7 @@ CONSENSUS = "consensus.db"
 
 
 CONSENSUS_FILES = tuple(
-    f"{CONSENSUS}{suffix}" for suffix in ("", "-wal", "-shm", ".lock", ".next", ".mark", ".reserve")
+    f"{CONSENSUS}{suffix}" for suffix in ("", "-wal", "-shm", ".lock", ".next", ".mark", ".reserve", ".maintainer")
 )
 """The file of the logs, and the files beside it."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
+
+import pyarrow as pa
 
 from timespine.client.argument_types import IfBehind, IfExists, KeyLike, Multiplicity, SchemaLike, Timeline
 from timespine.client.catalog.catalog import (
@@ -17,8 +18,6 @@ from timespine.client.catalog.catalog import (
     Names,
     check_collection_name,
     with_default_retention,
-    with_taken_over,
-    with_undone_create,
 )
 from timespine.client.catalog.create import Definition, PendingCreates, schema_of
 from timespine.client.catalog.drop import DropService
@@ -38,7 +37,7 @@ from timespine.client.commit.group_commit import STORE_CLOSED, GroupCommitter
 from timespine.client.context import CollectionHandle, StoreContext, decode_schema
 from timespine.client.diagnostics.metrics import store_metrics
 from timespine.client.handles import Handles
-from timespine.client.load import file_source
+from timespine.client.load_collection import load_collection
 from timespine.client.maintenance.heartbeat import HeartbeatThread
 from timespine.client.maintenance.merge_effect import perform_merge
 from timespine.client.maintenance.report import MaintenanceReport
@@ -49,7 +48,6 @@ from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.leases import Leases
 from timespine.client.read.multi_snapshot import MultiSnapshot, snapshot_many
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, check_clock, parse_time
-from timespine.client.write import bulk_load
 from timespine.client.write.transaction import Transaction, as_list
 from timespine.client.write_results import SealResult
 from timespine.columnar.merge.engine import Engine
@@ -59,10 +57,11 @@ from timespine.columnar.schema.types import TypeLike
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
 from timespine.core.transitions import AdvanceUpper
-from timespine.errors import ClosedError, CollectionExists, TimespineError, UsageError, short_repr
+from timespine.errors import ClosedError, CollectionExists, UsageError, short_repr
 from timespine.hints import Hint
 from timespine.location.blob import Blob
 from timespine.location.consensus import WRITES_MAX, Consensus
+from timespine.location.machine.role import MAINTAINER, role_of
 from timespine.locks import Lock
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
@@ -100,17 +99,7 @@ class Store(OneProcess):
         self._closed = False
         self._pool = Pool(max(READ_THREADS, config.outstanding_parts), "timespine-read", STORE_CLOSED)
         self._cache = PartCache(config.cache_bytes)
-        self._engine = Engine(
-            blob,
-            self._schemas,
-            config,
-            fresh=fresh_id,
-            cache=self._cache,
-            pool=self._pool,
-            counters_of=lambda collection: self._context.counters_of(collection),
-            monotonic=monotonic,
-            sleep=sleep,
-        )
+        self._engine = self._make_engine(blob, config, monotonic, sleep)
         clock = check_clock(clock)
         self._driver = Driver(blob, consensus, self._merge, clock=clock, sleep=sleep)
         self._committer = GroupCommitter(self._driver, config, read_only=read_only)
@@ -128,7 +117,13 @@ class Store(OneProcess):
         """The handles of the collections that this process has opened."""
         self._closing = Lock("the end of this store")
         self._maintenance = Maintenance(
-            self._upkeep, self._handles.all, free_bytes, others=self._others, monotonic=monotonic, sleep=sleep
+            self._upkeep,
+            self._handles.all,
+            free_bytes,
+            others=self._others,
+            role=role_of(consensus, MAINTAINER),
+            monotonic=monotonic,
+            sleep=sleep,
         )
         """The scheduler of merges, rollups, garbage collection and expiry."""
         self._committer.on_commit.append(self._on_commit)
@@ -262,29 +257,11 @@ class Store(OneProcess):
         With `replace`, the collection takes over the name after all rows are loaded. Further options are those of
         `create`.
         """
-        self._committer.check_writable()
-        arrow, batches = file_source.open_source(path)
-        definition = Definition(infer(arrow, key, cluster=cluster), timeline, retain, forget_within)
-        check_collection_name(name)
-        if replace:
-            self._check_replaceable(name)
-        under = f"{name[:80]}.load-{fresh_id('')[:16]}" if replace else name
-        collection, new = self._create(under, definition, replace=False, if_exists=if_exists)
-        try:
-            bulk_load.bulk_load(collection._handle, batches, progress)
-            if replace:
-                self._check_replaceable(name)
-                self._catalog.change(partial(with_taken_over, collection.id, name))
-                self._drop_service.close()
-        except BaseException:
-            if new:
-                with contextlib.suppress(TimespineError):  # storage is unavailable: an empty collection stays
-                    if replace:
-                        self._catalog.change(partial(with_undone_create, collection.id, under), frees_space=True)
-                    else:
-                        self._drop_service.undo_create(collection.id, under)
-            raise
-        return self.collection(name) if replace else collection
+
+        def define(arrow: pa.Schema) -> Definition:
+            return Definition(infer(arrow, key, cluster=cluster), timeline, retain, forget_within)
+
+        return load_collection(self, name, path, define, progress, replace=replace, if_exists=if_exists)
 
     # Many collections at once.
 
@@ -417,6 +394,22 @@ class Store(OneProcess):
         return f"<store {self.location}>"
 
     # Inside.
+
+    def _make_engine(
+        self, blob: Blob, config: Config, monotonic: Callable[[], float], sleep: Callable[[float], None]
+    ) -> Engine:
+        """Make the engine that does the merges of this process."""
+        return Engine(
+            blob,
+            self._schemas,
+            config,
+            fresh=fresh_id,
+            cache=self._cache,
+            pool=self._pool,
+            counters_of=lambda collection: self._context.counters_of(collection),
+            monotonic=monotonic,
+            sleep=sleep,
+        )
 
     def _set_retention(self, name: str, retain_ms: int | None) -> None:
         """Change how long a collection keeps history: see `timespine.client.catalog.retention.policy_of`."""

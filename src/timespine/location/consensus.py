@@ -18,6 +18,8 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
 - An adapter on a disk may keep some space in reserve. `release_reserve` frees it, for
   a commit that gets space back; `restore_reserve` keeps it again. Neither changes a
   log. An adapter without a reserve answers False, and does nothing.
+- An adapter may have a method `role(name)` that returns a `Role`, so that one process does
+  some work for all of them (`timespine.location.machine.role`). Without it, each does its own.
 """
 
 from __future__ import annotations

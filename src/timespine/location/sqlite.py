@@ -18,6 +18,7 @@ from timespine.location import reserve
 from timespine.location.checks import check_key, check_scan, check_text, check_truncate, check_writes
 from timespine.location.consensus import LogEntry, LogWrite, differing_heads
 from timespine.location.durable import PRIVATE_FILE, mode_of
+from timespine.location.machine.role import FileRole
 from timespine.location.sqlite_file import SqliteFile
 from timespine.location.sqlite_mark import AppendedEntries
 from timespine.location.sqlite_readonly import ReadOnlySqliteFile
@@ -126,6 +127,10 @@ class SqliteConsensus:
     def restore_reserve(self) -> None:
         if not self._read_only:
             reserve.restore_reserve(self._file.path)
+
+    def role(self, name: str) -> FileRole:
+        """Return the role of that name among the processes that have this file open (`location.machine.role`)."""
+        return FileRole(f"{self._file.path}.{check_text(name, 'role')}", self._file.path)
 
     def close(self) -> None:
         self._file.close()

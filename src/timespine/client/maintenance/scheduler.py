@@ -1,9 +1,9 @@
 """Maintenance: merges, rollups, garbage collection, expiry of leases, the sweep, retention.
 
 The states tell what is due, so no process can forget it: the next process that looks
-does it. It runs in the maintenance thread of every process that has a store open for
-writing, or when a caller calls `store.maintain()`. It never moves an upper, so no
-writer is refused because of it.
+does it. It runs in the maintenance thread of one process of a machine
+(`maintenance_thread`), or when a caller calls `store.maintain()`. It never moves an upper,
+so no writer is refused because of it.
 
 One step does one small thing and returns whether there was something to do:
 
@@ -22,7 +22,6 @@ One step does one small thing and returns whether there was something to do:
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from timespine.client.maintenance.due import (
 )
 from timespine.client.maintenance.forget_expired import oldest_to_rewrite, worth_forgetting
 from timespine.client.maintenance.idle_tracker import IdleTracker
+from timespine.client.maintenance.maintenance_thread import MaintenanceThread
 from timespine.client.maintenance.report import NO_SPACE, MaintenanceReport, describe_error
 from timespine.client.maintenance.rewrite_unsealed import worth_rewriting
 from timespine.core.maintenance_policy import CollectStep, is_forgetting_due, next_collect_step, worth_compacting
@@ -49,11 +49,9 @@ from timespine.core.protocols import garbage, maintain
 from timespine.core.state import State, Status
 from timespine.core.transitions import AdvanceUpper, Command, Finalize, Forget, Retain, RollUpAll
 from timespine.errors import ClosedError, CollectionInUse, Fenced, NoSpace, StoreClosed, TimespineError, Unavailable
-from timespine.locks import Flag, Lock
+from timespine.location.machine.role import EveryProcess, Role
+from timespine.locks import Lock
 from timespine.model.frontier import CLOSED, Frontier
-
-PAUSE_S = 0.5
-"""First pause in seconds of the maintenance thread between two looks: it grows while there is nothing to do."""
 
 REST_S = 10.0
 """Seconds without a write after which a collection is at rest: its small requests are merged too. Long enough for
@@ -110,6 +108,7 @@ class Maintenance:
         free_bytes: Callable[[], int | None],
         *,
         others: Callable[[], list[CollectionHandle]] = list,
+        role: Role | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -123,9 +122,10 @@ class Maintenance:
         self._looked = monotonic()  # a process that exits soon maintains only the collections that it has opened
         self._upkeep: dict[str, _Upkeep] = {}
         self._idle_tracker = IdleTracker()
-        self._wake = Flag()
-        self._stop = Flag()
-        self._thread: threading.Thread | None = None
+        self._thread = MaintenanceThread(
+            self._round, self._look_for_others, self._restore_reserve, role or EveryProcess(), monotonic
+        )
+        self._stop = self._thread.stopping
         self._at_work = Lock("the maintenance of this store", TURN_S)
         self.report = MaintenanceReport()
         """The report since the store was opened."""
@@ -136,34 +136,26 @@ class Maintenance:
 
     def start(self) -> None:
         """Start the maintenance thread."""
-        self._thread = threading.Thread(target=self._loop, name="timespine-maintenance", daemon=True)
         self._thread.start()
 
     def wake(self, collections: Iterable[str] = ()) -> None:
         """Mark collections as having pending maintenance, and wake the maintenance thread."""
         self._idle_tracker.mark_dirty(collections)
-        self._wake.set()
+        self._thread.wake()
 
     def stop(self, limit_s: float) -> bool:
         """Stop after the present step; return whether it ended within the limit."""
-        self._stop.set()
-        self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(limit_s)
-            if self._thread.is_alive():
-                return False
-        self._thread = None
-        return True
+        return self._thread.stop(limit_s)
 
     def bound(self, handle: CollectionHandle) -> None:
-        """Fold inline parts that nearly fill a state, and write a rollup that is long overdue, if there is no
-        maintenance thread: so commits stay small, and opening stays cheap.
+        """Fold inline parts that nearly fill a state, and write a rollup that is long overdue, unless this process is
+        the maintainer: so commits stay small, and opening stays cheap.
 
         An append may call it, so it does not use the reserve. SUBTLE: it never raises, also if another thread closes
         the store. Its caller has committed, and would delete its blobs after an error (test_close.py).
         """
         try:
-            if self._thread is not None:
+            if self._thread.is_maintainer:
                 return
             for request in worth_folding(handle):
                 if fits(request, self._free_bytes):
@@ -176,25 +168,14 @@ class Maintenance:
 
     def finish(self) -> None:
         """Do small overdue steps before the store closes, so that short-lived processes do their share too."""
-        if self._thread is None:
+        if not self._thread.is_alive() or not self._thread.take_role():
             return
         for handle in self._handles():
             if handle.context.counters_of(handle.id).get("append rows"):
                 self._look_after(handle, FINISH_STEPS, most=FINISH_ROWS)
 
-    def _loop(self) -> None:
-        """Work while there is work; then wait for a commit, or look again after a pause that grows."""
-        pause = PAUSE_S
-        while not self._stop.is_set():
-            self._wake.clear()
-            busy = self.round()
-            if not busy:
-                self._driver.consensus.restore_reserve()
-            pause = PAUSE_S if busy else min(pause * 2, 30.0)
-            if not busy and self._wake.wait(pause):
-                pause = PAUSE_S
-                # Let writers commit some more: a few commits together are one merge.
-                self._stop.wait(0.02)
+    def _restore_reserve(self) -> None:
+        self._driver.consensus.restore_reserve()
 
     def round(self) -> bool:
         """Do one step for every open collection that may need one; return whether there was anything to do.
@@ -203,12 +184,22 @@ class Maintenance:
         """
         due = self._idle_tracker.due(self._handles(), self._monotonic())
         busy = sum(self._look_after(handle, 1) for handle in due) > 0
-        now = self._monotonic()
-        if now - self._looked >= EXPIRE_S:
-            self._looked = now
-            for handle in self._found_others():
-                self._look_after(handle, STEPS_MIN)
+        for handle in self._look_for_others():
+            self._look_after(handle, STEPS_MIN)
         return busy and not self._stop.is_set()
+
+    def _round(self) -> tuple[bool, bool]:
+        """Do one round; return whether there was anything to do, and whether processes write to open collections."""
+        busy, now = self.round(), self._monotonic()
+        return busy, any(now - each.changed < REST_S for each in list(self._upkeep.values()) if each.written)
+
+    def _look_for_others(self) -> list[CollectionHandle]:
+        """List the collections that are not open here, once in a while: that also shows changes of the catalog."""
+        now = self._monotonic()
+        if now - self._looked < EXPIRE_S:
+            return []
+        self._looked = now
+        return self._found_others()
 
     def _found_others(self) -> list[CollectionHandle]:
         try:

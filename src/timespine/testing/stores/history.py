@@ -44,6 +44,9 @@ SMALL = replace(
 BLOBS = replace(QUICK, inline_part_bytes=1)
 """A configuration in which every row goes to a blob."""
 
+MACHINES = (0, 0, 0, 1)
+"""The machine of a process: most are on one, so that they share its roles; the others have their own maintainer."""
+
 CLOSES_MAX = 4
 """How often a store is closed before that counts as impossible."""
 
@@ -243,6 +246,7 @@ class History:
         """Start a process."""
         process = StoreProcess(f"p{len(self.processes)}")
         process.skew_s = self.scheduler.random.uniform(-0.3, 0.3)
+        process.machine = self.scheduler.random.choice(MACHINES)
         self.processes.append(process)
         return process
 

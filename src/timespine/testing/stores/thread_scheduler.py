@@ -36,6 +36,8 @@ class VirtualProcess:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.machine = 0
+        """The machine on which it runs."""
         self.is_dead = False
         """Whether it was killed."""
         self.paused_until = 0.0
