@@ -116,7 +116,7 @@ def test_a_batch_that_comes_again_is_passed_over(store, spark, small_rows, monke
     write(frame, 0)
     foreach_batch_together(store, split, sink="shop")(frame, 0)
     # Also if nobody sees it before the commit.
-    monkeypatch.setattr("timespine.spark.stream.sink_progress.Sink.is_in", lambda *_: False)
+    monkeypatch.setattr("timespine.spark.stream.sink_progress.SinkProgress.is_in", lambda *_: False)
     write(frame, 0)
     assert histories(store) == before
     assert [done is None for _, done in told] == [False, True, True]
