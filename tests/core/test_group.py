@@ -352,7 +352,7 @@ def test_transaction_where_the_committer_is_not_registered_is_refused_by_itself(
     assert stage.scenes["a"].snapshot(1) == {"x": 1, "z": 1}
 
 
-def test_committer_that_leaves_in_the_middle_of_a_group_is_not_heard_any_more_there() -> None:
+def test_committer_that_leaves_in_the_middle_of_a_group_is_refused_from_there_on() -> None:
     stage = Stage("a", "b")
     judged = stage.commit(tx(("a", ExpireCommitter("k1"))), tx(("a", Seal(at(5)))), tx(("b", Seal(at(5)))))
     assert isinstance(judged.replies[1], Refused)
@@ -394,7 +394,7 @@ def test_older_group_of_the_committer_was_committed() -> None:
     assert stage.judge(old) == AlreadyCommittedGroup()
 
 
-def test_committer_that_is_not_registered_any_more_is_fenced_and_not_told_of_a_mismatch() -> None:
+def test_committer_that_was_removed_is_fenced_and_gets_no_mismatch() -> None:
     stage = Stage("a")
     stage.scenes["a"].do(Seal(at(9)))
     stage.scenes["a"].do(ExpireCommitter("k1"))

@@ -523,7 +523,7 @@ def test_feed_of_nothing_new_writes_nothing() -> None:
     assert [type(each) for each in stage.effects] == [Now, Scan]
 
 
-def test_feed_whose_lease_somebody_else_moved_as_far_writes_nothing() -> None:
+def test_feed_whose_lease_another_thread_moved_as_far_writes_nothing() -> None:
     stage, session, other = written()
     reader = leased(stage, session, 0)
     stage.append(other, 5, up("r4", 4))

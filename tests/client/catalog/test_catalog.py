@@ -216,7 +216,7 @@ def test_an_unknown_name_is_answered_with_those_that_there_are(place):
         store["orders"]
 
 
-def test_names_are_decoded_once_until_somebody_changes_them(place, monkeypatch):
+def test_names_are_decoded_once_until_a_process_changes_them(place, monkeypatch):
     store, other = place.open(), place.open()
     decoded = []
     monkeypatch.setattr(
@@ -513,7 +513,7 @@ def test_a_forced_drop_that_could_not_close_is_forced_by_maintenance(place, faul
     assert other._catalog.read().forced == other._catalog.read().dropped == ()
 
 
-def test_a_damaged_collection_is_dropped_by_force_and_keeps_no_other_from_being_buried(place):
+def test_a_damaged_collection_is_dropped_by_force_and_keeps_no_other_from_being_purged(place):
     store = place.open()
     for name in ("bad", "good"):
         store.create(name, key=KEY).append([{"n": 1}])
@@ -607,7 +607,7 @@ def test_a_lease_that_lapsed_does_not_keep_a_dropped_collection(place):
     assert reading is not None
 
 
-def test_two_processes_may_bury_the_same_collection_at_once(place):
+def test_two_processes_may_purge_the_same_collection_at_once(place):
     script = Script()
     store, other = place.open(script=script), place.open()
     orders = store.create("orders", key=KEY, timeline="counter")
@@ -822,7 +822,7 @@ def test_a_dropped_id_that_no_store_would_write_is_damage():
         Names(dropped=("a-1",), reserved={"a-1": 1}),
     ],
 )
-def test_ids_and_graves_that_no_store_would_write_are_damage(names):
+def test_ids_and_tombstones_that_no_store_would_write_are_damage(names):
     with pytest.raises(CorruptionError):
         decode_catalog(0, encode_catalog(names))
 
@@ -945,7 +945,7 @@ def test_a_snapshot_of_what_is_dropped_is_read_to_its_end_and_a_feed_ends(place)
 
 
 @pytest.mark.parametrize("fault", [Fault.DETERMINATE, *LOST])
-def test_a_drop_that_cannot_close_is_a_drop_all_the_same_and_maintenance_closes(place, fault):
+def test_a_drop_that_cannot_close_is_still_a_drop_and_maintenance_closes(place, fault):
     script = Script()
     store, other = place.open(script=script), place.open()
     store.create("orders", key=KEY, timeline="counter").append([{"n": 1}])

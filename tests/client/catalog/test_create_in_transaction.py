@@ -47,7 +47,7 @@ def test_what_is_created_is_there_as_a_whole_or_not_at_all_and_leaves_nothing(bi
             store = place.open(script=script, config=config)
             for operation, fault, times, skip, hook in planned:
                 script.add(operation, fault, times=times, skip=skip, hook=hook_of(hook, place, other, number))
-            outcomes.append(born(store, number))
+            outcomes.append(create_atomically(store, number))
             script.rules.clear()
             with contextlib.suppress(TimespineError):
                 store.ghosts()
@@ -73,7 +73,7 @@ def hook_of(kind, place, other, number):
     return None if kind == "none" else run
 
 
-def born(store, number):
+def create_atomically(store, number):
     """What becomes of a transaction that creates a collection and fills two."""
     try:
         tx = store.transaction()

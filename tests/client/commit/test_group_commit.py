@@ -92,7 +92,7 @@ def test_a_group_has_a_bound_and_the_rest_goes_into_the_next(place):
     assert collection.upper == Frontier.at(1 + GROUP_MAX + 2)
 
 
-def test_an_invalid_command_in_a_group_gets_its_own_error_and_disturbs_nobody(place):
+def test_an_invalid_command_in_a_group_gets_its_own_error_and_disturbs_no_other(place):
     gate = Gate(place.consensus)
     store = place.open(consensus=gate)
     collection = numbers(store)
@@ -135,7 +135,7 @@ def test_a_group_that_is_too_large_for_one_entry_is_committed_in_smaller_ones(pl
     assert rows_of(collection) == list(range(-1, 8))
 
 
-def test_whoever_interrupts_a_commit_leaves_nobody_waiting_for_ever(place):
+def test_an_interrupted_commit_leaves_no_thread_waiting_for_ever(place):
     gate = Gate(place.consensus)
     store = place.open(consensus=gate)
     collection = numbers(store)
@@ -323,7 +323,7 @@ class Slow(dict):
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-def test_a_thread_that_learns_an_old_state_late_makes_nobody_forget_a_newer_one(place, renewed):
+def test_a_thread_that_learns_an_old_state_late_does_not_replace_a_newer_one(place, renewed):
     store = place.open()
     collection = numbers(store)
     first = collection._handle.state()

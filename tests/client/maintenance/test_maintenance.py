@@ -236,7 +236,7 @@ def test_compact_leaves_one_run(place):
     orders.compact(wait=True)
 
 
-def test_compact_waits_for_somebody_else_who_is_at_work_on_it(place):
+def test_compact_waits_for_another_process_that_compacts_it(place):
     other = place.open(config=OFTEN)
     waited = []
 
@@ -369,7 +369,7 @@ def test_a_merge_that_does_not_fit_the_disk_is_skipped_remembered_and_done_later
     assert runs(orders) == 1
 
 
-def test_a_disk_whose_free_space_nobody_knows_is_no_obstacle(place):
+def test_a_disk_of_unknown_free_space_is_no_obstacle(place):
     def fail():
         raise OSError("no such thing")
 
@@ -650,21 +650,21 @@ def test_a_policy_of_the_store_is_that_of_collections_without_their_own(place):
 
 def test_a_collection_that_keeps_history_for_ever_is_exempt_from_the_policy_of_the_store(place):
     store = place.open(config=BLOBS)
-    audit, born = create(store, "audit", timeline="clock"), create(store, "born", timeline="clock", retain="for ever")
+    audit, kept = create(store, "audit", timeline="clock"), create(store, "kept", timeline="clock", retain="for ever")
     store.retain("1 hour")
     audit.retain(None)
-    first = [each.append([{"k": 1, "v": "a"}]).time for each in (audit, born)]
+    first = [each.append([{"k": 1, "v": "a"}]).time for each in (audit, kept)]
     place.clock.advance(DAY)
-    for each in (audit, born):
+    for each in (audit, kept):
         each.append([{"k": 1, "v": "b"}])
     place.open(config=BLOBS).maintain()
     store.maintain()
-    assert [audit.count(first[0]), born.count(first[1])] == [1, 1]
+    assert [audit.count(first[0]), kept.count(first[1])] == [1, 1]
     audit.retain("store")
     store.maintain()
     with pytest.raises(SinceError):
         audit.snapshot(first[0])
-    assert born.count(first[1]) == 1
+    assert kept.count(first[1]) == 1
 
 
 def test_a_collection_says_how_long_history_is_kept_and_by_which_policy(place):
@@ -734,7 +734,7 @@ def test_retention_is_held_back_by_those_who_read_and_can_be_taken_back(place):
     assert orders.since == since
 
 
-def test_a_policy_that_another_process_took_back_is_not_carried_out_any_more(place):
+def test_a_policy_that_another_process_took_back_is_no_longer_carried_out(place):
     store, other = place.open(config=BLOBS), place.open(config=BLOBS)
     orders = create(store, timeline="clock", retain="1 day")
     first = orders.append([{"k": 1, "v": "a"}]).time

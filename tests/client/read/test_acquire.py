@@ -196,7 +196,7 @@ def test_a_commit_between_the_look_and_the_wait_is_not_missed(store):
     assert waits == [], "it looked again at once"
 
 
-def test_nobody_who_commits_waits_for_a_reader_that_looks(store):
+def test_no_commit_waits_for_a_reader_that_looks_at_the_log(store):
     orders = orders_of(store)
     looking, go_on = threading.Event(), threading.Event()
 

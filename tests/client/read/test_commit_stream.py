@@ -575,7 +575,7 @@ def test_a_callback_is_called_with_every_event_in_order_by_a_thread_of_its_own(o
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), Unavailable("also no")], ids=["value", "unavailable"])
-def test_a_callback_that_raises_ends_its_listener_and_disturbs_nobody(store, orders, caplog, error):
+def test_a_callback_that_raises_ends_its_listener_and_disturbs_no_other(store, orders, caplog, error):
     calls, others = [], []
 
     def raising(event):
@@ -711,7 +711,7 @@ def test_a_store_that_is_open_for_reading_only_can_be_listened_to_and_is_not_wri
 
 
 @pytest.mark.parametrize("gone", ["log", "blob"])
-def test_whoever_only_reads_and_falls_behind_is_told_so_and_hears_no_gap(place, gone):
+def test_a_read_only_listener_that_falls_behind_gets_an_error_and_no_gap(place, gone):
     store = place.open(config=BLOBS)
     orders = made(store)
     reading = place.open(config=BLOBS, read_only=True)
@@ -736,7 +736,7 @@ def test_whoever_only_reads_and_falls_behind_is_told_so_and_hears_no_gap(place, 
         assert told(again.poll()) == [("snapshot", {(1, "x", 0): 1, (2, "x", 1): 1})]
 
 
-def test_the_snapshot_of_whoever_only_reads_is_of_a_newer_state_if_the_first_is_merged_away(place):
+def test_the_snapshot_of_a_read_only_listener_is_of_a_newer_state_if_the_first_is_merged_away(place):
     store = place.open(config=BLOBS)
     orders = made(store)
     for id in range(3):
@@ -760,7 +760,7 @@ def test_the_snapshot_of_whoever_only_reads_is_of_a_newer_state_if_the_first_is_
 
 
 @pytest.mark.parametrize("change", [{"drop": ["name"]}, {"widen": {"size": "int64"}}])
-def test_a_listener_ends_with_an_error_when_its_rows_would_not_be_the_same_rows_any_more(store, change):
+def test_a_listener_ends_with_an_error_when_its_rows_would_become_other_rows(store, change):
     things = made(store, "things", value={"name": "string", "size": "int32"})
     listener = things.listen()
     listener.poll()

@@ -170,7 +170,7 @@ def test_times_in_a_named_index_of_pandas_are_times(place):
     ids=lambda rows: "object" if type(rows) is object else repr(rows)[:22],
 )
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
-def test_nonsense_is_refused_and_changes_nothing(place, rows):
+def test_invalid_rows_are_refused_and_change_nothing(place, rows):
     store = place.open()
     orders = create(store)
     orders.append(ROWS)
@@ -350,7 +350,7 @@ def test_rows_that_come_too_late_are_refused_and_leave_nothing(place, config):
 
 
 @BOTH
-def test_rows_that_are_late_because_somebody_else_was_first_are_refused_and_leave_nothing(place, config):
+def test_rows_that_another_process_made_late_are_refused_and_leave_nothing(place, config):
     store, other = place.open(config=config), place.open(config=config)
     orders = create(store)
     orders.append(ROWS, at=5)

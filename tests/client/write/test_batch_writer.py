@@ -442,7 +442,7 @@ def test_a_batch_under_a_schema_that_this_process_has_not_seen_yet_is_appended(p
     assert [row["n"] for row in theirs.snapshot().to_pylist()] == [1]
 
 
-def test_a_batch_under_a_schema_that_nobody_has_is_refused(place):
+def test_a_batch_under_an_unknown_schema_is_refused(place):
     numbers = create(place.open())
     writer = numbers.writer()
     batch = built(numbers, writer, [1], 0, 1)

@@ -494,7 +494,7 @@ def test_rows_without_key_columns_that_are_nested_cannot_be_named(place):
     [{"k": 1, "x": 2}, [{"k": 1, "_diff": 1}], {"k": [1], "K": [2]}, pa.table({"k": [1], "x": [2]})],
     ids=["dict", "dicts", "columns", "table"],
 )
-def test_keys_with_columns_that_nobody_has_are_refused(place, keys):
+def test_keys_with_unknown_columns_are_refused(place, keys):
     orders = create(place.open())
     orders.append([row(1)])
     for use in (orders.lookup, orders.delete):

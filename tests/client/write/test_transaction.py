@@ -366,7 +366,7 @@ def test_transactions_of_many_threads_and_processes_are_seen_whole_at_every_time
     assert len(rows(stores[0]["orders"])) == 18
 
 
-def test_a_transaction_that_is_refused_in_a_group_disturbs_nobody_and_knows_where_it_was_judged(place):
+def test_a_transaction_that_is_refused_in_a_group_disturbs_no_other_and_names_its_state(place):
     gate = Gate(place.consensus)
     store = place.open(consensus=gate)
     orders, items = pair(store)
@@ -465,7 +465,7 @@ def test_more_collections_than_one_commit_takes_are_advanced_and_left(place, mon
     assert not any(other[name]._handle.state().writers for name in names)
 
 
-def test_what_was_buried_is_forgotten(place):
+def test_purged_collections_are_forgotten(place):
     store = place.open()
     for _ in range(5):
         create(store, "temporary", replace=True).append([row(1)])
@@ -505,7 +505,7 @@ def test_a_transaction_of_nothing_but_what_it_relies_on_is_checked_too(place):
         tx.expect("orders", 99)
 
 
-def test_a_handle_is_read_itself_whatever_it_is_called_by_now(place):
+def test_a_handle_is_read_by_its_id_also_after_a_rename(place):
     store, other = place.open(), place.open()
     orders = create(store)
     orders.append([row(1)])
@@ -636,7 +636,7 @@ def test_what_is_not_created_yet_is_written_to_by_its_transaction_alone(place):
     assert audit.id not in place.consensus.list_keys()
 
 
-def test_a_name_that_is_taken_is_refused_at_once_or_when_somebody_else_was_first(place):
+def test_a_name_that_is_taken_is_refused_at_once_or_when_another_process_was_first(place):
     script = Script()
     store, other = place.open(script=script), place.open()
     create(store)
@@ -736,7 +736,7 @@ def dies_when_it_commits(place):
     for id in (audit.id, other.id):
         script.add("put", Fault.NONE, key=f"{id}/")
     script.add("compare_and_set", Fault.NONE, key=audit.id, hook=die)
-    tx._nursery.close = lambda: None  # nobody is there to do it
+    tx._pending.close = lambda: None  # nobody is there to do it
     with pytest.raises(KeyboardInterrupt):
         tx.commit()
     assert script.is_done
@@ -872,7 +872,7 @@ def test_what_was_announced_is_there_or_goes_at_once(place, fault):
     assert store._catalog.read().dropped == ()
 
 
-def test_what_is_born_is_never_announced_whoever_writes_to_it_first(place):
+def test_a_created_collection_has_no_reservation_after_the_first_commit_to_it(place):
     """It would be in the catalog twice, as what is there and as what is given up some day."""
     store = place.open(config=BLOBS)
     told = []
@@ -893,13 +893,13 @@ def test_what_is_born_is_never_announced_whoever_writes_to_it_first(place):
 
 
 @pytest.mark.parametrize("ends", [Indeterminate, KeyboardInterrupt])
-def test_what_was_born_in_doubt_is_not_announced_either(place, ends):
+def test_a_collection_created_in_doubt_has_no_reservation_either(place, ends):
     """It is in, its transaction is not told so, and another thread writes to it before anybody cleans up."""
     script = Script()
     store = place.open(script=script, config=BLOBS)
     tx = store.transaction()
     audit = tx.create("audit", **SHAPE)
-    after = tx._nursery.close
+    after = tx._pending.close
 
     def close():
         script.rules.clear()
@@ -910,7 +910,7 @@ def test_what_was_born_in_doubt_is_not_announced_either(place, ends):
             store["audit"].append([row(1)])
         after()
 
-    tx._nursery.close = close
+    tx._pending.close = close
     script.add("compare_and_set", Fault.INDETERMINATE_DONE, key=audit.id)
     script.add("compare_and_set", Fault.INDETERMINATE_NOT, key=audit.id, times=50)
     if ends is KeyboardInterrupt:
@@ -967,7 +967,7 @@ def test_an_announcement_that_is_in_doubt_is_a_transaction_that_surely_did_not_h
     assert store.names() == []
 
 
-def test_a_process_never_creates_the_log_of_what_is_not_born_while_it_maintains_the_store(place):
+def test_maintenance_never_creates_the_log_of_a_pending_collection(place):
     script = Script()
     store = place.open(script=script, config=BLOBS)
 
@@ -982,7 +982,7 @@ def test_a_process_never_creates_the_log_of_what_is_not_born_while_it_maintains_
     assert (place.consensus.list_keys(), place.blobs()) == (["catalog"], [])
 
 
-def test_a_process_says_goodbye_also_if_it_was_renewed_while_something_was_not_born(place):
+def test_a_process_removes_its_ids_also_if_they_were_renewed_beside_a_pending_collection(place):
     script = Script()
     store, other = place.open(script=script, config=BLOBS), place.open()
     orders = create(store)
@@ -1009,7 +1009,7 @@ def test_a_process_says_goodbye_also_if_it_was_renewed_while_something_was_not_b
 # Nonsense.
 
 
-def test_nonsense_is_refused(place):
+def test_invalid_arguments_of_transactions_are_refused(place):
     store = place.open()
     orders = create(store)
     with store.transaction() as tx:

@@ -75,7 +75,7 @@ def test_minimum_and_maximum_time_of_a_write_are_known_whatever_the_order_of_its
     assert (batch.lower, batch.max) == (Frontier.at(2), (3,))
 
 
-def test_writes_are_numbered_without_gaps_whoever_writes(place):
+def test_writes_of_all_writers_are_numbered_without_gaps(place):
     stores = [place.open() for _ in range(3)]
     create(stores[0])
     in_threads(*(lambda store=store: [store["orders"].write([row(1, 9)]) for _ in range(5)] for store in stores))
@@ -112,7 +112,7 @@ def test_a_write_below_the_upper_is_refused_and_at_the_upper_taken(place):
     assert orders.write([row(2, 2)]).number == 0
 
 
-def test_a_write_that_is_too_late_since_somebody_else_sealed_is_refused(place):
+def test_a_write_that_is_late_since_another_process_sealed_is_refused(place):
     orders, other = create(place.open()), place.open()["orders"]
     assert orders.upper == Frontier.at(0)
     other.seal(5)

@@ -101,7 +101,7 @@ def test_commit_on_the_newest_state_costs_one_clock_reading_and_one_compare_and_
     assert session.state("c") == stage.head()
 
 
-def test_compare_and_set_lost_to_somebody_else_is_judged_again_without_reading_or_writing_data() -> None:
+def test_lost_compare_and_set_is_judged_again_without_reading_or_writing_data() -> None:
     stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
     stage.before(CompareAndSet, lambda: stage.disturb(other))
@@ -480,7 +480,7 @@ def test_lost_reply_is_resolved_by_the_recorded_group_even_after_the_log_was_cut
     stage.agree()
 
 
-def test_group_whose_slot_somebody_else_took_is_judged_again() -> None:
+def test_group_whose_slot_another_process_took_is_judged_again() -> None:
     stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
     stage.fail(CompareAndSet, Fault.NOT_DONE)
@@ -585,7 +585,7 @@ def test_group_reported_as_lost_is_found_though_its_committer_was_expired_where_
     assert stage.head("c").upper == at(3)
 
 
-def test_group_reported_as_lost_is_in_doubt_if_nothing_tells_any_more() -> None:
+def test_group_reported_as_lost_is_in_doubt_if_the_log_was_cut() -> None:
     stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
     stage.fail(CompareAndSet, Fault.MISREPORTED)
@@ -844,7 +844,7 @@ def test_committer_that_removes_itself_by_its_own_clock_is_told_so(fault: Fault)
     assert not stage.head().committers
 
 
-def test_group_that_somebody_else_committed_under_the_same_name_is_fenced() -> None:
+def test_group_that_another_process_committed_under_the_same_name_is_fenced() -> None:
     stage = ProtocolHarness()
     session = stage.session()
     twin = Session(session.committer, stage.fresh("w"), CONFIG)
@@ -978,24 +978,24 @@ def test_a_batch_of_a_sink_that_is_in_is_an_error_of_its_own() -> None:
         raise_refusal(Refused(AlreadyCommitted(7), ()))
 
 
-# Collections that are born with a group.
+# Collections that a group creates.
 
 
 NAMES = encode_state(new_state("names"))
 """The entry of another log that appears with it."""
 
 
-def born(session: Session, *, head: int | None = None) -> Any:
+def create_in_group(session: Session, *, head: int | None = None) -> Any:
     """Create a collection `n` together with an entry of another log, and an append to `c`."""
     session.states["n"] = with_session_registered(pending_state(new_state("n")), session, 0)
     commands = (("n", AddSchema(None, b"s")), ("n", Seal(at(5))), ("c", Seal(at(3))))
     return commit_transactions(session, CommandTransaction(commands), extra_writes=(("names", head, NAMES),))
 
 
-def test_collection_is_born_together_with_its_name_and_what_else_was_committed() -> None:
+def test_collection_is_created_together_with_its_name_and_the_rest_of_the_commit() -> None:
     stage = ProtocolHarness()
     session = stage.session()
-    stage.run(born(session))
+    stage.run(create_in_group(session))
     assert len(stage.of(CompareAndSet)) == 1
     other = stage.session()
     state = stage.run(refresh_state(other, "n"))
@@ -1006,21 +1006,21 @@ def test_collection_is_born_together_with_its_name_and_what_else_was_committed()
     assert stage.run(refresh_state(other, "n")) == session.state("n")
 
 
-def test_nothing_is_born_beside_a_head_that_has_moved() -> None:
+def test_nothing_is_created_beside_a_head_that_has_moved() -> None:
     stage = ProtocolHarness()
     session = stage.session()
-    stage.run(born(session))
+    stage.run(create_in_group(session))
     before = stage.head()
     with pytest.raises(SideLogMoved):
-        stage.run(born(session))
+        stage.run(create_in_group(session))
     assert stage.head() == before
 
 
-def test_nothing_is_born_if_the_transaction_is_refused() -> None:
+def test_nothing_is_created_if_the_transaction_is_refused() -> None:
     stage = ProtocolHarness()
     session = stage.session()
     stage.run(commit(session, "c", Seal(at(4))))
-    (reply,) = stage.run(born(session))
+    (reply,) = stage.run(create_in_group(session))
     assert isinstance(reply, Refused)
     assert stage.run(refresh_state(stage.session(), "n")) is None
 
@@ -1030,24 +1030,24 @@ def test_birth_whose_reply_was_lost_happens_once(fault: Fault) -> None:
     stage = ProtocolHarness()
     session = stage.session()
     stage.fail(CompareAndSet, fault)
-    stage.run(born(session))
+    stage.run(create_in_group(session))
     state = stage.run(refresh_state(session, "n"))
     assert state is not None
     assert (state.seqno, state.upper) == (0, at(5))
     assert stage.head().upper == at(3)
 
 
-def test_collection_that_was_to_be_born_tells_that_its_group_is_not_in() -> None:
+def test_missing_pending_collection_shows_that_its_group_is_not_committed() -> None:
     stage = ProtocolHarness()
     session = stage.session()
 
-    def somebody_else() -> Any:
+    def another_process() -> Any:
         yield CompareAndSet((("names", None, NAMES),))
 
     stage.fail(CompareAndSet, Fault.NOT_DONE)
-    stage.before(CompareAndSet, lambda: stage.run(somebody_else()), nth=2)
+    stage.before(CompareAndSet, lambda: stage.run(another_process()), nth=2)
     with pytest.raises(SideLogMoved):
-        stage.run(born(session))
+        stage.run(create_in_group(session))
     assert session.frozen is None
     assert stage.run(refresh_state(stage.session(), "n")) is None
     assert stage.head().upper == at(0)

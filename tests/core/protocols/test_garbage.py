@@ -602,7 +602,7 @@ def test_collection_gives_up_when_storage_stays_away_and_the_next_one_finishes(k
 # The sweep.
 
 
-def test_blob_of_a_writer_that_is_gone_and_that_nobody_refers_to_is_swept() -> None:
+def test_unreferenced_blob_of_a_writer_that_is_gone_is_swept() -> None:
     stage, session, other = opened()
     leaked = [stage.run(put_part(other, "c", data_of([up("x", 0)]))).key for _ in range(3)]
     stage.append(other, 1, up("a", 0))

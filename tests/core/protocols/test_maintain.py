@@ -133,7 +133,7 @@ def test_smallest_merge_comes_first() -> None:
     assert effect.request.id == small
 
 
-def test_merge_that_somebody_else_claimed_is_left_alone_until_the_claim_lapses() -> None:
+def test_merge_that_another_process_claimed_is_left_alone_until_the_claim_lapses() -> None:
     stage, session, other = asked_for_a_merge()
     (request,) = stage.head().trace.requests()
     stage.commit(other, ClaimMerge(request.id, "m99", CONFIG.claim_ms))
@@ -146,7 +146,7 @@ def test_merge_that_somebody_else_claimed_is_left_alone_until_the_claim_lapses()
     assert stage.run(merge_once(session, "c")) is MergeApplication.EXACT
 
 
-def test_merge_that_somebody_else_claims_first_is_left_to_them() -> None:
+def test_merge_that_another_process_claims_first_is_left_to_it() -> None:
     stage, session, other = asked_for_a_merge()
     (request,) = stage.head().trace.requests()
     claim = ClaimMerge(request.id, "m99", CONFIG.claim_ms)
@@ -157,7 +157,7 @@ def test_merge_that_somebody_else_claims_first_is_left_to_them() -> None:
     assert stage.head().claims[request.id].claimant == "m99"
 
 
-def test_merge_that_somebody_else_finishes_first_is_not_begun() -> None:
+def test_merge_that_another_process_finishes_first_is_not_begun() -> None:
     stage, session, other = asked_for_a_merge()
     stage.before(CompareAndSet, lambda: stage.run(merge_once(other, "c")))
     assert stage.run(merge_once(session, "c")) is None
@@ -165,7 +165,7 @@ def test_merge_that_somebody_else_finishes_first_is_not_begun() -> None:
     assert mergers(stage) == []
 
 
-def test_named_merge_is_begun_though_it_came_to_nothing_before_but_not_while_somebody_is_at_work() -> None:
+def test_named_merge_is_begun_though_it_failed_before_but_not_while_another_process_claims_it() -> None:
     stage, session, other = asked_for_a_merge()
     (request,) = stage.head().trace.requests()
     stage.commit(other, RegisterWriter("m99", CONFIG.writer_lease_ms), ClaimMerge(request.id, "m99", CONFIG.claim_ms))
@@ -283,7 +283,7 @@ def test_error_of_the_engine_that_is_none_of_ours_is_passed_on() -> None:
     assert "merges failed" not in session.counters
 
 
-def test_result_that_somebody_else_gave_first_is_just_as_good() -> None:
+def test_result_that_another_process_gave_first_is_just_as_good() -> None:
     stage, session, other = asked_for_a_merge()
 
     def faster() -> None:
@@ -297,7 +297,7 @@ def test_result_that_somebody_else_gave_first_is_just_as_good() -> None:
     stage.agree()
 
 
-def test_result_that_does_not_fit_any_more_is_dropped_and_deletes_only_its_own_blobs() -> None:
+def test_result_that_no_longer_fits_is_dropped_and_deletes_only_its_own_blobs() -> None:
     stage, session, other = asked_for_a_merge()
     untouched = list(stage.head().keys())[-1]
 
@@ -484,7 +484,7 @@ def test_merge_of_a_named_request_leaves_all_others_as_they_are() -> None:
     stage.agree()
 
 
-def test_merge_is_in_nobodys_way() -> None:
+def test_merge_holds_up_no_append() -> None:
     stage, session, other = asked_for_a_merge()
     stage.before(CompareAndSet, lambda: stage.append(other, 5, up("r4", 4)), nth=2)
     assert stage.run(merge_once(session, "c")) is MergeApplication.EXACT
@@ -660,7 +660,7 @@ def test_tidying_drains_what_is_sealed_and_evicts_what_is_drained() -> None:
     stage.agree()
 
 
-def test_tidying_twice_or_by_somebody_else_changes_nothing() -> None:
+def test_tidying_twice_or_by_another_process_changes_nothing() -> None:
     stage = ProtocolHarness()
     other, session = stage.session(), stage.session()
     stage.run(write_data(session, "c", data_of([up("a", 0)]), at(0), (0,)))
@@ -796,7 +796,7 @@ def test_closed_and_released_collection_becomes_a_tombstone() -> None:
     assert stage.run(finalize_if_released(session, "c")) is True  # it is one
 
 
-def test_collection_that_somebody_may_still_write_or_read_is_not_finalized() -> None:
+def test_collection_that_has_writers_or_readers_is_not_finalized() -> None:
     stage = ProtocolHarness()
     session = stage.session()
     assert stage.run(finalize_if_released(session, "c")) is False

@@ -63,7 +63,7 @@ def test_claim_of_another_is_respected_until_its_term_is_over() -> None:
     assert scene.state.claims[request.id].claimant == "m2"
 
 
-def test_claim_of_somebody_who_has_left_may_be_taken_over() -> None:
+def test_claim_of_a_process_that_has_left_may_be_taken_over() -> None:
     scene, request = fueled()
     scene.do(ClaimMerge(request.id, "m1", 300))
     scene.do(ExpireWriter("m1"))
@@ -93,7 +93,7 @@ def test_claim_with_a_bad_name_or_term_is_a_usage_error(claimant: Any, term_ms: 
     assert isinstance(scene.declined(ClaimMerge(request.id, claimant, term_ms)), UsageError)
 
 
-def test_claim_keeps_nobody_from_applying_a_result() -> None:
+def test_claim_keeps_no_process_from_applying_a_result() -> None:
     scene, request = fueled()
     scene.do(ClaimMerge(request.id, "m2", TERM_MS))
     assert scene.do(ApplyMerge(scene.merged(request), "m1")) is MergeApplication.EXACT

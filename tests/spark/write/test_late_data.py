@@ -226,7 +226,7 @@ def test_a_commit_that_fails_leaves_nothing_and_the_batch_goes_in_when_it_comes_
 
 
 @BOTH
-def test_a_batch_without_rows_is_noted_all_the_same(events, spark, small_rows):
+def test_a_batch_without_rows_is_recorded_too(events, spark, small_rows):
     write = foreach_batch(events, sink="s", times="t", seal="max", late="drop")
     write(batch(spark), 0)
     assert events._handle.state().sinks == {"s": 0}
