@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from assertions import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_store import BLOBS, QUICK, MemoryStore, Script
@@ -36,7 +37,7 @@ rules = st.lists(
 
 
 @given(births=st.lists(st.tuples(rules, st.booleans()), min_size=1, max_size=4), config=st.sampled_from([QUICK, BLOBS]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_is_created_is_there_as_a_whole_or_not_at_all_and_leaves_nothing(births, config):
     with MemoryStore() as place:
         other = place.open(config=config)
