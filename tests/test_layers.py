@@ -134,6 +134,12 @@ def test_no_folder_has_more_files_than_a_reader_takes_in_at_a_glance():
         assert len(files) <= 16, folder.relative_to(ROOT)
 
 
+def test_no_file_has_more_lines_than_one_idea_takes():
+    tests = Path(__file__).parent
+    for path in (*ROOT.rglob("*.py"), *tests.rglob("test_*.py")):
+        assert len(path.read_text().splitlines()) <= 500, path
+
+
 def test_every_folder_is_a_known_layer():
     folders = {path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("*/*.py")}
     assert folders == set(ALLOWED)

@@ -79,7 +79,7 @@ def test_a_name_that_is_not_there(original, verb, name):
         (("one", "too", "many"), 2, "timespine snapshot --help"),
     ],
 )
-def test_nonsense_is_answered_in_one_line(original, args, code, says):
+def test_invalid_arguments_are_answered_in_one_line(original, args, code, says):
     assert says in failure("snapshot", original, "orders", *args, code=code)
 
 

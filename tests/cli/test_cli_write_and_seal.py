@@ -38,7 +38,7 @@ def test_rows_are_durable_at_once_and_seen_when_their_time_is_sealed(events):
     assert run("seal", events, "events", "--at", 8).stdout == "events is complete below 8\n"
 
 
-def test_times_are_those_of_the_rows_of_one_more_column_or_all_the_same(events, tmp_path):
+def test_times_come_from_the_rows_or_from_one_more_column_or_are_one_for_all(events, tmp_path):
     write(events, '{"id": 1, "_time": 6}\n')
     write(events, '{"id": 2, "at": 7}\n', "--time-column", "at")
     write(events, '{"id": 3}\n', "--at", 8)

@@ -135,7 +135,7 @@ def test_closing_twice_is_fine_also_by_many_threads_at_once(place):
 # What waits.
 
 
-def test_whoever_appends_while_the_store_is_closed_has_either_succeeded_for_good_or_is_told(place):
+def test_an_append_while_the_store_is_closed_has_either_succeeded_for_good_or_raises(place):
     gate = Gate(place.consensus)
     store = place.open(consensus=gate)
     orders = create(store)

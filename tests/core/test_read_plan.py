@@ -280,9 +280,7 @@ def test_only_parts_that_may_have_such_updates_are_read(scene: StateHarness) -> 
 
 
 @pytest.mark.parametrize("tidying", [[], [Drain()], [Drain(), Evict()], [Drain(), Trim(2)]])
-def test_an_update_that_is_sealed_is_not_unsealed_any_more_drained_or_not(
-    scene: StateHarness, tidying: list[Any]
-) -> None:
+def test_a_sealed_update_is_no_longer_unsealed_drained_or_not(scene: StateHarness, tidying: list[Any]) -> None:
     scene.write(up("b", 5), up("b", 9))
     scene.do(Seal(at(6)))
     for command in tidying:

@@ -57,7 +57,7 @@ class Worker:
 
 
 @pytest.mark.slow
-def test_what_was_acknowledged_survives_kills_of_everybody(tmp_path):
+def test_acknowledged_commits_survive_kills_of_all_processes(tmp_path):
     with ts.open(tmp_path, maintenance=False, config=CONFIG) as store:
         store.create("orders", key={"id": "string"}, value={"n": "int64"}, timeline="counter")
         store.create("counters", key={"k": "int64"}, value={"by": "int64", "n": "int64"}, timeline="counter")

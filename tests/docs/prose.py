@@ -15,6 +15,12 @@ ROOT = Path(__file__).parents[2]
 
 WORDS = ("whoever", "somebody", "nobody", "all the same", "so many", "any more", "by now")
 DISCOURAGED = re.compile(r"\b(?:" + "|".join(word.replace(" ", r"\s+(?:#\s+)?") for word in WORDS) + r")\b", re.I)
+METAPHORS = ("born", "unborn", "bury", "buried", "grave", "graves", "goodbye", "nonsense", "nursery")
+NAMES = re.compile(
+    r"(?:^|_)(?:" + "|".join((*(word.replace(" ", "_") for word in WORDS), *METAPHORS)) + r")(?:_|$)", re.I
+)
+"""The same words, and metaphors, in the names of functions and classes, tests included."""
+
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 """A block of code or output in a document. Its words are those of a source, which is counted itself."""
 
@@ -37,6 +43,13 @@ def words_in(path: Path) -> list[tuple[int, str]]:
     if path.suffix == ".md":
         text = BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)
     return discouraged(text)
+
+
+def name_faults(source: str) -> list[tuple[int, str]]:
+    """Find functions and classes whose name has a discouraged word, each with its line."""
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
+    return [(node.lineno, f"the name {node.name} has a discouraged word") for node in nodes if NAMES.search(node.name)]
 
 
 def docstring_faults(source: str) -> list[tuple[int, str]]:
@@ -72,6 +85,10 @@ def problems() -> list[str]:
         found.extend(f"{name}:{line}: {word!r} is discouraged" for line, word in words_in(path))
         if path.suffix == ".py":
             found.extend(f"{name}:{line}: {fault}" for line, fault in docstring_faults(path.read_text()))
+    for folder in ("src", "tests", "bench", "examples"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = path.relative_to(ROOT)
+            found.extend(f"{name}:{line}: {fault}" for line, fault in name_faults(path.read_text()))
     return found
 
 

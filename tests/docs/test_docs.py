@@ -129,6 +129,13 @@ def names_of_code():
     return classes, members
 
 
+def test_every_file_of_tests_that_a_comment_names_exists():
+    there = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    for path in (*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")):
+        for name in re.findall(r"\btest_\w+\.py", path.read_text()):
+            assert name in there, f"{path.relative_to(ROOT)} names {name}"
+
+
 def test_every_page_can_be_found_from_the_readme():
     found, waiting = set(), [ROOT / "README.md"]
     while waiting:

@@ -30,5 +30,13 @@ def plain(): ...
     ]
 
 
+def test_names_of_functions_and_classes_are_checked_too():
+    source = "def test_nobody_waits(): ...\nclass Reborn: ...\ndef test_no_thread_waits():\n    def bury(): ...\n"
+    assert prose.name_faults(source) == [
+        (1, "the name test_nobody_waits has a discouraged word"),
+        (4, "the name bury has a discouraged word"),
+    ]
+
+
 def test_documents_and_sources_pass():
     assert prose.problems() == []

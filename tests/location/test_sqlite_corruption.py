@@ -64,7 +64,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path, conten
     assert path.read_bytes() == content
 
 
-def test_a_database_of_somebody_else_is_refused_and_left_alone(path: Path) -> None:
+def test_a_database_of_another_program_is_refused_and_left_alone(path: Path) -> None:
     tamper(path, "CREATE TABLE entries (key, seqno, data)")
     before = path.read_bytes()
     with pytest.raises(CorruptionError):

@@ -60,7 +60,7 @@ def test_what_others_commit_is_seen_while_they_have_the_file_open_and_after(writ
         assert log.head("b") == LogEntry(1, b"new")
 
 
-def test_what_is_committed_between_two_reads_by_somebody_who_is_gone_again_is_seen(written: Path) -> None:
+def test_a_commit_between_two_reads_by_a_process_that_has_ended_is_seen(written: Path) -> None:
     with reading(written) as log:
         for expected in range(2, 6):
             append(written, "a", expected)
@@ -106,7 +106,7 @@ def test_a_log_that_a_crash_left_behind_is_read_too(written: Path, tmp_path: Pat
         assert log.head("b") == LogEntry(0, b"0")
 
 
-def test_damage_is_damage_when_nobody_writes(written: Path) -> None:
+def test_damage_is_found_without_a_writer(written: Path) -> None:
     data = written.read_bytes()
     written.write_bytes(data[: len(data) // 2])
     with pytest.raises(CorruptionError), reading(written):

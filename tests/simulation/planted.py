@@ -313,7 +313,7 @@ def append_next_tells_the_time_that_was_asked_for() -> Iterator[None]:
 
 
 @bug
-def append_next_loses_to_whoever_sealed_its_time() -> Iterator[None]:
+def append_next_loses_to_the_writer_that_sealed_its_time() -> Iterator[None]:
     real = TRANSITIONS[AppendNext]
 
     def append_next(state, command, now_ms):

@@ -150,7 +150,7 @@ def a_commit_in_doubt_is_tried_once_more() -> Iterator[None]:
 
 @in_stores
 @bug
-def blobs_are_put_under_a_writer_that_nobody_registered() -> Iterator[None]:
+def blobs_are_put_under_an_unregistered_writer() -> Iterator[None]:
     def writer(self, collection):
         real(self, collection)
         return fresh_id("w")

@@ -79,7 +79,7 @@ def commands_of_a_transaction_do_not_see_each_other() -> Iterator[None]:
 
 @in_streams
 @bug
-def an_upper_that_moved_on_satisfies_whoever_relied_on_it() -> Iterator[None]:
+def an_upper_that_moved_on_satisfies_a_transaction_that_relied_on_it() -> Iterator[None]:
     real = group_module._evaluate_transaction
 
     def judge(current, transaction, group, now_ms):

@@ -65,7 +65,7 @@ def test_a_violation_is_reported_with_its_seed_and_a_shrunken_trace(capsys):
 
 
 @pytest.mark.parametrize("wrong", [["--histories", "0"], ["--jobs", "0"], ["--ops", "-1"], ["--seed", "-1"]])
-def test_the_command_refuses_nonsense(wrong, capsys):
+def test_the_command_refuses_invalid_arguments(wrong, capsys):
     with pytest.raises(SystemExit) as stopped:
         simulate.main(wrong)
     assert stopped.value.code == 2

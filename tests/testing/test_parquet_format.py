@@ -127,7 +127,7 @@ def test_a_row_with_a_value_in_a_column_that_a_writer_does_not_know_is_not_retra
     assert format.retractable(["a", "b", "c"], new) == ["a", "b", "c"]
 
 
-def test_a_row_holds_the_same_whoever_writes_it_and_defaults_in_columns_that_came_later():
+def test_a_row_holds_the_same_from_every_writer_and_defaults_in_columns_that_came_later():
     format = ParquetFormat()
     old = state_of(format, schemas=1)
     new = with_column(old, "late", "int32", 7)

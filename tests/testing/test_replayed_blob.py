@@ -100,7 +100,7 @@ def test_what_comes_after_a_failure_that_was_not_foreseen_never_happened():
         protocol.send(None)
 
 
-def test_whoever_cleans_up_when_the_work_is_stopped_is_not_heard():
+def test_effects_of_cleanup_after_the_work_is_stopped_are_not_performed():
     def work(blob):
         blob.put("c/w/p", b"x")
         try:

@@ -5,15 +5,17 @@ transaction: rows become part of a collection in no other way. tests/test_layers
 else of the client.
 
     handles      CollectionHandle, handle_of; fresh_id makes ids, is_spark_frame tells a DataFrame
+    catalog      open_or_create, undo_create: a write that fails leaves no collection that it has created
     times        TimeLike, FrontierLike, parse_duration_ms, unwrap_time: as callers give them;
                  milliseconds, with_times: in a column
     reads        ReadOptions, open_snapshot, open_changes, open_updates give Rows, Snapshot, Changes, Updates over a
                  LeasedState; Hold says how it is leased; CriticalHold, take_critical keep history for a stream;
-                 repeated, with_images, BATCH_ROWS and the kinds of changes shape what workers read
+                 repeat_by_diff, with_images, BATCH_ROWS and the kinds of changes shape what workers read
     preparing    PreparedRows; refuse_missing, upper_after, LATE, REFUSE, apply_late_policy, late_rows_error
     staging      Runs, flush_inline, count_appended, count_late; did_not_commit: may blobs be deleted after this error?
     deltas       read_current gives CurrentRows; Compute makes a Look, that a RowDelta, by Grain; PendingDelta follows
-                 other commits; delta_of, at_time, negated, keys_of, restricted; upsert, delete and replace as deltas
+                 other commits; delta_of, at_time, negate_diffs, parse_keys, restrict_columns; upsert_delta,
+                 delete_keys_delta, replace_delta
     appends      AppendTime, append_time, append_runs_step, time_range: runs of workers; append_step: rows
     steps        Step, FlushesRuns, AppendStep, DeltaStep, DependsOnRead, UnsealedWriteStep, CommandStep;
                  unsealed_seen_by
@@ -22,7 +24,8 @@ else of the client.
 
 from __future__ import annotations
 
-from timespine.client.collection import handle_of
+from timespine.client.catalog.create import Definition
+from timespine.client.collection import Collection, handle_of
 from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.context import CollectionHandle
 from timespine.client.read.acquire import Hold
@@ -98,6 +101,16 @@ def read_schema_of(rows: Rows) -> Schema:
     return rows._collection_schema
 
 
+def open_or_create(store: Store, name: str, schema: Schema) -> tuple[Collection, bool]:
+    """Open a collection, or create it with a schema; return whether it is new, so that a failed write can undo it."""
+    return store._create(name, Definition(schema, "clock", None, None), replace=False, if_exists="open")
+
+
+def undo_create(store: Store, id: str, name: str) -> bool:
+    """Remove a collection that a failed write has created, unless it has updates; return whether it is gone."""
+    return store._drop_service.undo_create(id, name)
+
+
 def merge_engine_of(store: Store) -> Engine:
     """Return the engine that merges batches of a store."""
     return store._engine
@@ -163,6 +176,7 @@ __all__ = [
     "milliseconds",
     "negate_diffs",
     "open_changes",
+    "open_or_create",
     "open_snapshot",
     "open_updates",
     "parse_duration_ms",
@@ -177,6 +191,7 @@ __all__ = [
     "slices_of",
     "take_critical",
     "time_range",
+    "undo_create",
     "unsealed_seen_by",
     "untouched_parts_of",
     "unwrap_time",

@@ -20,7 +20,7 @@ from timespine.spark.read.read_plan import plan_read, read_schema
 from timespine.spark.read.read_task import read_partition
 from timespine.spark.read.stream_reader import FeedReader
 from timespine.spark.store_cache import collection_of
-from timespine.spark.write.data_source_writer import BatchSink, StreamSink, check_sink, sink_writer
+from timespine.spark.write.data_source_writer import BatchSink, StreamSink, batch_sink, stream_sink
 
 
 class TimespineSource(DataSource):
@@ -47,13 +47,11 @@ class TimespineSource(DataSource):
 
     @raises_plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
-        return BatchSink(*sink_writer(Options(self.options, WRITE), schema, overwrite=overwrite, creates=True))
+        return batch_sink(Options(self.options, WRITE), schema, overwrite=overwrite)
 
     @raises_plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
-        options = Options(self.options, STREAM_WRITE)
-        check_sink(options)
-        return StreamSink(*sink_writer(options, schema, overwrite=overwrite))
+        return stream_sink(Options(self.options, STREAM_WRITE), schema, overwrite=overwrite)
 
 
 class TimespineReader(DataSourceReader):

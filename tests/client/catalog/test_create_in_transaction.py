@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from assertions import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_store import BLOBS, QUICK, MemoryStore, Script
@@ -36,7 +37,7 @@ rules = st.lists(
 
 
 @given(births=st.lists(st.tuples(rules, st.booleans()), min_size=1, max_size=4), config=st.sampled_from([QUICK, BLOBS]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_is_created_is_there_as_a_whole_or_not_at_all_and_leaves_nothing(births, config):
     with MemoryStore() as place:
         other = place.open(config=config)
@@ -47,7 +48,7 @@ def test_what_is_created_is_there_as_a_whole_or_not_at_all_and_leaves_nothing(bi
             store = place.open(script=script, config=config)
             for operation, fault, times, skip, hook in planned:
                 script.add(operation, fault, times=times, skip=skip, hook=hook_of(hook, place, other, number))
-            outcomes.append(born(store, number))
+            outcomes.append(create_atomically(store, number))
             script.rules.clear()
             with contextlib.suppress(TimespineError):
                 store.ghosts()
@@ -73,7 +74,7 @@ def hook_of(kind, place, other, number):
     return None if kind == "none" else run
 
 
-def born(store, number):
+def create_atomically(store, number):
     """What becomes of a transaction that creates a collection and fills two."""
     try:
         tx = store.transaction()

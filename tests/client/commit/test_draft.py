@@ -80,7 +80,7 @@ def test_large_values_are_stored_by_the_thread_that_brought_them(place, gate, mo
     assert place.open().vacuum().blobs == []
 
 
-def test_error_while_drafts_are_staged_is_told_to_all_of_them_and_to_nobody_else(place, gate, monkeypatch):
+def test_error_while_drafts_are_staged_is_raised_for_these_drafts_only(place, gate, monkeypatch):
     store = place.open(consensus=gate)
     items, others = create(store), create(store, "others")
 

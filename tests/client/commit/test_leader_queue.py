@@ -64,7 +64,7 @@ def test_what_waits_is_done_together_and_each_gets_its_own_answer():
     assert crowd.work.groups == [["a"], ["b", "c", "d"]]
 
 
-def test_a_lone_caller_leads_and_waits_for_nobody():
+def test_a_lone_caller_leads_and_does_not_wait():
     line, work = LeaderQueue(), Work()
     work.free.set()
     assert [line.offer(each, work) for each in "ab"] == ["a", "b"]
@@ -78,7 +78,7 @@ def test_a_group_has_a_bound_and_the_next_in_line_leads_the_rest(monkeypatch):
     assert crowd.work.groups == [["a"], ["b", "c"], ["d", "e"]]
 
 
-def test_an_error_of_whoever_leads_is_told_to_it_and_the_others_do_not_know():
+def test_an_error_of_the_leader_is_raised_for_it_and_in_doubt_for_the_others():
     crowd = Crowd("abc")
     crowd.work.raises[1] = KeyboardInterrupt()
     results = crowd.ended()
@@ -88,7 +88,7 @@ def test_an_error_of_whoever_leads_is_told_to_it_and_the_others_do_not_know():
     assert crowd.line.offer("d", crowd.work) == "d"
 
 
-def test_whoever_was_answered_waits_for_nobody_who_leads_later(monkeypatch):
+def test_a_caller_that_was_answered_does_not_wait_for_a_later_leader(monkeypatch):
     monkeypatch.setattr(lines, "GROUP_MAX", 2)
     crowd = Crowd("abcd")
     second = threading.Event()
@@ -123,7 +123,7 @@ class Interruptible:
 
 
 @pytest.mark.parametrize("leads", [False, True], ids=["while it waits", "when it is to lead"])
-def test_what_waits_and_is_interrupted_is_not_done_and_holds_up_nobody(monkeypatch, leads):
+def test_a_waiting_call_that_is_interrupted_is_not_done_and_holds_up_no_other(monkeypatch, leads):
     lock = Interruptible()
 
     class Other(lines.PendingCall):

@@ -103,7 +103,7 @@ def test_a_process_that_died_in_its_turn_holds_up_others_until_the_deadline(plac
     assert rows(table)[-1] == (4, 0)
 
 
-def test_a_clock_that_stands_still_makes_nobody_wait_longer_than_two_turns(place):
+def test_a_clock_that_stands_still_makes_no_thread_wait_longer_than_two_turns(place):
     table = create(place.open())
     sleeping = Sleeping(place, moves=False)
     theirs = place.open(sleep=sleeping)["t"]
@@ -134,7 +134,7 @@ def test_a_transaction_waits_no_longer_than_two_turns_in_all_however_often_it_is
     assert (4, 0) in rows(other)
 
 
-def test_a_process_whose_writer_was_expired_holds_up_nobody(place):
+def test_a_process_whose_writer_was_expired_holds_up_no_other(place):
     table = create(place.open())
     sleeping = Sleeping(place)
     theirs = place.open(sleep=sleeping)["t"]
@@ -166,7 +166,7 @@ def test_reads_and_other_collections_of_a_process_go_on_while_one_of_its_threads
     assert rows(table)[-1] == (4, 0)
 
 
-def test_an_append_costs_one_compare_and_set_and_nothing_more_as_long_as_nobody_claims_a_turn(place):
+def test_an_append_costs_one_compare_and_set_and_nothing_more_while_no_change_claims_a_turn(place):
     script = Script()
     table = create(place.open(script=script))
     before = script.calls.copy()

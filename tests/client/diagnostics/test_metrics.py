@@ -228,7 +228,7 @@ def test_rows_that_live_in_the_state_are_no_blobs(place):
     assert (found["trace_blobs"], found["trace_blob_bytes"], found["inline_bytes"] > 0) == (0, 0, True)
 
 
-def test_blobs_are_added_up_once_per_state_and_only_if_somebody_asks(place, monkeypatch):
+def test_blobs_are_added_up_once_per_state_and_only_on_request(place, monkeypatch):
     store = place.open(config=OFTEN)
     orders = create(store)
     walks = []
@@ -326,7 +326,7 @@ def test_storage_that_is_away_or_a_store_that_was_closed_gives_no_figures_and_no
     exposed(registry)
 
 
-def test_figures_can_be_asked_for_while_everybody_is_at_work(place):
+def test_figures_can_be_asked_for_while_all_threads_work(place):
     store = place.open(config=BLOBS)
     registry = CollectorRegistry()
     register_collector(store, registry)

@@ -307,7 +307,7 @@ def test_storage_that_is_away_before_a_merge_begins_leads_to_a_retry(place):
 # Nobody is troubled, and somebody is told.
 
 
-def test_what_goes_wrong_is_logged_once_and_counted_and_nobody_who_reads_or_writes_is_told(place, caplog):
+def test_failures_of_maintenance_are_logged_once_and_counted_and_not_raised_for_readers_or_writers(place, caplog):
     store = place.open(config=OFTEN)
     orders = create(store)
 
@@ -371,7 +371,7 @@ def test_a_step_of_whatever_kind_that_fails_is_logged_and_counted(place, caplog)
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), RuntimeError("odd")], ids=str)
-def test_a_rollup_that_whoever_commits_could_not_write_is_no_failure_of_the_commit(place, caplog, error):
+def test_a_rollup_that_the_committer_could_not_write_is_no_failure_of_the_commit(place, caplog, error):
     store = place.open(config=Config(rollup_seqnos=2, storage_attempts=1, retry_pause_ms=1))
     orders = store.create("orders", key={"k": "int64"}, timeline="counter")
 

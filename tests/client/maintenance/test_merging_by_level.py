@@ -146,7 +146,7 @@ def test_the_output_of_an_answer_that_came_too_late_is_deleted(place, monkeypatc
     assert as_of(orders, 2) == {(n, f"v{n}"): 1 for n in range(3)}
 
 
-def test_a_dropped_collection_is_buried_whatever_its_rule(place):
+def test_a_dropped_collection_is_purged_under_either_merge_policy(place):
     store = place.open(config=OFTEN)
     orders = create(store)
     fill(orders, 3)

@@ -121,7 +121,7 @@ def test_storage_that_is_away_is_unavailable_and_nothing_is_lost(place):
     assert now(orders) == {(1, "a"): 1}
 
 
-def test_foreign_files_in_the_folder_are_nobodys_to_delete(tmp_path):
+def test_foreign_files_in_the_folder_are_never_deleted(tmp_path):
     with ts.open(tmp_path, maintenance=False, config=BLOBS) as store:
         orders = create(store)
         orders.append([{"k": 1, "v": "a"}])

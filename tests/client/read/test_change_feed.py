@@ -377,7 +377,7 @@ def test_the_snapshot_of_a_feed_is_safe_from_a_heartbeat_meanwhile(place):
 
 
 @pytest.mark.parametrize("change", [{"drop": ["name"]}, {"widen": {"size": "int64"}}])
-def test_a_feed_ends_with_an_error_when_its_rows_would_not_be_the_same_rows_any_more(store, change):
+def test_a_feed_ends_with_an_error_when_its_rows_would_become_other_rows(store, change):
     orders = store.create("things", key={"id": "int64"}, value={"name": "string", "size": "int32"}, timeline="counter")
     orders.append([{"id": 1, "name": "x", "size": 1}])
     feed = orders.subscribe()

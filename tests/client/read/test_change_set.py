@@ -272,7 +272,7 @@ def test_changes_are_seen_through_the_newest_schema(orders):
     }
 
 
-def test_what_changed_in_a_column_that_was_dropped_is_no_change_any_more(orders):
+def test_a_change_in_a_column_that_was_dropped_is_no_longer_a_change(orders):
     orders.evolve(drop=["name"], add={"name": "string"})
     assert net(orders.changes(0, 2)) == {}
     assert net(orders.changes(0)) == {(2, None): -1}

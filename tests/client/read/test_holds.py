@@ -289,7 +289,7 @@ def test_a_critical_hold_without_a_proper_name_or_token_is_refused(orders, optio
     assert orders._handle.state().holds == {}
 
 
-def test_a_hold_that_belongs_to_somebody_else_is_told_by_the_name_of_its_collection(orders):
+def test_an_error_about_a_hold_of_another_owner_names_its_collection(orders):
     orders.critical_hold("audit", 1)
     with pytest.raises(Fenced, match="hold audit of orders belongs to another owner"):
         orders.critical_hold("audit", 1, token="other")

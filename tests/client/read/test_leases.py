@@ -65,7 +65,7 @@ def test_a_read_of_an_earlier_time_takes_a_lease_of_its_own(place):
     assert (late.count(), early.count()) == (5, 2)
 
 
-def test_a_lease_that_nobody_uses_is_given_back_after_a_while(place):
+def test_a_lease_without_reads_is_given_back_after_a_while(place):
     store = place.open()
     orders = orders_of(store)
     orders.snapshot().close()
@@ -105,7 +105,7 @@ def test_an_old_lease_takes_no_new_readers_so_that_since_can_follow(place):
     assert second.count() == 5
 
 
-def test_expire_takes_back_what_nobody_uses_along_with_it(place):
+def test_expire_gives_back_leases_without_reads_along_with_it(place):
     store = place.open()
     orders = orders_of(store)
     orders.snapshot(as_of=1).close()

@@ -262,7 +262,7 @@ def test_a_reader_without_a_lease_sees_what_is_committed_meanwhile(place):
     assert reading.upper == orders.upper
 
 
-def test_a_reader_without_a_lease_is_in_nobodys_way_and_never_gets_other_rows(place):
+def test_a_reader_without_a_lease_holds_up_no_process_and_never_gets_other_rows(place):
     store = place.open(config=BLOBS)
     orders = fill(store)
     reading = place.open(read_only=True)["orders"]

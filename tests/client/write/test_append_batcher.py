@@ -145,7 +145,7 @@ def test_equal_rows_of_one_append_count_once_and_those_of_two_do_not_touch(place
     ],
     ids=str,
 )
-def test_what_says_more_or_is_not_plain_or_not_small_waits_for_nobody(place, gate, rows, monkeypatch):
+def test_an_append_with_options_or_of_many_or_nested_rows_is_not_batched(place, gate, rows, monkeypatch):
     _, collection = opened(place, gate)
     monkeypatch.setattr(append_batcher.PendingAppend, "stages", lambda *_: pytest.fail("it waits"))
     with contextlib.suppress(UsageError):

@@ -85,7 +85,7 @@ def test_rows_that_nothing_touches_are_neither_sorted_nor_compared(monkeypatch):
     assert few.to_pydict() == {"k": [7, 500, 2000], "v": ["new"] * 3, "_diff": [1, 1, 1]}
 
 
-def test_a_few_rows_come_in_order_all_the_same():
+def test_a_few_rows_come_in_order_too():
     base, update = numbers(range(1000)), numbers([7, 500, 2000])
     (only,) = kway_merge([iter([base]), iter([update])], ["k"], chunk_bytes=1 << 20, apart=1)
     assert only.column("k").to_pylist() == [*range(1000), 2000]
@@ -268,7 +268,7 @@ def test_a_run_that_is_not_in_order_is_corrupt(pieces, others):
         list(kway_merge(runs, ["k"], chunk_bytes=1))
 
 
-def test_a_run_that_falls_where_nothing_is_given_out_is_corrupt_all_the_same():
+def test_a_run_that_falls_where_no_row_is_given_out_is_corrupt_too():
     cancelling = pa.table({"k": [5, 5], "_diff": [1, -1]})
     with pytest.raises(CorruptionError):
         list(kway_merge([iter([cancelling, numbers([3])])], ["k"], chunk_bytes=1))

@@ -184,7 +184,7 @@ def test_overlapping_runs_are_looked_through_once(monkeypatch, number):
     assert [len(pieces) for _, _, pieces in looked] == [1] * number
 
 
-def test_rows_in_the_state_that_do_not_fit_the_memory_are_merged_all_the_same():
+def test_rows_in_the_state_that_do_not_fit_the_memory_are_merged_too():
     place = place_of(merge_bytes=4096)
     old, updates = base(place, 3)
     tiny = [[kv(30 * n + 1, "t", time=2)] for n in range(40)]

@@ -237,7 +237,7 @@ META = PartMeta(9, b"h", b"\x01a", b"\x01b", (1,), (2,), -1, 1, {1: Range(b"a", 
     ],
     ids=lambda change: str(change)[:40],
 )
-def test_nonsense_is_corruption(change):
+def test_invalid_statistics_are_corruption(change):
     assert PartMeta.decode(META.encode()) == META
     with pytest.raises(CorruptionError):
         PartMeta.decode(msgspec.structs.replace(META, **change).encode())

@@ -163,7 +163,7 @@ def test_times_skip_parts():
         assert (scan_stats.parts, scan_stats.parts_skipped) == (read_parts, 3 - read_parts)
 
 
-def test_truncation_and_rewriting_are_seen_by_whoever_skips():
+def test_skipping_respects_truncation_and_rewriting():
     place = Place([KV], config=ROOMY)
     part = place.run(pairs(range(10), 5)).parts[0]
 

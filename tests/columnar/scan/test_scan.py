@@ -195,7 +195,7 @@ def test_a_run_rewritten_to_one_time_is_not_mistaken_for_one_written_there():
     assert rows_of(tables, ("k", "_time", "_diff")) == [(1, 5, 2)]
 
 
-def test_bytes_are_counted_for_whoever_fetches_them_and_not_for_who_opened_the_part_first():
+def test_bytes_are_counted_for_the_scan_that_fetches_them_and_not_for_the_one_that_opened_the_part():
     place = Place([KVW])
     run = place.run([((n, "x" * 50, n), (n % 2,), 1) for n in range(100)])
     first = place.parts()

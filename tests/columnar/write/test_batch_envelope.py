@@ -153,7 +153,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_nonsense_is_neither_sent_nor_taken(name) -> None:
+def test_invalid_batches_are_neither_encoded_nor_decoded(name) -> None:
     batch = NONSENSE[name]
     with pytest.raises(UsageError):
         encode_batch(batch, "orders", 1)

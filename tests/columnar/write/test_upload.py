@@ -62,7 +62,7 @@ def run_in_thread(work):
     return thread, outcome
 
 
-def test_whoever_adds_waits_for_the_oldest_part_once_too_many_are_under_way(pool) -> None:
+def test_adding_waits_for_the_oldest_part_once_too_many_are_under_way(pool) -> None:
     blob, clock, counters = Gated(), StallClock(), Counter()
     made = builder(
         blob,

@@ -76,7 +76,7 @@ def test_collection_that_is_there_is_found_and_not_created_again() -> None:
     assert len(stage.world.logs["c"]) == stage.head().seqno + 1
 
 
-def test_collection_that_was_created_by_somebody_else_meanwhile_is_found() -> None:
+def test_collection_that_another_process_created_meanwhile_is_found() -> None:
     stage = ProtocolHarness("b")
     stage.before(CompareAndSet, lambda: stage.run(create_or_find(stage.stranger(), "c")))
     assert stage.run(create_or_find(stage.stranger(), "c")).seqno == 0
@@ -372,7 +372,7 @@ def test_diffs_of_a_log_are_all_but_its_first_state() -> None:
 # Following.
 
 
-def test_whoever_follows_a_log_gets_the_diffs_after_a_state_some_at_a_time() -> None:
+def test_follower_of_a_log_gets_the_diffs_after_a_state_some_at_a_time() -> None:
     stage, session = rolled_up()
     newest = stage.head().seqno
     found: list[int] = []
@@ -384,7 +384,7 @@ def test_whoever_follows_a_log_gets_the_diffs_after_a_state_some_at_a_time() -> 
     assert stage.run(apply_newer_diffs(session, "nobody", 0, 3)) == []
 
 
-def test_whoever_follows_a_log_that_was_cut_is_told_so() -> None:
+def test_follower_of_a_log_that_was_cut_gets_an_error() -> None:
     stage, session = rolled_up()
     cut(stage, 4)
     assert stage.run(apply_newer_diffs(session, "c", 2, 3)) is None

@@ -45,9 +45,7 @@ def ids(spine: Spine) -> list[tuple[int, int]]:
 
 
 @given(st.data(), ts.arities())
-def test_whatever_happens_the_spine_stays_valid_and_nobody_sees_the_old_one_change(
-    data: st.DataObject, arity: int
-) -> None:
+def test_whatever_happens_the_spine_stays_valid_and_the_old_one_never_changes(data: st.DataObject, arity: int) -> None:
     spine = empty_spine(arity)
     for step in data.draw(st.lists(st.sampled_from(ts.STEPS), max_size=20)):
         before = flatten(spine)

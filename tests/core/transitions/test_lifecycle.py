@@ -101,7 +101,7 @@ def test_rollup_of_a_state_that_is_not_there_is_a_usage_error(seqno: Any) -> Non
 
 
 @pytest.mark.parametrize(("key", "refusal"), [("c/w9/s1", Fenced), ("d/w1/s1", UsageError), ("s1", UsageError)])
-def test_rollup_that_nobody_registered_put_is_refused(key: str, refusal: type) -> None:
+def test_rollup_of_an_unregistered_writer_is_refused(key: str, refusal: type) -> None:
     assert isinstance(scene_at(5).declined(AddRollup(4, key, 99)), refusal)
 
 

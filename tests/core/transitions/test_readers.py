@@ -73,7 +73,7 @@ def test_reader_keeps_the_states_from_its_seqno_on() -> None:
     assert scene.state.seqno_since == held < scene.state.seqno
 
 
-def test_states_are_held_by_nobody_without_readers() -> None:
+def test_without_readers_no_state_is_held() -> None:
     scene = scene_at(3)
     assert scene.state.seqno_since == scene.state.seqno
 
@@ -227,7 +227,7 @@ def test_hold_registered_again_with_its_token_is_granted_again() -> None:
     assert scene.declined(RegisterHold("h1", at(4), "t")).since == at(2)
 
 
-def test_hold_of_somebody_else_is_fenced() -> None:
+def test_hold_of_another_owner_is_fenced() -> None:
     scene = scene_at(5)
     scene.do(RegisterHold("h1", at(2), "mine"))
     reply = scene.declined(RegisterHold("h1", at(2), "yours"))
@@ -283,13 +283,13 @@ def test_released_hold_lets_since_follow() -> None:
 # Retention.
 
 
-def test_expire_says_what_took_effect_when_nobody_holds_it_back() -> None:
+def test_expire_says_what_took_effect_when_nothing_holds_it_back() -> None:
     scene = scene_at(5)
     assert scene.do(Retain(at(3))) == ExpireResult(at(3), at(3), ())
     scene.agree()
 
 
-def test_expire_names_everybody_who_holds_it_back() -> None:
+def test_expire_names_every_reader_and_hold_that_holds_it_back() -> None:
     scene = scene_at(6)
     scene.do(RegisterReader("r1", at(1), TERM_MS))
     scene.do(RegisterReader("r2", at(5), TERM_MS))

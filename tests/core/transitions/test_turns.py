@@ -125,7 +125,7 @@ def test_a_transaction_that_waits_in_one_collection_changes_none() -> None:
     assert set(judged.changed) == {"d"}
 
 
-def test_nobody_claims_a_turn_in_the_turn_of_another_or_right_after_it_and_neither_does_its_holder() -> None:
+def test_no_process_claims_a_turn_in_the_turn_of_another_or_right_after_it_and_neither_does_its_holder() -> None:
     for claimant in (WRITER, CHANGER):
         scene = scene_with_two()
         scene.do(ClaimTurn(CHANGER, 400), now_ms=0)
@@ -179,7 +179,7 @@ def test_the_turn_of_a_writer_that_was_expired_ends() -> None:
     assert scene.do(ClaimTurn(WRITER, 400), now_ms=0) is None
 
 
-def test_a_turn_that_a_wrong_clock_claimed_in_the_future_holds_up_nobody() -> None:
+def test_a_turn_that_a_wrong_clock_claimed_in_the_future_holds_up_no_process() -> None:
     scene = scene_with_two()
     scene.do(ClaimTurn(CHANGER, 400), now_ms=1_000_000)
     assert waits_for(scene.state, WRITER, 0) is None

@@ -41,7 +41,7 @@ def python_in(folder, name, *options):
     return str(command)
 
 
-def test_the_package_gives_the_function_whoever_imported_the_module_of_that_name():
+def test_the_package_gives_the_function_also_after_an_import_of_the_module_of_that_name():
     assert timespine.spark.session is session
 
 
@@ -128,7 +128,7 @@ def test_what_a_session_that_runs_cannot_be_given_is_refused_and_nothing_is_chan
     assert "spark.sql.files.maxRecordsPerFile" not in spark.conf.getAll
 
 
-def test_prepare_sets_what_nobody_set_and_leaves_the_time_zone_alone(spark):
+def test_prepare_sets_only_unset_options_and_leaves_the_time_zone_alone(spark):
     other = spark.newSession()
     for key in (ROWS, PATHS):
         other.conf.unset(key)

@@ -116,7 +116,7 @@ def test_a_batch_that_comes_again_is_passed_over(store, spark, small_rows, monke
     write(frame, 0)
     foreach_batch_together(store, split, sink="shop")(frame, 0)
     # Also if nobody sees it before the commit.
-    monkeypatch.setattr("timespine.spark.stream.sink_progress.Sink.is_in", lambda *_: False)
+    monkeypatch.setattr("timespine.spark.stream.sink_progress.SinkProgress.is_in", lambda *_: False)
     write(frame, 0)
     assert histories(store) == before
     assert [done is None for _, done in told] == [False, True, True]
@@ -159,7 +159,7 @@ def test_a_commit_that_fails_leaves_nothing_anywhere_and_the_batch_goes_in_when_
 
 
 @BOTH
-def test_a_batch_is_in_once_though_nobody_heard_of_its_commit(store, spark, small_rows, monkeypatch):
+def test_a_batch_is_in_once_though_the_reply_to_its_commit_was_lost(store, spark, small_rows, monkeypatch):
     write = foreach_batch_together(store, split, sink="shop")
     failing(monkeypatch, Indeterminate("no answer"), after=True)
     with pytest.raises(Indeterminate):
@@ -170,7 +170,7 @@ def test_a_batch_is_in_once_though_nobody_heard_of_its_commit(store, spark, smal
     assert [len(names(store, name)) for name in ("orders", "items", "events")] == [2, 3, 2]
 
 
-def test_whoever_was_first_is_looked_at_again(store, spark, monkeypatch):
+def test_a_delta_is_computed_again_from_the_rows_of_an_earlier_commit(store, spark, monkeypatch):
     """An upsert that was worked out from rows that are not the newest any more is worked out anew, with its time."""
     monkeypatch.setattr(run_tasks, "SMALL_ROWS", 1)
     store["items"].append([{"id": 10, "name": "old"}])

@@ -15,7 +15,7 @@ from timespine.client.engine_interface import commit_steps, handle_of
 from timespine.columnar.ingest.update_table import to_update_table
 from timespine.errors import Determinate, Indeterminate
 from timespine.spark.options import Options
-from timespine.spark.write.data_source_writer import StreamSink, sink_writer
+from timespine.spark.write.data_source_writer import stream_sink
 from timespine.spark.write.seal_rule import SealRule
 from timespine.spark.write.write_task import UnsealedOptions
 from timespine.spark.write.write_unsealed import UnsealedRuns, WriteRunsStep
@@ -42,7 +42,7 @@ def wide(start, stop):
 def sent_to_tasks(store, **options):
     """A sink as a task gets it, and as another process makes it to commit the batch."""
     given = Options({"path": f"{store.location}/items", **options})
-    sink, committing = (StreamSink(*sink_writer(given, NAMED, overwrite=False)) for _ in range(2))
+    sink, committing = (stream_sink(given, NAMED, overwrite=False) for _ in range(2))
     return pickle.loads(pickle.dumps(sink)), committing
 
 

@@ -18,7 +18,7 @@ from timespine.spark import drop_hold, drop_sink, foreach_batch
 from timespine.spark.options import Options
 from timespine.spark.read.stream_reader import FeedReader
 from timespine.spark.stream.sink_progress import SinkProgress, find_query
-from timespine.spark.write.data_source_writer import StreamSink, sink_writer
+from timespine.spark.write.data_source_writer import stream_sink
 
 WAIT_S = 120
 
@@ -130,7 +130,7 @@ def test_rows_of_a_batch_never_change_what_was_read_before_it_was_committed(orde
     orders.append([{"id": 0, "name": "first"}])
     options = Options({"path": f"{store.location}/orders", "sinkId": "sink"})
     for batch in range(3):
-        sink = StreamSink(*sink_writer(options, NAMED, overwrite=False))
+        sink = stream_sink(options, NAMED, overwrite=False)
         sink.begin()
         rows = pa.record_batch({"id": [10 + batch], "name": [f"batch {batch}"]})
         message = sink.write(iter([rows]))
@@ -147,7 +147,7 @@ def test_rows_of_a_batch_never_change_what_was_read_before_it_was_committed(orde
 
 def sink_of(store, name, schema, **options):
     given = {"path": f"{store.location}/{name}", "sinkId": "sink", **options}
-    return StreamSink(*sink_writer(Options(given), schema, overwrite=False))
+    return stream_sink(Options(given), schema, overwrite=False)
 
 
 NAMED = StructType([StructField("id", LongType()), StructField("name", StringType())])

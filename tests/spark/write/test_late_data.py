@@ -18,7 +18,7 @@ from timespine.errors import Determinate, UsageError
 from timespine.spark import foreach_batch
 from timespine.spark.options import Options
 from timespine.spark.write import run_tasks
-from timespine.spark.write.data_source_writer import StreamSink, sink_writer
+from timespine.spark.write.data_source_writer import stream_sink
 from timespine.spark.write.seal_rule import SealRule, parse_seal_rule
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
@@ -195,7 +195,7 @@ def test_a_batch_that_comes_again_is_passed_over(events, spark, small_rows, monk
     write(frame, 0)
     assert events.history() == before
     # Also if the look before the commit does not see it: the commit does.
-    monkeypatch.setattr("timespine.spark.stream.sink_progress.Sink.is_in", lambda *_: False)
+    monkeypatch.setattr("timespine.spark.stream.sink_progress.SinkProgress.is_in", lambda *_: False)
     foreach_batch(events, sink="s", times="t", seal="max", late="move")(frame, 0)
     assert (events.history(), sealed(events), unsealed(events)) == (before, [1, 2], {})
 
@@ -226,7 +226,7 @@ def test_a_commit_that_fails_leaves_nothing_and_the_batch_goes_in_when_it_comes_
 
 
 @BOTH
-def test_a_batch_without_rows_is_noted_all_the_same(events, spark, small_rows):
+def test_a_batch_without_rows_is_recorded_too(events, spark, small_rows):
     write = foreach_batch(events, sink="s", times="t", seal="max", late="drop")
     write(batch(spark), 0)
     assert events._handle.state().sinks == {"s": 0}
@@ -344,7 +344,7 @@ def test_the_sink_writes_by_a_column_of_times_and_seals_by_rule(events, store, s
 def test_options_of_the_sink_that_cannot_be_meant_are_errors(events, store, wrong, says):
     options = Options({"path": f"{store.location}/events", **wrong})
     with pytest.raises(UsageError, match=says):
-        sink_writer(options, TIMED, overwrite=False)
+        stream_sink(options, TIMED, overwrite=False)
 
 
 def test_a_stream_through_the_sink_is_written_ahead_of_the_seal_once(events, store, spark, tmp_path):
@@ -383,7 +383,7 @@ def test_an_empty_batch_of_the_sink_is_noted_and_each_has_a_writer(events, store
     )
 
     def begun():
-        sink = StreamSink(*sink_writer(options, TIMED, overwrite=False))
+        sink = stream_sink(options, TIMED, overwrite=False)
         sink.begin()
         return sink
 
@@ -412,7 +412,7 @@ def test_tasks_that_write_little_fill_the_state_no_further_than_it_may(tmp_path,
         options = Options({"path": f"{store.location}/events", "sinkId": "s"})
         schema = StructType([StructField("id", LongType())])
         for number in range(12):
-            sink = StreamSink(*sink_writer(options, schema, overwrite=False))
+            sink = stream_sink(options, schema, overwrite=False)
             sink._handle = lambda: events._handle
             sink.begin()
             sink.commit([sink.write(iter([pa.record_batch({"id": [number]})]))], number)

@@ -13,6 +13,8 @@ import timespine as ts
 from timespine.errors import UsageError
 from timespine.spark import hide_tracebacks
 from timespine.spark.hide_tracebacks import HIDE, plain_errors
+from timespine.spark.options import WRITE, Options
+from timespine.spark.write.data_source_writer import batch_sink
 
 ORDERS = "id bigint, name string"
 
@@ -166,6 +168,34 @@ def test_what_cannot_be_created_says_why_first(spark, store, options, says):
         write = write.option(name, value)
     assert says in first_line(lambda: write.save(f"{store.location}/orders"))
     assert store.names() == []
+
+
+@pytest.mark.parametrize("fails", ["rows", "a task", "an option"])
+def test_a_first_write_that_fails_leaves_no_collection_and_another_one_creates_it(spark, store, fails):
+    place = f"{store.location}/orders"
+    frame = orders(spark, (1, "a"), (2, "b"))
+    if fails == "rows":
+        with pytest.raises(PySparkException):
+            save(orders(spark, (1, "a"), (None, "b")), place, key="id")
+    elif fails == "a task":
+        with pytest.raises(PySparkException, match="of the user"):
+            save(frame.withColumn("name", F.expr("raise_error('of the user')").cast("string")), place, key="id")
+    else:
+        with pytest.raises(PySparkException):
+            save(frame, place, key="id", timeColumn="nope")
+    assert store.names() == []
+    save(frame, place, key="id, name")
+    assert store["orders"].schema.key_names == ("id", "name")
+    assert store["orders"].count() == 2
+
+
+def test_a_first_write_that_fails_keeps_rows_that_another_one_wrote(spark, store):
+    place = f"{store.location}/orders"
+    options = Options({"path": place, "key": "id"}, WRITE)
+    sink = batch_sink(options, orders(spark, (1, "a")).schema, overwrite=False)
+    save(orders(spark, (2, "b")), place)
+    sink.abort([None])
+    assert store["orders"].snapshot().to_pylist() == [{"id": 2, "name": "b"}]
 
 
 def test_overwriting_refuses_what_only_appends_take(spark, store):

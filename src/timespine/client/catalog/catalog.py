@@ -370,7 +370,7 @@ class Catalog:
         """Reserve an id, before blobs are put under it and a transaction creates its collection.
 
         SUBTLE: once and never again. A process that finds its reservation cancelled, perhaps long after a lost reply,
-        must not reserve the id again: maintenance is about to delete its blobs (test_transaction.py).
+        must not reserve the id again: maintenance is about to delete its blobs (test_transaction_creates.py).
         """
         in_doubt, change = False, fresh_id("")
         for _ in range(self._session.config.commit_attempts):
@@ -392,7 +392,7 @@ class Catalog:
         A change that frees space may use the reserve. After a lost reply, a stored change counts as that of this call.
 
         SUBTLE: the function is applied again after a lost reply, perhaps to names that it has changed already: it must
-        see that, and change nothing then (test_catalog.py).
+        see that, and change nothing then (test_catalog_failures.py).
         """
         in_doubt, change = False, fresh_id("")
         for _ in range(self._session.config.commit_attempts):

@@ -35,7 +35,7 @@ def cancel_reservations(ids: Collection[str], now_ms: int, names: Names) -> Name
     """Cancel reservations that their own transaction will not use.
 
     SUBTLE: also ids that maintenance cancelled and the catalog forgot: the transaction may have put blobs
-    since (test_transaction.py).
+    since (test_transaction_creates.py).
     """
     created = {*names.dropped, *(entry.id for entry in names.entries.values())}
     return _with_cancelled({*ids} - created - names.cancelled.keys(), now_ms, names)

@@ -119,7 +119,7 @@ class GroupCommitter:
             reserve = self._reserving.get(collection)
             if reserve is not None:
                 # SUBTLE: before every put. Otherwise the orphaned blobs of a transaction that dies would have an id
-                # that the catalog lacks, or whose reservation maintenance has cancelled (test_transaction.py).
+                # that the catalog lacks, or whose reservation maintenance has cancelled (test_transaction_creates.py).
                 reserve()
             self._enter(collection)
             return self.session.writer
@@ -166,14 +166,14 @@ class GroupCommitter:
         self.check_writable()
         if any(_is_pending(self.session, name) for name in collections):
             # SUBTLE: another thread may just have committed the transaction that creates it. The catalog shows its
-            # name before this process has learned of that, so wait for that commit (test_group_commit.py).
+            # name before this process has learned of that, so wait for that commit (test_group_commit_failures.py).
             with self._turn:
                 self._settle()
                 for name in collections:
                     self._refuse_pending(name)
 
     def _refuse_pending(self, collection: str) -> None:
-        # SUBTLE: the commit would create the collection without its name in the catalog (test_transaction.py).
+        # SUBTLE: the commit would create the collection without its name in the catalog (test_transaction_creates.py).
         if _is_pending(self.session, collection):
             raise UsageError(f"{self.name_of(collection)} does not exist until its transaction is committed: use that")
 
@@ -268,7 +268,7 @@ class GroupCommitter:
         """Drop the reservations of collections that this transaction created. Caller holds the commit lock.
 
         SUBTLE: at once. Another thread that puts a blob for a created collection would reserve its id again, and
-        maintenance deletes the blobs of a reservation that is not used in time (test_transaction.py).
+        maintenance deletes the blobs of a reservation that is not used in time (test_transaction_creates.py).
         """
         if not isinstance(reply, Refused):
             for name, _ in transaction.commands:
@@ -476,7 +476,7 @@ class GroupCommitter:
         session = self.session
         new = [name for name in dict.fromkeys(collections) if (session.writer, name) not in self._entered]
         for name in [name for name in new if _is_pending(session, name)]:
-            # SUBTLE: a registration in the log would create it without its name (test_transaction.py).
+            # SUBTLE: a registration in the log would create it without its name (test_transaction_creates.py).
             session.states[name] = with_session_registered(session.states[name], session, self.driver.now_ms())
             self._entered[session.writer, name] = session.committer
             new.remove(name)

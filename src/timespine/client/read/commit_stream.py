@@ -235,7 +235,7 @@ class CommitStream(Follower[CommitEvent]):
     @property
     def _is_behind(self) -> bool:
         # SUBTLE: not whenever the cursor moved. A release is a commit too, which the stream skips: it would release
-        # for ever, and write to an idle collection (test_commit_stream.py).
+        # for ever, and write to an idle collection (test_slow_listeners.py).
         return self._has_told
 
     def _move_lease(self) -> None:

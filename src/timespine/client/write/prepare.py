@@ -84,7 +84,7 @@ def materialize_once(rows: Any) -> Any:
     """Read rows that can be read only once into memory; return all others unchanged.
 
     SUBTLE: a write that starts again, because another writer was first or the schema changed, would find a reader at
-    its end and take that for no rows (test_spark_writes.py, test_delta.py).
+    its end and take that for no rows (test_spark_writes.py, test_changes_beside_others.py).
     """
     return to_arrow(rows) if hasattr(rows, "__arrow_c_stream__") and not _is_table(rows) else rows
 

@@ -74,7 +74,7 @@ class StepCommit:
     def run(self) -> list[Any]:
         """Commit; return the result of each step."""
         # SUBTLE: results are made after all retries and deletions. An error in a result must not look like a refusal
-        # of a committed transaction (test_transaction.py).
+        # of a committed transaction (test_transaction_model.py).
         committed = self._commit()
         return [step.result(*each) for step, each in zip(self.steps, committed, strict=True)]
 

@@ -56,11 +56,11 @@ class Transaction(OneProcess):
     """Writes that are committed together or not at all. Leave its `with` to commit it; raise to give it up."""
 
     def __init__(
-        self, find: Callable[[Sequence[str]], list[Collection]], committer: GroupCommitter, nursery: PendingCreates
+        self, find: Callable[[Sequence[str]], list[Collection]], committer: GroupCommitter, pending: PendingCreates
     ) -> None:
         self._find = find
         self._committer = committer
-        self._nursery = nursery
+        self._pending = pending
         self._steps: list[Step] = []
         self._reads: dict[str, tuple[CollectionHandle, Frontier]] = {}
         self._times: dict[str, int] = {}
@@ -81,7 +81,7 @@ class Transaction(OneProcess):
     def create(self, name: str, *, replace: bool = False, **options: Unpack[CreateOptions]) -> Collection:
         """Create a collection, as `store.create` does, and fill it: it exists once the transaction is committed."""
         self._check_open()
-        collection = self._nursery.create(name, Definition.of(options), replace=replace)
+        collection = self._pending.create(name, Definition.of(options), replace=replace)
         handle = collection._handle
         # A transaction creates the collections that its commands name, so every new one needs at least one command.
         self.add(CommandStep(handle, lambda: [AdvanceUpper(Frontier.minimum(handle.known().arity))]))
@@ -179,7 +179,7 @@ class Transaction(OneProcess):
     ) -> Snapshot:
         """Read the newest rows of a collection, and rely on them: the commit fails if they change before it."""
         handle = self._handle(collection)
-        found = collection if isinstance(collection, Collection) else self._nursery.get(collection)
+        found = collection if isinstance(collection, Collection) else self._pending.get(collection)
         if found is None:
             (found,) = self._find([handle.name])
         rows = found.snapshot(columns=columns, where=where, multiplicity=multiplicity, timeout=timeout)
@@ -200,7 +200,7 @@ class Transaction(OneProcess):
     def change(self, collection: str | Collection, compute: Compute, operation: str) -> None:
         """Add a delta that is computed from the present rows."""
         handle = self._handle(collection)
-        if self._nursery.get(handle.name) is not None:
+        if self._pending.get(handle.name) is not None:
             raise UsageError(f"this transaction creates {handle.name}, which is empty: append its rows")
         if any(step.handle.id == handle.id for step in self._steps):
             raise UsageError(
@@ -222,7 +222,7 @@ class Transaction(OneProcess):
         try:
             self._commit()
         finally:
-            self._nursery.close()
+            self._pending.close()
 
     def _commit(self) -> None:
         reads = tuple(self._reads.values())
@@ -230,7 +230,7 @@ class Transaction(OneProcess):
             check_reads(reads)
             return
         self._float_lone_append()
-        create = None if self._nursery.is_empty else self._nursery.commit
+        create = None if self._pending.is_empty else self._pending.commit
         whole = StepCommit(self._steps, reads, create)
         self.replies = whole.run()
         self._times = whole.times
@@ -249,7 +249,7 @@ class Transaction(OneProcess):
         """Discard all steps."""
         if not self._is_over:
             self._is_over = True
-            self._nursery.close()
+            self._pending.close()
 
     def __enter__(self) -> Transaction:
         return self
@@ -272,7 +272,7 @@ class Transaction(OneProcess):
                 raise UsageError(f"a transaction takes collections or their names, not {short_repr(each)}")
             if isinstance(each, Collection) and each._handle.committer is not self._committer:
                 raise UsageError(f"{each.name} was opened by another store: open it by the one of the transaction")
-        given = [self._nursery.get(each) or each if isinstance(each, str) else each for each in collections]
+        given = [self._pending.get(each) or each if isinstance(each, str) else each for each in collections]
         names = [each for each in given if isinstance(each, str)]
         found = iter(self._find(names) if names else ())
         return [each._handle if isinstance(each, Collection) else next(found)._handle for each in given]

@@ -51,15 +51,15 @@ def decode_batch(data: bytes, collection: str) -> HollowBatch:
     check_segment(collection, "collection id")
     payload = unwrap_payload(EnvelopeKind.BATCH, data)
     try:
-        letter = _decoder.decode(payload)
-        check_segment(letter.collection, "collection id")
-        check_hollow((letter.batch,), letter.arity)
-        _check_parts(letter.batch, letter.collection)
+        envelope = _decoder.decode(payload)
+        check_segment(envelope.collection, "collection id")
+        check_hollow((envelope.batch,), envelope.arity)
+        _check_parts(envelope.batch, envelope.collection)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, UsageError) as error:
         raise CorruptionError(f"a transmitted batch does not make sense: {error}") from error
-    if letter.collection != collection:
-        raise UsageError(f"the batch was made for collection {letter.collection}, not for {collection}")
-    return letter.batch
+    if envelope.collection != collection:
+        raise UsageError(f"the batch was made for collection {envelope.collection}, not for {collection}")
+    return envelope.batch
 
 
 def _check_parts(batch: HollowBatch, collection: str) -> None:

@@ -195,7 +195,7 @@ def resolve(session: Session) -> Protocol[bool | None]:
         except Unavailable as error:
             reason = str(error)
             # SUBTLE: "did not happen" is no answer here either: an earlier attempt may have
-            # happened (test_commit.py).
+            # happened (test_commit_in_doubt.py).
             session.count("retries")
             yield Sleep(pause_ms(session.config, attempt))
             continue
@@ -225,7 +225,7 @@ def _store(session: Session, sent: InDoubt) -> Protocol[Mapping[str, int | None]
         return None if (yield from resolve(session)) else {}
     if mismatch is None:
         # SUBTLE: it is in, but in doubt for the caller until the session has learned of it: what fails in between must
-        # not pass for a refusal (test_commit.py).
+        # not pass for a refusal (test_commit_in_doubt.py).
         session.frozen = sent
         session.count("commits")
         _remember_states(session, sent.judged)
@@ -239,8 +239,8 @@ def _read_after_loss(
     """Read the states again after a loss; return whether the group lost only to itself.
 
     SUBTLE: a client library that sends a request again after a lost reply reports its own success as a conflict. So a
-    loss is believed only when the states confirm it, and until then the group is in doubt (test_commit.py, planted bug
-    own_success_taken_for_a_conflict_is_committed_again).
+    loss is believed only when the states confirm it, and until then the group is in doubt (test_commit_in_doubt.py,
+    planted bug own_success_taken_for_a_conflict_is_committed_again).
     """
     session.frozen = sent
     try:

@@ -55,7 +55,7 @@ def merge_once(
     unchanged = _unchanged(request)
     if unchanged is not None:
         # SUBTLE: declare all of it as passed through. It may be a part of this session's own writer, which would
-        # pass for a new one after another merge has dropped it (test_maintenance_policy.py).
+        # pass for a new one after another merge has dropped it (test_garbage_policy.py).
         offer = ApplyMerge(unchanged, session.writer, passed=tuple(unchanged.keys))
         return (yield from _applied(session, collection, offer))
     writer: str = yield FreshId("m")

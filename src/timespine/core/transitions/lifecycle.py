@@ -89,7 +89,7 @@ def remove_rollups(state: State, command: RemoveRollups, now_ms: int) -> Commit[
 def _forgotten(known: Forgetting | None, seqno: int, base: Rollup | None) -> Forgetting | None:
     """Return the history that is still to be forgotten after a garbage collection from a rollup.
 
-    SUBTLE: a rollup may be of an earlier rewrite, and tell nothing about this one (test_maintenance_policy.py).
+    SUBTLE: a rollup may be of an earlier rewrite, and tell nothing about this one (test_garbage_policy.py).
     """
     if known is None or known.asked_ms is None or base is None or base.rewritten_ms != known.asked_ms:
         return known

@@ -1,14 +1,20 @@
-"""Open the collection that `df.write` writes to, or create it with the columns of the DataFrame."""
+"""Open the collection that `df.write` writes to, or create it with the columns of the DataFrame.
+
+Tasks need a collection before they begin, so it is created first. A write that fails removes it, unless another write
+has put rows there. If Spark ends the driver or its Python processes, the empty collection stays.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from timespine.client.collection import Collection
+from timespine.client.engine_interface import open_or_create, undo_create
 from timespine.columnar.schema.schema import Schema, infer, is_reserved
-from timespine.errors import UnknownCollection, UsageError
+from timespine.errors import TimespineError, UnknownCollection, UsageError
 from timespine.spark.options import DELETE, UPSERT, Options
 from timespine.spark.store_cache import store_of
 from timespine.spark.type_mapping import arrow_columns
@@ -17,11 +23,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def collection_for(options: Options, schema: StructType) -> Collection:
+def collection_for(options: Options, schema: StructType) -> tuple[Collection, bool]:
     """Open the collection for a DataFrame with this schema; create it, and the store, if it does not exist.
 
     The option `key` names the key columns; without it, all columns together are the key, as in `store.create`.
-    A write that fails afterwards leaves an empty collection: tasks need one before they begin.
+    Return the collection, and whether it is new.
     """
     target, mode = options.target, options.text("mode")
     key = options.names("key")
@@ -37,9 +43,15 @@ def collection_for(options: Options, schema: StructType) -> Collection:
                 "with option key, such as option('key', 'id')"
             ) from None
         made = infer(_columns(options, schema), key or ())
-        return store.create(target.collection, schema=made, if_exists="open")
+        return open_or_create(store, target.collection, made)
     _check_key(found.name, found.schema, key)
-    return found
+    return found, False
+
+
+def remove_created(options: Options, id: str) -> None:
+    """Remove the collection that a failed write has created, if it has no rows."""
+    with contextlib.suppress(TimespineError):  # storage is unavailable: an empty collection stays
+        undo_create(store_of(options.target.store), id, options.target.collection)
 
 
 def _columns(options: Options, schema: StructType) -> pa.Schema:

@@ -38,14 +38,14 @@ from timespine.client.engine_interface import (
 )
 from timespine.columnar.schema.schema import Schema
 from timespine.core.transitions import Command, ExpireWriter
-from timespine.errors import TimespineError, UsageError
+from timespine.errors import TimespineError, UnknownCollection, UsageError
 from timespine.spark.blob_location import blob_location_of
 from timespine.spark.hide_tracebacks import raises_plain_errors
 from timespine.spark.options import APPEND, DELETE, OVERWRITE, UPSERT, Options
 from timespine.spark.store_cache import collection_of
 from timespine.spark.stream.sink_progress import SinkProgress, find_query
 from timespine.spark.type_mapping import check_frame, check_key_frame, from_spark_batch
-from timespine.spark.write.create_collection import collection_for
+from timespine.spark.write.create_collection import collection_for, remove_created
 from timespine.spark.write.write_job import TaskAnswer, collect_runs, expire_job_writer, register_job_writer
 from timespine.spark.write.write_modes import WRITE, FrameWrite, commit_with, local_steps
 from timespine.spark.write.write_task import (
@@ -232,11 +232,28 @@ class _SinkWriter:
 class BatchSink(_SinkWriter, DataSourceArrowWriter):
     """`df.write.format("timespine").mode("append")`, or `overwrite`."""
 
+    created: str | None = None
+    """The id of the collection, if this write created it: removed again if the write fails."""
+
     @raises_plain_errors
     def commit(self, messages: list[Any]) -> None:
-        with self._ended_if_refused(messages):
-            if not self._commit([message for message in messages if message is not None]):
-                self._end(messages, is_sure=True)
+        try:
+            with self._ended_if_refused(messages):
+                if not self._commit([message for message in messages if message is not None]):
+                    self._end(messages, is_sure=True)
+        except TimespineError:
+            self._remove_created()
+            raise
+
+    @raises_plain_errors
+    def abort(self, messages: list[Any], *_: object) -> None:
+        with contextlib.suppress(UnknownCollection):  # a failed commit has removed it already
+            super().abort(messages)
+        self._remove_created()
+
+    def _remove_created(self) -> None:
+        if self.created is not None:
+            remove_created(self._options, self.created)
 
 
 class StreamSink(_SinkWriter, DataSourceStreamArrowWriter):
@@ -272,15 +289,31 @@ def check_sink(options: Options) -> None:
         SinkProgress(named, None).check()
 
 
-def sink_writer(
-    options: Options, schema: StructType, *, overwrite: bool, creates: bool = False
-) -> tuple[Options, str, BuildOptions, AppendTime, UnsealedOptions | None]:
-    """Check that rows of a DataFrame can be rows of the collection; give the arguments of a sink.
+def batch_sink(options: Options, schema: StructType, *, overwrite: bool) -> BatchSink:
+    """Make the sink of a batch write; create a missing collection with the columns of the DataFrame."""
+    mode = _mode(options, overwrite=overwrite, is_stream=False)
+    collection, is_new = collection_for(options, schema)
+    try:
+        sink = BatchSink(*_sink_arguments(options, schema, mode, handle_of(collection)))
+    except TimespineError:
+        if is_new:
+            remove_created(options, collection.id)
+        raise
+    sink.created = collection.id if is_new else None
+    return sink
 
-    With `creates`, create a missing collection with the columns of the DataFrame.
-    """
-    mode = _mode(options, overwrite=overwrite, is_stream=not creates)
-    handle = handle_of(collection_for(options, schema) if creates else collection_of(options.target))
+
+def stream_sink(options: Options, schema: StructType, *, overwrite: bool) -> StreamSink:
+    """Make the sink of a stream, whose collection exists."""
+    check_sink(options)
+    mode = _mode(options, overwrite=overwrite, is_stream=True)
+    return StreamSink(*_sink_arguments(options, schema, mode, handle_of(collection_of(options.target))))
+
+
+def _sink_arguments(
+    options: Options, schema: StructType, mode: str, handle: CollectionHandle
+) -> tuple[Options, str, BuildOptions, AppendTime, UnsealedOptions | None]:
+    """Check that rows of a DataFrame can be rows of the collection; give the arguments of a sink."""
     id, known = handle.schema(handle.state())
     unsealed = unsealed_options(handle, options.text("timeColumn"), options.text("seal"), options.text("late"))
     writer = fresh_id(_writer_prefix(options) or "wj")

@@ -183,7 +183,7 @@ class WriteByTasksStep(WriteRunsStep):
     def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
         id, schema = self.handle.schema(self.handle.state())
         self.job = stack.enter_context(WriteJob(self.handle, id, schema, None))
-        first = upper.elements[0][0] if upper.elements else 0
+        first = 0 if upper.is_closed else upper.time
         answers = run_write_tasks(self.frame, schema, unsealed_task(self.job.building, self.how, first))
         self.written = unsealed_runs(id, *self.job.runs(answers), answers)
         self.placed = None

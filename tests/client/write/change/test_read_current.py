@@ -5,81 +5,23 @@ import sys
 import threading
 from collections import Counter
 from dataclasses import replace
-from functools import reduce
 
 import polars as pl
 import pyarrow as pa
 import pytest
 from assertions import until
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from memory_store import BLOBS, QUICK, SMALL, MemoryStore, Script, counted, in_threads
+from memory_store import BLOBS, QUICK, SMALL, counted, in_threads
+from rival_cases import beside, counts, create, now, row
 
 import timespine as ts
-from timespine.client.commit.retry_policy import RETRY, RetryPolicy
-from timespine.client.write import delta, read_current, step_commit
-from timespine.client.write.read_current import Grain
-from timespine.client.write_results import CommitResult, WriteResult
+from timespine.client.commit.retry_policy import RETRY
+from timespine.client.write import read_current
 from timespine.columnar.kernels import passthrough
 from timespine.columnar.scan import scan
-from timespine.columnar.schema.schema import define
 from timespine.config import DEFAULT, TURN_MS_MAX
-from timespine.core.transitions import CompareAndAppend
 from timespine.errors import Contention, UsageError
-from timespine.location.unreliable import Fault
 
 BOTH = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
-
-
-def create(store, name="t", **options):
-    return store.create(name, **{"key": {"k": "int64"}, "value": {"n": "int64"}, "timeline": "counter", **options})
-
-
-def row(k, n=0, **more):
-    return {"k": k, "n": n, **more}
-
-
-def now(table, as_of=None):
-    return counted(table.snapshot(as_of, multiplicity="column").to_pylist(), "k", "n")
-
-
-def counts(table, *names):
-    """How often a change read its rows, was placed again, and was patched."""
-    counters = table._handle.committer.counters
-    return tuple(counters.get(name, 0) for name in names or ("changes read", "changes placed again", "changes patched"))
-
-
-class Rival:
-    """Another process that does something just before each of the next compare-and-sets of a collection."""
-
-    def __init__(self, place, works, name="t"):
-        self.script = Script()
-        self.works = list(works)
-        self._place = place
-        self._name = name
-        self._theirs = None
-        self.is_on = False
-
-    def __call__(self, operation, key):
-        self.script.calls[operation] += 1
-        if self.is_on and self.works and operation == "compare_and_set":
-            if self._theirs is None:
-                self._theirs = self._place.open()[self._name]
-            self.is_on = False
-            self.works.pop(0)(self._theirs)
-            self.is_on = True
-        return Fault.NONE
-
-
-def beside(place, works, config=QUICK, rows=((1, 1), (2, 2)), **options):
-    """A collection with some rows, read under a lease already, and a rival that begins now."""
-    rival = Rival(place, works)
-    table = create(place.open(script=rival, config=config), **options)
-    if rows:
-        table.append([row(*each) for each in rows])
-    table.snapshot().close()
-    rival.is_on = True
-    return table, rival
 
 
 def test_what_a_change_adds_because_of_others_is_in_order_however_it_was_read(place, monkeypatch):
@@ -101,6 +43,7 @@ def test_what_a_change_adds_because_of_others_is_in_order_however_it_was_read(pl
 
 
 # What others commit is judged, not read from the beginning.
+
 
 CHANGES = {
     "upsert": (lambda t: t.upsert([row(1, 7)]), {(1, 7): 1, (2, 2): 1}),
@@ -362,6 +305,8 @@ for i in range(processes):
         os._exit(0)
 os.wait()
 """
+
+
 # Forked after the imports, which take longer than the test.
 
 
@@ -393,224 +338,3 @@ def test_every_change_goes_in_beside_processes_that_append_all_the_time_and_read
             others.kill()
             others.communicate()  # until the last of them has closed it
         assert {k for k, _ in now(table)}.isdisjoint(range(5000))
-
-
-# As if alone at its time.
-
-
-def _updated(model, bound, value):
-    new = Counter()
-    for (k, n), count in model.items():
-        new[k, value(n) if k >= bound else n] += count
-    return new
-
-
-def _merged(model, source, bound):
-    new = Counter()
-    for (k, n), count in model.items():
-        if k in source:
-            new[k, (n + source[k]) % 5] += count
-        elif k < bound:
-            new[k, n] += count
-    for k, n in source.items():
-        if all(k != each for each, _ in model):
-            new[k, n] += 1
-    return new
-
-
-def _summed(model, bound):
-    chosen = [n for (k, n), count in model.items() if k >= bound for _ in range(count)]
-    return _updated(model, bound, lambda n: max(chosen))
-
-
-def of(operation):
-    """An operation on a collection, and on a plain multiset."""
-    kind, given = operation
-    if kind == "append":
-        return lambda t: t.append([row(*each) for each in given]), lambda m: m + Counter(given)
-    if kind == "write":
-        rows, ahead = given
-        return (
-            lambda t: t.write([row(*each) for each in rows], at=t.upper.elements[0][0] + ahead, late="move"),
-            lambda m: m + Counter(rows),
-        )
-    if kind == "upsert":
-        return (
-            lambda t: t.upsert([row(*each) for each in given.items()]),
-            lambda m: Counter({e: c for e, c in m.items() if e[0] not in given}) + Counter(given.items()),
-        )
-    if kind == "delete":
-        return (
-            lambda t: t.delete([{"k": k} for k in given]),
-            lambda m: Counter({e: c for e, c in m.items() if e[0] not in given}),
-        )
-    if kind == "delete where":
-        return lambda t: t.delete(where=f"n = {given}"), lambda m: Counter(
-            {e: c for e, c in m.items() if e[1] != given}
-        )
-    if kind == "update":
-        return (
-            lambda t: t.update(where=f"k >= {given}", set={"n": (pl.col("n") + 1) % 5}),
-            lambda m: _updated(m, given, lambda n: (n + 1) % 5),
-        )
-    if kind == "update by all":
-        return (
-            lambda t: t.update(where=f"k >= {given}", set={"n": pl.col("n").max()}),
-            lambda m: _summed(m, given),
-        )
-    if kind == "replace":
-        return (
-            lambda t: t.replace([row(9, given)], where=f"n = {given}"),
-            lambda m: Counter({e: c for e, c in m.items() if e[1] != given}) + Counter([(9, given)]),
-        )
-    source, bound = given
-    return (
-        lambda t: (
-            t.merge([row(*each) for each in source.items()])
-            .when_matched_update({"n": (pl.col("n") + pl.col("source.n")) % 5})
-            .when_not_matched_insert()
-            .when_not_matched_by_source_delete(where=f"k >= {bound}")
-            .execute()
-        ),
-        lambda m: _merged(m, source, bound),
-    )
-
-
-KEYS = st.integers(0, 4)
-VALUES = st.integers(0, 4)
-OPERATIONS = st.one_of(
-    st.tuples(st.just("append"), st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=3)),
-    st.tuples(
-        st.just("write"),
-        st.tuples(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=2), st.integers(0, 3)),
-    ),
-    st.tuples(st.just("upsert"), st.dictionaries(KEYS, VALUES, min_size=1, max_size=3)),
-    st.tuples(st.just("delete"), st.sets(KEYS, min_size=1, max_size=2)),
-    st.tuples(st.just("delete where"), VALUES),
-    st.tuples(st.just("update"), KEYS),
-    st.tuples(st.just("update by all"), KEYS),
-    st.tuples(st.just("replace"), VALUES),
-    st.tuples(st.just("merge"), st.tuples(st.dictionaries(KEYS, VALUES, max_size=3), KEYS)),
-)
-
-
-def is_alone(table, done):
-    """Check that each operation did to the collection what it does to a multiset, at its time, and nothing else did.
-
-    What is written ahead of the seal counts from its time on, for a change at that time too.
-    """
-    written, by_time = {}, {}
-    for each, (_, work) in done:
-        if isinstance(each, WriteResult):
-            written.setdefault(each.first, []).append(work)
-        elif each.time is not None:
-            assert by_time.setdefault(each.time, work) is work, "each has a time of its own"
-    models = {-1: Counter()}
-    for time in range(table.upper.elements[0][0]):
-        works = [*written.get(time, ()), *([by_time[time]] if time in by_time else ())]
-        models[time] = +reduce(lambda model, work: work(model), works, models[time - 1])
-        assert now(table, time) == models[time]
-    for each, (_, work) in done:
-        if isinstance(each, CommitResult) and each.time is None and each.upper.elements[0][0] not in written:
-            read = models[each.upper.elements[0][0] - 1]
-            assert +work(read) == read, "nothing was to be changed in what was read"
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    ours=st.lists(OPERATIONS, min_size=1, max_size=4),
-    theirs=st.lists(st.one_of(st.none(), st.lists(OPERATIONS, min_size=1, max_size=3)), max_size=10),
-    small=st.booleans(),
-)
-def test_every_change_is_as_if_alone_at_its_time_whatever_others_do_before_each_compare_and_set(ours, theirs, small):
-    with MemoryStore() as place:
-        done = []
-
-        def works(some):
-            return lambda table: done.extend((of(each)[0](table), of(each)) for each in some or ())
-
-        table, rival = beside(place, map(works, theirs), SMALL if small else QUICK, ())
-        for each in ours:
-            done.append((of(each)[0](table), of(each)))
-        rival.works.clear()
-        is_alone(table, done)
-        assert counts(table, "changes started again") == (0,)
-
-
-@settings(max_examples=8, deadline=None)
-@given(works=st.lists(st.lists(OPERATIONS, min_size=3, max_size=6), min_size=4, max_size=4))
-def test_changes_of_many_threads_and_two_processes_are_each_as_if_alone(works):
-    with MemoryStore() as place:
-        stores = [place.open(), place.open(config=BLOBS)]
-        create(stores[0])
-        done = []
-
-        def work(store, operations):
-            for each in operations:
-                done.append((of(each)[0](store["t"]), of(each)))
-
-        in_threads(*(lambda s=s, w=w: work(s, w) for s, w in zip(stores * 2, works, strict=True)))
-        is_alone(stores[0]["t"], done)
-
-
-def test_patches_are_put_again_as_blobs_if_the_state_is_full(place):
-    """The state has no room left when the commit is judged, so that the difference and its patch are put as blobs."""
-    config = replace(QUICK, inline_total_bytes=3000)
-    works = [lambda theirs: [theirs.append([row(1, n)]) for n in range(3)]]
-    table, _ = beside(place, works, config)
-    table.delete({"k": 1})
-    assert now(table) == {(2, 2): 1}
-    assert counts(table, "changes read") == (1,)
-    assert place.open().vacuum().blobs == []
-
-
-def test_what_a_change_looks_at_decides_what_a_patch_is_worked_out_from():
-    schema = define({"k": "int64"}, {"n": "int64"}, (), 1)
-    keyless = define(None, {"n": "int64", "tags": "list<string>"}, (), 1)
-    by_row, by_all = {"n": pl.col("n") + 1}, {"n": pl.col("n").sum()}
-    assert delta.update_delta(None, by_row)(schema).grain is Grain.KEYS
-    assert delta.update_delta(None, {"n": 1})(schema).grain is Grain.KEYS
-    assert delta.update_delta(None, by_all)(schema).grain is Grain.ALL
-    assert delta.update_delta(None, by_row)(keyless).grain is Grain.ALL, "nested rows cannot be found by their columns"
-    assert delta.delete_where_delta("n = 1")(schema).grain is Grain.NEWS
-
-
-def test_a_change_whose_own_count_overflows_keeps_the_blobs_that_it_committed(place, monkeypatch):
-    store, other = place.open(config=BLOBS), place.open(config=BLOBS)
-    table = store.create("t", value={"v": "int64"}, timeline="counter")
-    table.append([{"v": each} for each in range(100)])
-    table.append([{"v": 0, "_diff": (1 << 63) - 2}])
-    real = store._committer.commit
-
-    def lost_once(*commands, reads=(), patience=None):
-        if isinstance(commands[0][1], CompareAndAppend):
-            monkeypatch.setattr(store._committer, "commit", real)
-            other["t"].append([{"v": 0, "_diff": 2}])
-        return real(*commands, reads=reads)
-
-    monkeypatch.setattr(store._committer, "commit", lost_once)
-    table.delete(where="v >= 0")
-    assert table.snapshot().to_arrow().num_rows == 0
-
-
-def test_a_change_that_gives_up_leaves_no_blob_of_its_patches(place, monkeypatch):
-    monkeypatch.setattr(step_commit, "RETRY", RetryPolicy(placements=3))
-    store, other = place.open(config=BLOBS), place.open(config=BLOBS)
-    table = create(store)
-    table.append([row(each) for each in range(50)])
-    commit, committed = store._committer.commit, store._committer._committed
-
-    def first(*commands, reads=(), patience=None):
-        if isinstance(commands[0][1], CompareAndAppend):
-            other["t"].append([row(each, 1) for each in range(50)])
-        return commit(*commands, reads=reads)
-
-    def later(*given):
-        other["t"].append([row(each, 1) for each in range(50)])
-        return committed(*given)
-
-    monkeypatch.setattr(store._committer, "commit", first)
-    monkeypatch.setattr(store._committer, "_committed", later)
-    with pytest.raises(Contention):
-        table.delete(where="k >= 0")
-    assert set(place.blobs(f"{table.id}/")) <= set(table._handle.state().keys())

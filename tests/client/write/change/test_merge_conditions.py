@@ -5,6 +5,7 @@ import operator
 
 import polars as pl
 import pyarrow as pa
+from assertions import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_store import MemoryStore
@@ -75,7 +76,7 @@ def keys(found, side):
     return set(found[f"{side}.k"].to_list())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     target=ROWS,
     source=ROWS,

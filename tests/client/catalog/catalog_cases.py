@@ -1,0 +1,12 @@
+"""What tests of the catalog share."""
+
+from timespine.location.unreliable import Fault
+
+KEY = {"n": "int64"}
+
+
+LOST = [Fault.INDETERMINATE_DONE, Fault.INDETERMINATE_NOT, Fault.LATE]
+
+
+def rows_of(collection):
+    return sorted(row["n"] for row in collection.snapshot().to_pylist())

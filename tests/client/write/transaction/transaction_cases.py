@@ -1,0 +1,27 @@
+"""Collections and rows that tests of transactions share."""
+
+import pytest
+from memory_store import BLOBS, QUICK, counted
+
+BOTH = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
+
+
+def create(store, name="orders", **options):
+    options = {"key": {"k": "int64"}, "value": {"v": "string"}, "timeline": "counter", **options}
+    return store.create(name, **options)
+
+
+def pair(store, **options):
+    return create(store, "orders", **options), create(store, "items", **options)
+
+
+def row(k, v="a", **more):
+    return {"k": k, "v": v, **more}
+
+
+def rows(collection, as_of=None):
+    return counted(collection.snapshot(as_of, multiplicity="column").to_pylist(), "k", "v")
+
+
+def keys_of(script_or_gate):
+    return [len(keys) for keys in script_or_gate.sets]
