@@ -24,6 +24,10 @@ KEYS_PER_RUN = 16
 """The fewest keys per different word for which each run of equal words is searched at once."""
 
 
+FEW_ROWS = 4
+"""The least number of keys per row for which rows are searched among keys first."""
+
+
 class Located(NamedTuple):
     """The keys that have rows, and where these lie."""
 
@@ -76,14 +80,15 @@ class WordIndex:
 
     def covers(self, key: Key) -> bool:
         """Return whether a key, or one that begins with it, lies between the first and the last row."""
-        encoded, length = key.encoded, len(key.encoded)
-        return self.first[:length] <= encoded <= self.last[:length]
+        encoded, first = key.encoded, self.first
+        return self.last >= encoded and (first <= encoded or first.startswith(encoded))
 
 
 def locate_key(index: WordIndex, key: Key) -> tuple[int, int]:
-    """Return the rows of a key, or of all that begin with it, as a range; empty if there is none."""
-    if not index.covers(key):
-        return 0, 0
+    """Return the rows of a key, or of all that begin with it, as a range; empty if there is none.
+
+    The index must cover the key: a caller has looked at its bounds already.
+    """
     word, is_exact = key.word(index.prefix)
     view = index.view
     lower = bisect_left(view, word)
@@ -134,36 +139,56 @@ def _encoded(index: WordIndex, row: int, depth: int) -> bytes:
 
 def locate(index: WordIndex, probes: Probes) -> Located:
     """Find the rows of many keys, or of all that begin with them."""
-    start, stop = _covered(index, probes)
-    wanted, is_exact = probes.words(index.prefix)
-    wanted = wanted[start:stop]
     words = index.words
-    lower = np.searchsorted(words, wanted)
-    found = np.flatnonzero(words.take(lower, mode="clip") == wanted)
-    lower, wanted = lower[found], wanted[found]
+    wanted, is_exact = probes.words(index.prefix)
+    start, stop = _covered(index, probes, wanted)
+    found = np.arange(start, stop)
+    if len(words) * FEW_ROWS < len(found):
+        found = start + _among(words, wanted[start:stop])
+    lower = np.searchsorted(words, wanted[found])
+    is_found = words.take(lower, mode="clip") == wanted[found]
+    found, lower = found[is_found], lower[is_found]
     upper = lower + 1
-    # The last row of the table is compared with itself: it is followed by nothing.
-    more = np.flatnonzero((words.take(upper, mode="clip") == wanted) & (upper < len(words)))
+    # The last row is compared with itself: no row follows it.
+    more = np.flatnonzero((words.take(upper, mode="clip") == wanted[found]) & (upper < len(words)))
     if more.size:
-        upper[more] = np.searchsorted(words, wanted[more], "right")
-    located = Located(found + start, lower, upper)
+        upper[more] = np.searchsorted(words, wanted[found[more]], "right")
+    located = Located(found, lower, upper)
     if is_exact and index.exact and len(probes.columns) == 1:
         return located
     return _narrow(index, probes, located)
 
 
-def _covered(index: WordIndex, probes: Probes) -> tuple[int, int]:
+def _covered(index: WordIndex, probes: Probes, wanted: Words) -> tuple[int, int]:
     """Return the range of keys that may lie between the first and the last row.
 
-    Only behind a prefix must it be exact; elsewhere the words of keys outside are found nowhere, or are verified.
+    Without a prefix the words of keys outside are true, and only cost time. Behind a prefix they are not.
     """
     if not index.prefix:
-        return 0, len(probes)
+        words = index.words
+        return int(np.searchsorted(wanted, words[0])), int(np.searchsorted(wanted, words[-1], "right"))
     places = range(len(probes))
     depth = len(probes.columns)
     first, last = Key.at(index.columns[:depth], 0).encoded, Key.at(index.columns[:depth], len(index) - 1).encoded
     start = bisect_left(places, first, key=lambda place: probes.key(place).encoded)
     return start, bisect_right(places, last, start, key=lambda place: probes.key(place).encoded)
+
+
+def _among(words: Words, wanted: Words) -> Index:
+    """Return which of many ascending words are among a few: the few are searched in the many."""
+    lower: Index = np.searchsorted(wanted, words)
+    lower = lower[wanted.take(lower, mode="clip") == words]
+    if not lower.size:
+        return lower
+    lower = lower[np.concatenate(([True], lower[1:] != lower[:-1]))]
+    after = np.minimum(lower + 1, len(wanted) - 1)
+    if not ((wanted[after] == wanted[lower]) & (after > lower)).any():
+        return lower
+    upper = np.searchsorted(wanted, wanted[lower], "right")
+    changes = np.zeros(len(wanted) + 1, np.int64)
+    np.add.at(changes, lower, 1)
+    np.add.at(changes, upper, -1)
+    return np.flatnonzero(np.cumsum(changes[:-1]))
 
 
 def _narrow(index: WordIndex, probes: Probes, located: Located) -> Located:
