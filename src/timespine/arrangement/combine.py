@@ -107,7 +107,7 @@ def net_as_of(pieces: Sequence[Piece], layout: Layout, as_of: Time) -> SortedUpd
 
 def fold(pieces: Sequence[Piece], layout: Layout, since: Frontier) -> SortedUpdates | None:
     """Put updates together, with times before `since` advanced to it; None if nothing is left."""
-    moved = [piece._replace(times=_advanced(piece.times, since)) for piece in pieces]
+    moved = [piece._replace(times=advance(piece.times, since)) for piece in pieces]
     if len(moved) == 1 and moved[0].times is pieces[0].times:
         piece = moved[0]
         return SortedUpdates(piece.columns, piece.times, piece.diffs, piece.rows)
@@ -177,7 +177,7 @@ def _concatenated(columns: Sequence[pa.Array]) -> pa.Array:
     return columns[0] if len(columns) == 1 else pa.concat_arrays(columns)
 
 
-def _advanced(times: Coordinates | Time, since: Frontier) -> Coordinates | Time:
+def advance(times: Coordinates | Time, since: Frontier) -> Coordinates | Time:
     """Advance times to a frontier; return the same object if all are there."""
     if isinstance(times[0], int):
         moved = advance_by(times, since)

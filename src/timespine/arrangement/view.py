@@ -24,7 +24,7 @@ from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.probe import Key, Probes
 from timespine.columnar.kernels.row_words import Index, single
-from timespine.columnar.kernels.search import Located, locate
+from timespine.columnar.kernels.search import locate, located_rows
 from timespine.columnar.schema.schema import DIFF, shown_names
 from timespine.errors import UsageError
 from timespine.model.time import Time, check_time
@@ -121,12 +121,12 @@ class ArrangementView:
         With `inclusive`, `upper` and all keys that begin with it are given too.
         """
         low, high = (None if bound is None else self.key_of(bound) for bound in (lower, upper))
-        walk = Walk(self.batches, low, high, inclusive=inclusive)
+        walk = Walk(self.batches, low, high, inclusive=inclusive, alone_rows=rows)
         return self._scanned(walk, rows)
 
     def _scanned(self, walk: Walk, rows: int) -> Iterator[pa.Table]:
         while walk.left:
-            alone = walk.step_alone(rows)
+            alone = walk.step_alone()
             pieces = walk.step(rows) if alone is None else [piece_between(alone, 0, alone.rows)]
             netted = net_as_of(pieces, self.layout, self.as_of)
             if netted is not None:
@@ -230,7 +230,7 @@ class ArrangementView:
         for chunk in batch.chunks:
             located = locate(chunk.index, probes)
             if len(located.keys):
-                pieces.append(piece_at(chunk, _rows(located)))
+                pieces.append(piece_at(chunk, located_rows(located)))
         return pieces
 
     def _table(self, found: Sequence[SortedUpdates]) -> pa.Table:
@@ -268,16 +268,6 @@ def _counted(keys: pa.Table) -> pa.Table:
 def _distinct(keys: pa.Table) -> pa.Table:
     """Return different keys in order."""
     return consolidate(_counted(keys), keys.column_names).select(keys.column_names)
-
-
-def _rows(located: Located) -> Index:
-    """Return the rows of all ranges that were found."""
-    lengths = located.upper - located.lower
-    if (lengths == 1).all():
-        return located.lower
-    ends = np.cumsum(lengths)
-    rows: Index = np.arange(int(ends[-1])) + np.repeat(located.lower - (ends - lengths), lengths)
-    return rows
 
 
 def _cores() -> int:

@@ -47,6 +47,13 @@ class _Place:
             number += 1
         return Key.at(self._chunks[number].index.columns, row)
 
+    def next_whole(self, rows_min: int) -> Key | None:
+        """Return the first key of the next chunk of which nothing was taken, if it has `rows_min` updates at least."""
+        number = self.number + (self.row > 0)
+        if number >= self._stop[0] or self._chunks[number].rows < rows_min:
+            return None
+        return Key.at(self._chunks[number].index.columns, 0)
+
     def whole_chunk(self) -> Chunk | None:
         """Return the next chunk, if none of it was taken, all of it is wanted, and its keys are in no other one.
 
@@ -62,15 +69,15 @@ class _Place:
         """Pass over the next chunk."""
         self._move(self.number, self._chunks[self.number].rows)
 
-    def take(self, cut: Key | None) -> list[Piece]:
-        """Take the updates of all keys up to one, that one included; all if there is none."""
+    def take(self, cut: Key | None, *, inclusive: bool) -> list[Piece]:
+        """Take the updates of all keys before one, and of itself if it is included; all if there is none."""
         taken = []
         while self.left:
             chunk = self._chunks[self.number]
             end = self._stop[1] if self.number == self._stop[0] else chunk.rows
             stop = end
-            if cut is not None and self._fence[self.number] > cut.encoded:
-                stop = min(rows_before(chunk.index, cut, inclusive=True), end)
+            if cut is not None and (self._fence[self.number] > cut.encoded or not inclusive):
+                stop = min(rows_before(chunk.index, cut, inclusive=inclusive), end)
             if stop > self.row:
                 taken.append(piece_between(chunk, self.row, stop))
                 self._move(self.number, stop)
@@ -90,9 +97,19 @@ class Walk:
     """Steps through the updates of some batches, in the order of keys."""
 
     def __init__(
-        self, batches: Sequence[Batch], lower: Key | None = None, upper: Key | None = None, *, inclusive: bool = False
+        self,
+        batches: Sequence[Batch],
+        lower: Key | None = None,
+        upper: Key | None = None,
+        *,
+        inclusive: bool = False,
+        alone_rows: int | None = None,
     ) -> None:
-        """Walk from the first key not before `lower` to the last before `upper`; with `inclusive`, `upper` too."""
+        """Walk from the first key not before `lower` to the last before `upper`; with `inclusive`, `upper` too.
+
+        Chunks of `alone_rows` updates at least, which no other batch reaches into, can be taken whole.
+        """
+        self._alone_rows = alone_rows
         starts = [place_of(batch, lower, inclusive=False) if lower is not None else (0, 0) for batch in batches]
         stops = [
             place_of(batch, upper, inclusive=inclusive) if upper is not None else (len(batch.chunks), 0)
@@ -115,17 +132,30 @@ class Walk:
         shares = [(place, max(rows * place.left // left, least)) for place in self._places]
         ahead = [place.key_ahead(share - 1) for place, share in shares if place.left > share]
         cut = min(ahead, key=lambda key: key.encoded, default=None)
-        taken = [piece for place in self._places for piece in place.take(cut)]
+        border = self._border()
+        inclusive = border is None or (cut is not None and cut.encoded < border.encoded)
+        last = cut if inclusive else border
+        taken = [piece for place in self._places for piece in place.take(last, inclusive=inclusive)]
         self._drop_ended()
         return taken
 
-    def step_alone(self, rows_min: int) -> Chunk | None:
-        """Take the next chunk, if it has `rows_min` updates at least, and no other batch reaches into it."""
-        if not self._places:
+    def _border(self) -> Key | None:
+        """Return where a chunk begins that could be taken whole, if there are updates before it."""
+        if self._alone_rows is None:
+            return None
+        begins = [key for place in self._places if (key := place.next_whole(self._alone_rows)) is not None]
+        if not begins:
+            return None
+        start = min(place.key for place in self._places)
+        return min((key for key in begins if key.encoded > start), key=lambda key: key.encoded, default=None)
+
+    def step_alone(self) -> Chunk | None:
+        """Take the next chunk, if it is large, and no other batch reaches into it."""
+        if not self._places or self._alone_rows is None:
             return None
         ahead = min(self._places, key=lambda place: place.key)
         chunk = ahead.whole_chunk()
-        if chunk is None or chunk.rows < rows_min:
+        if chunk is None or chunk.rows < self._alone_rows:
             return None
         if any(place.key <= chunk.index.last for place in self._places if place is not ahead):
             return None

@@ -159,6 +159,16 @@ def locate(index: WordIndex, probes: Probes) -> Located:
     return _narrow(index, probes, located)
 
 
+def located_rows(located: Located) -> Index:
+    """Return the rows of all ranges that were found."""
+    lengths = located.upper - located.lower
+    if (lengths == 1).all():
+        return located.lower
+    ends = np.cumsum(lengths)
+    rows: Index = np.arange(int(ends[-1])) + np.repeat(located.lower - (ends - lengths), lengths)
+    return rows
+
+
 def _covered(index: WordIndex, probes: Probes, wanted: Words) -> tuple[int, int]:
     """Return the range of keys that may lie between the first and the last row.
 
