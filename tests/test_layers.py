@@ -22,9 +22,10 @@ ALLOWED = {
     "core": {"model"},
     "columnar": {"core", "model", "location"},
     "client": {"columnar", "core", "model", "location"},
+    "arrangement": {"client", "columnar", "core", "model", "location"},
     "spark": {"client", "columnar", "core", "model", "location"},
     "cli": {"spark", "client", "columnar", "core", "model", "location"},
-    "testing": {"client", "columnar", "core", "model", "location"},
+    "testing": {"arrangement", "client", "columnar", "core", "model", "location"},
 }
 
 # What has an effect, or depends on one: the pure layers must not even be able to name it.

@@ -13,7 +13,8 @@ from kernel_cases import MAX, SMALL, TYPES, counted, keys, order_of, small, tabl
 
 from timespine.columnar.kernels import row_words as ordering
 from timespine.columnar.kernels import take
-from timespine.columnar.kernels.consolidate import consolidate, consolidate_runs
+from timespine.columnar.kernels.consolidate import consolidate, consolidate_runs, consolidate_words
+from timespine.columnar.kernels.probe import absolute_words, shared_prefix
 from timespine.columnar.scan.visibility import advance_times
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 from timespine.model import oracle
@@ -300,3 +301,35 @@ def test_times_that_need_no_advancing_cost_nothing():
     times = np.array([5, 7])
     assert advance_times([times], Frontier.at(5))[0] is times
     assert advance_times([times], Frontier.at(6))[0].tolist() == [6, 7]
+
+
+FLAT = [kind for kind in TYPES if not pa.types.is_nested(kind)]
+
+
+@given(st.data(), SMALL)
+def test_consolidated_by_known_words_is_what_the_oracle_says(data, how):
+    table = data.draw(tables(kinds=FLAT))
+    order = order_of(table)
+    columns = [column.combine_chunks() for column in table.select(order).columns]
+    prefix = 0
+    if table.num_rows:
+        ordered = sorted(range(table.num_rows), key=keys(table, order[:1]).__getitem__)
+        prefix = data.draw(st.integers(0, shared_prefix(columns[0][ordered[0]], columns[0][ordered[-1]])))
+    made = absolute_words(columns[0], prefix)
+    with small(how):
+        index, sums = consolidate_words(made.words, made.exact, columns, table.column("_diff").to_numpy())
+    rows = keys(table, order)
+    assert [(rows[row], diff) for row, diff in zip(index.tolist(), sums.tolist(), strict=True)] == expected(
+        table, order
+    )
+
+
+@given(tables(kinds=[pa.int64(), pa.string()], diffs=st.sampled_from([1])), SMALL)
+def test_rows_whose_words_are_all_different_are_only_sorted(table, how):
+    order = order_of(table)
+    columns = [column.combine_chunks() for column in table.select(order).columns]
+    words = np.random.default_rng(0).permutation(table.num_rows).astype(np.uint64)
+    with mock.patch("timespine.columnar.kernels.consolidate.break_ties", side_effect=AssertionError):
+        index, sums = consolidate_words(words, False, columns, table.column("_diff").to_numpy())
+    assert index.tolist() == np.argsort(words).tolist()
+    assert sums.tolist() == [1] * table.num_rows

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from timespine.columnar.kernels.row_words import WORD_BITS, Index, Packed, pack, single
+from timespine.columnar.kernels.row_words import START, WORD_BITS, Index, Packed, Position, pack, single
 from timespine.columnar.kernels.take import narrow, read_back, take
 from timespine.columnar.kernels.text_words import Words, blocks
 from timespine.columnar.kernels.tie_break import Flags, break_ties, group_blocks
@@ -83,6 +83,37 @@ def consolidate_runs(table: pa.Table, order: Sequence[str], starts: Sequence[int
             left[name] = column
     chosen.update(zip(left, take(list(left.values()), index), strict=True))
     return pa.Table.from_arrays([chosen[name] for name in table.column_names], schema=table.schema)
+
+
+def consolidate_words(
+    words: Words, exact: bool, columns: Sequence[pa.Array], diffs: NDArray[np.int64]
+) -> tuple[Index, NDArray[np.int64]]:
+    """Consolidate rows by words that are known: which rows remain, in order, and the sums of their diffs.
+
+    The words are of the first of all `columns` (`probe.absolute_words`), and tell different values of it apart if
+    they are exact. One stable sort of them merges sorted runs that lie one after the other. Rows whose word no other
+    row has pass; only the others are compared by their columns.
+    """
+    rows = len(words)
+    if rows == 0:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    arranged = _Arranged(words, False)
+    ordered = words
+    if not (words[1:] >= words[:-1]).all():
+        arranged.index = np.argsort(words, kind="stable")
+        ordered = words.take(arranged.index)
+    first = np.empty(rows, np.bool_)
+    first[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    if not first.all():
+        if arranged.index is None:
+            arranged.index = np.arange(rows)
+        rest = Position(1) if exact else START
+        if rest.column < len(columns):
+            break_ties(columns, Packed(words, rest=rest), 0, arranged.index, first)
+        arranged.first = first
+    index, _, sums = _net(arranged, diffs, False)
+    return index, sums
 
 
 @dataclass(slots=True)

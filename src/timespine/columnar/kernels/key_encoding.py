@@ -49,6 +49,7 @@ _DECIMAL_BYTES = 17
 _SIGN = 1 << 63
 _ALL = (1 << 64) - 1
 _NAN = _SOME + b"\xff\xf8\x00\x00\x00\x00\x00\x00"
+_INT64, _STRING = pa.int64(), pa.string()
 _DOUBLE = struct.Struct(">d")
 _BITS = struct.Struct(">Q")
 _SOME_BITS = struct.Struct(">BQ")
@@ -97,6 +98,12 @@ def encode_scalar(value: object, type: pa.DataType) -> bytes:
     Takes an Arrow scalar, or what Python has for the type. A timestamp may also
     be an integer (microseconds), so that every one that Arrow holds can be given.
     """
+    kind = value.__class__
+    # The usual keys, without a detour by Arrow.
+    if kind is int and type == _INT64 and -_INT_OFFSET <= value < _INT_OFFSET:  # type: ignore[operator]
+        return _SOME + (value + _INT_OFFSET).to_bytes(_INT_BYTES, "big")  # type: ignore[operator]
+    if kind is str and type == _STRING and value.isascii():  # type: ignore[attr-defined]
+        return _bytes(value.encode())  # type: ignore[attr-defined]
     if isinstance(value, pa.Scalar):
         if value.type != type:
             raise UsageError(f"a value of type {value.type} was given for type {type}")

@@ -307,13 +307,13 @@ def fixed_digits(column: pa.Array) -> list[tuple[int, NDArray[Any]]]:
     kind, rows = column.type.id, len(column)
     validity, data = column.buffers()
     if kind in INTEGERS:
-        digits = [(VALUE, _view(data, INTEGERS[kind], column.offset, rows))]
+        digits = [(VALUE, fixed_view(data, INTEGERS[kind], column.offset, rows))]
     elif kind in _FLOATS:
-        digits = [(VALUE, _float_digit(_view(data, _FLOATS[kind], column.offset, rows)))]
+        digits = [(VALUE, float_digit(fixed_view(data, _FLOATS[kind], column.offset, rows)))]
     elif kind == _BOOL:
         digits = [(VALUE, bits(data, column.offset, rows))]
     else:
-        digits = _decimal_digits(_view(data, np.uint64, 2 * column.offset, 2 * rows))
+        digits = _decimal_digits(fixed_view(data, np.uint64, 2 * column.offset, 2 * rows))
     if column.null_count == 0:
         return digits
     valid = bits(validity, column.offset, rows).view(np.bool_)
@@ -332,11 +332,12 @@ def unsigned(values: NDArray[Any]) -> Words:
     return values.astype(np.int64, copy=False).view(np.uint64)
 
 
-def _view(data: pa.Buffer, dtype: Any, offset: int, rows: int) -> NDArray[Any]:
+def fixed_view(data: pa.Buffer, dtype: Any, offset: int, rows: int) -> NDArray[Any]:
+    """Return the values of a column of fixed width, without a copy."""
     return np.frombuffer(data, dtype, rows, offset * np.dtype(dtype).itemsize)
 
 
-def _float_digit(values: NDArray[Any]) -> NDArray[Any]:
+def float_digit(values: NDArray[Any]) -> NDArray[Any]:
     """Floats as unsigned integers in the same order; NaN is the largest, -0.0 is 0.0."""
     signed, kind = (np.int32, np.uint32) if values.dtype == np.float32 else (np.int64, np.uint64)
     sign = signed(np.iinfo(signed).min)

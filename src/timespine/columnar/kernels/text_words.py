@@ -88,11 +88,11 @@ class Text:
             # A guess from a few values is checked faster than the first and the last of all are found.
             places = [*range(0, rows, rows // _SAMPLES), rows - 1]
             some = [self._value(place) for place in places if self.valid is None or self.valid[place]]
-            shared = _shared(min(some), max(some)) if some else b""
+            shared = shared_bytes(min(some), max(some)) if some else b""
             if not shared or pc.all(pc.starts_with(self._column, shared)).as_py():
                 return len(shared)
         ends = pc.min_max(self._column)
-        return len(_shared(*(ends[each].as_buffer().to_pybytes()[:_PREFIX_BYTES_MAX] for each in ("min", "max"))))
+        return len(shared_bytes(*(ends[each].as_buffer().to_pybytes()[:_PREFIX_BYTES_MAX] for each in ("min", "max"))))
 
     def ranked(self) -> tuple[NDArray[np.uint32], pa.Array] | None:
         """If there seem to be few different values: for every row the rank of its value, and the values in order."""
@@ -149,10 +149,23 @@ class Text:
             _squeeze(part, width, places)
         return words, False
 
+    def words_at(self, at: int) -> Words:
+        """Read eight bytes of every value from byte `at` on, padded with zeros. A null is zero."""
+        words = np.empty(len(self._starts), np.uint64)
+        for block in blocks(len(words)):
+            self._read(at, block, words[block])
+            words[block] &= self._mask(at, block)
+        return words
+
+    def ends_in_nul(self) -> bool:
+        """Return whether a value ends in a NUL byte: padded with zeros, it looks like a shorter one."""
+        filled = np.flatnonzero(self.lengths)
+        return not self._data.take(self._starts[filled] + self.lengths[filled] - 1).all()
+
     def _mask(self, at: int, block: slice) -> Any:
         """Ones for the bytes of a word that belong to the value: a number if it is the same for all, else an array."""
         if self._shortest == self.longest or self._shortest >= at + 8:
-            return _KEEP[min(self._shortest - at, 8)]
+            return _KEEP[min(max(self._shortest - at, 0), 8)]
         return _KEEP.take(self.lengths[block] - at, mode="clip")
 
     def _read(self, at: int, block: slice, words: Words) -> None:
@@ -180,8 +193,8 @@ class Text:
         words.byteswap(inplace=True)
 
 
-def _shared(first: bytes, second: bytes) -> bytes:
-    """What both begin with."""
+def shared_bytes(first: bytes, second: bytes) -> bytes:
+    """Return what both begin with."""
     if first == second:
         return first
     pairs = zip(first, second, strict=False)

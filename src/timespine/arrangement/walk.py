@@ -1,0 +1,186 @@
+"""Walk over several batches at once, by ranges of keys.
+
+A step takes of every batch the updates up to one key: the smallest of those that lie a share of the wanted rows
+ahead in each, in proportion to what is left of it. So a step has about as many updates as wanted, updates of one key
+never fall apart, and what is kept between steps is a place per batch. Merges, scans and cursors are such steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from timespine.arrangement.batch import Batch
+from timespine.arrangement.chunk import Chunk
+from timespine.arrangement.combine import Piece, piece_between
+from timespine.columnar.kernels.probe import Key
+from timespine.columnar.kernels.search import rows_before
+
+CREEP = 4
+"""The reciprocal of the part of an equal share that a step looks ahead in a batch at least."""
+
+
+class _Place:
+    """How far the walk is in one batch."""
+
+    def __init__(self, batch: Batch, start: tuple[int, int], stop: tuple[int, int]) -> None:
+        self._chunks = batch.chunks
+        self._fence = batch.fence
+        self.number, self.row = start
+        self._stop = stop
+        self.left = _rows_between(batch, start, stop)
+        """Updates that are still to come."""
+        self._key: bytes | None = None
+
+    @property
+    def key(self) -> bytes:
+        """The encoded key of the next update."""
+        if self._key is None:
+            self._key = Key.at(self._chunks[self.number].index.columns, self.row).encoded
+        return self._key
+
+    def key_ahead(self, rows: int) -> Key:
+        """Return the key of the update that lies some rows ahead."""
+        number, row = self.number, self.row + rows
+        while row >= self._chunks[number].rows:
+            row -= self._chunks[number].rows
+            number += 1
+        return Key.at(self._chunks[number].index.columns, row)
+
+    def next_whole(self, rows_min: int) -> Key | None:
+        """Return the first key of the next chunk of which nothing was taken, if it has `rows_min` updates at least."""
+        number = self.number + (self.row > 0)
+        if number >= self._stop[0] or self._chunks[number].rows < rows_min:
+            return None
+        return Key.at(self._chunks[number].index.columns, 0)
+
+    def whole_chunk(self) -> Chunk | None:
+        """Return the next chunk, if none of it was taken, all of it is wanted, and its keys are in no other one.
+
+        SUBTLE: updates of one row may be in two chunks, at two times (test_a_row_at_two_times_in_two_chunks_is_netted).
+        """
+        number = self.number
+        if self.row or number >= self._stop[0]:
+            return None
+        after = self._chunks[number + 1 : number + 2]
+        return None if after and after[0].index.first == self._fence[number] else self._chunks[number]
+
+    def skip_chunk(self) -> None:
+        """Pass over the next chunk."""
+        self._move(self.number, self._chunks[self.number].rows)
+
+    def take(self, cut: Key | None, *, inclusive: bool) -> list[Piece]:
+        """Take the updates of all keys before one, and of itself if it is included; all if there is none."""
+        taken = []
+        while self.left:
+            chunk = self._chunks[self.number]
+            end = self._stop[1] if self.number == self._stop[0] else chunk.rows
+            stop = end
+            if cut is not None and (self._fence[self.number] > cut.encoded or not inclusive):
+                stop = min(rows_before(chunk.index, cut, inclusive=inclusive), end)
+            if stop > self.row:
+                taken.append(piece_between(chunk, self.row, stop))
+                self._move(self.number, stop)
+            if stop < end:
+                break
+        return taken
+
+    def _move(self, number: int, row: int) -> None:
+        """Stand before a row, or before the next chunk if it is the last of one."""
+        self.left -= row - self.row
+        is_end = row == self._chunks[number].rows
+        self.number, self.row = (number + 1, 0) if is_end else (number, row)
+        self._key = None
+
+
+class Walk:
+    """Steps through the updates of some batches, in the order of keys."""
+
+    def __init__(
+        self,
+        batches: Sequence[Batch],
+        lower: Key | None = None,
+        upper: Key | None = None,
+        *,
+        inclusive: bool = False,
+        alone_rows: int | None = None,
+    ) -> None:
+        """Walk from the first key not before `lower` to the last before `upper`; with `inclusive`, `upper` too.
+
+        Chunks of `alone_rows` updates at least, which no other batch reaches into, can be taken whole.
+        """
+        self._alone_rows = alone_rows
+        starts = [place_of(batch, lower, inclusive=False) if lower is not None else (0, 0) for batch in batches]
+        stops = [
+            place_of(batch, upper, inclusive=inclusive) if upper is not None else (len(batch.chunks), 0)
+            for batch in batches
+        ]
+        places = [_Place(*each) for each in zip(batches, starts, stops, strict=True)]
+        self._places = [place for place in places if place.left > 0]
+
+    @property
+    def left(self) -> int:
+        """Return how many updates are still to come."""
+        return sum(place.left for place in self._places)
+
+    def step(self, rows: int) -> list[Piece]:
+        """Take the updates of the next keys, about `rows` of them; none at the end."""
+        if not self._places:
+            return []
+        # In proportion to what is left of each, so that batches end together; but none creeps.
+        left, least = self.left, rows // (CREEP * len(self._places)) + 1
+        shares = [(place, max(rows * place.left // left, least)) for place in self._places]
+        ahead = [place.key_ahead(share - 1) for place, share in shares if place.left > share]
+        cut = min(ahead, key=lambda key: key.encoded, default=None)
+        border = self._border()
+        inclusive = border is None or (cut is not None and cut.encoded < border.encoded)
+        last = cut if inclusive else border
+        taken = [piece for place in self._places for piece in place.take(last, inclusive=inclusive)]
+        self._drop_ended()
+        return taken
+
+    def _border(self) -> Key | None:
+        """Return where a chunk begins that could be taken whole, if there are updates before it."""
+        if self._alone_rows is None:
+            return None
+        begins = [key for place in self._places if (key := place.next_whole(self._alone_rows)) is not None]
+        if not begins:
+            return None
+        start = min(place.key for place in self._places)
+        return min((key for key in begins if key.encoded > start), key=lambda key: key.encoded, default=None)
+
+    def step_alone(self) -> Chunk | None:
+        """Take the next chunk, if it is large, and no other batch reaches into it."""
+        if not self._places or self._alone_rows is None:
+            return None
+        ahead = min(self._places, key=lambda place: place.key)
+        chunk = ahead.whole_chunk()
+        if chunk is None or chunk.rows < self._alone_rows:
+            return None
+        if any(place.key <= chunk.index.last for place in self._places if place is not ahead):
+            return None
+        ahead.skip_chunk()
+        self._drop_ended()
+        return chunk
+
+    def _drop_ended(self) -> None:
+        self._places = [place for place in self._places if place.left > 0]
+
+
+def place_of(batch: Batch, key: Key, *, inclusive: bool) -> tuple[int, int]:
+    """Return the chunk and the row in it that follow all updates before a key; with `inclusive`, also those of it."""
+    length = len(key.encoded)
+    if inclusive:
+        number = bisect_right(batch.fence, key.encoded, key=lambda last: last[:length])
+    else:
+        number = bisect_left(batch.fence, key.encoded)
+    if number == len(batch.chunks):
+        return number, 0
+    return number, rows_before(batch.chunks[number].index, key, inclusive=inclusive)
+
+
+def _rows_between(batch: Batch, start: tuple[int, int], stop: tuple[int, int]) -> int:
+    """Return the number of updates between two places."""
+    if stop <= start:
+        return 0
+    return sum(chunk.rows for chunk in batch.chunks[start[0] : stop[0]]) - start[1] + stop[1]

@@ -1,0 +1,177 @@
+"""Reads of batches are those of the model: one key, many keys, ranges, samples; as of every time."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from spine_cases import counted, key_tables, scalar_key, spines, times, tiny
+
+from timespine.arrangement import chunk, view
+from timespine.arrangement.batch import batch_of
+from timespine.arrangement.filters import FilterCounts
+from timespine.arrangement.get import YIELD_EVERY, Courtesy
+from timespine.arrangement.layout import Layout
+from timespine.arrangement.view import ArrangementView
+from timespine.columnar.schema.schema import define
+from timespine.errors import UsageError
+from timespine.testing.spine_model import model_rows
+
+ORDERS = define({"id": "int64"}, {"name": "string"})
+BY_ID = Layout.of(ORDERS)
+
+
+def orders(rows, time=0, diff=1):
+    """An update table of (id, name) pairs."""
+    ids, names = [row[0] for row in rows], [row[1] for row in rows]
+    return pa.table({"id": ids, "name": names, "_time": [time] * len(rows), "_diff": [diff] * len(rows)}).cast(
+        ORDERS.update_arrow
+    )
+
+
+def view_of(*tables, as_of=(9,), **options):
+    return ArrangementView(BY_ID, [batch_of(table, BY_ID) for table in tables], as_of, **options)
+
+
+@given(st.data())
+def test_one_key_gives_its_rows_as_of_every_time(data):
+    with tiny(set_rows=data.draw(st.sampled_from([0, 24]))):
+        spine = data.draw(spines())
+        keys = data.draw(key_tables(spine))
+        as_of = data.draw(times(spine.layout))
+        shown = ArrangementView(spine.layout, spine.batches, as_of)
+        with mock.patch.object(view, "SUMMED_MAX", data.draw(st.sampled_from([0, 64]))):
+            for place, key in enumerate(model_rows(keys, keys.column_names)):
+                expected = spine.model.get(key, as_of)
+                try:
+                    found = shown.get(scalar_key(keys, place))
+                except UsageError:  # Python has no year 10000
+                    assert any(pa.types.is_timestamp(kind) for kind in spine.layout.schema.types.values())
+                    continue
+                assert [count for _, count in found] == [count for _, count in expected]
+                rows = pa.Table.from_pylist([row for row, _ in found], schema=spine.layout.schema.arrow)
+                assert model_rows(rows, spine.layout.order) == [row for row, _ in expected]
+
+
+@given(st.data())
+def test_many_keys_give_their_rows_as_of_every_time(data):
+    with tiny():
+        spine = data.draw(spines())
+        keys = data.draw(key_tables(spine))
+        as_of = data.draw(times(spine.layout))
+        with mock.patch.object(view, "SHARE_KEYS", data.draw(st.sampled_from([1, 1 << 14]))):
+            found = ArrangementView(spine.layout, spine.batches, as_of).fetch(keys)
+        assert counted(found, spine.layout) == spine.model.fetch(model_rows(keys, keys.column_names), as_of)
+
+
+@given(st.data())
+def test_a_scan_gives_the_rows_between_two_keys_in_order(data):
+    with tiny():
+        spine = data.draw(spines())
+        as_of = data.draw(times(spine.layout))
+        bounds, models = [], []
+        for _ in range(2):
+            keys = data.draw(st.none() | key_tables(spine, max_size=1))
+            bounds.append(None if keys is None else scalar_key(keys, 0))
+            models.append(None if keys is None else model_rows(keys, keys.column_names)[0])
+        inclusive = data.draw(st.booleans())
+        rows = data.draw(st.integers(1, 12))
+        found = ArrangementView(spine.layout, spine.batches, as_of).scan(*bounds, inclusive=inclusive, rows=rows)
+        answer = [row for table in found for row in counted(table, spine.layout)]
+        assert answer == spine.model.scan(*models, as_of, inclusive=inclusive)
+
+
+@given(st.data())
+def test_sampled_keys_are_few_different_and_there(data):
+    with tiny():
+        spine = data.draw(spines())
+        as_of = data.draw(times(spine.layout))
+        count = data.draw(st.integers(0, 30))
+        shown = ArrangementView(spine.layout, spine.batches, as_of)
+        keys = model_rows(shown.sample_keys(count, seed=data.draw(st.integers(0, 5))), spine.layout.by)
+        there = spine.model.keys(as_of)
+        assert keys == sorted(set(keys))
+        assert set(keys) <= set(there)
+        assert len(keys) <= count
+        if count >= sum(batch.keys for batch in spine.batches):
+            assert keys == there
+
+
+@given(st.data(), st.integers(1, 6))
+def test_partition_keys_ascend_and_are_fewer_than_the_shares(data, shares):
+    with tiny():
+        spine = data.draw(spines())
+        keys = model_rows(
+            ArrangementView(spine.layout, spine.batches, (0,) * spine.layout.schema.arity).partition_keys(shares),
+            spine.layout.by,
+        )
+        assert keys == sorted(set(keys))
+        assert len(keys) < shares
+
+
+def test_partition_keys_cut_rows_about_evenly():
+    shown = view_of(orders([(n, "") for n in range(0, 1000, 2)]), orders([(n, "") for n in range(1, 1000, 2)]))
+    ids = shown.partition_keys(4).column("id").to_pylist()
+    assert len(ids) == 3
+    assert all(abs(found - wanted) <= 20 for found, wanted in zip(ids, (250, 500, 750), strict=True))
+
+
+def test_a_row_at_two_times_in_two_chunks_is_netted():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk, "CHUNK_ROWS", 1)
+        table = pa.concat_tables([orders([(1, "a")], time=0), orders([(1, "a")], time=1, diff=-1)])
+        shown = view_of(table)
+    assert shown.get({"id": 1}) == []
+    assert shown.fetch([{"id": 1}]).num_rows == 0
+    assert list(shown.scan(rows=1)) == []
+
+
+def test_chunks_with_other_prefixes_are_put_together():
+    by_name = Layout.of(ORDERS, ["name"])
+    batches = [
+        batch_of(orders([(n, prefix + "z" * n) for n in (2, 1)]), by_name) for prefix in ("aaaa", "bbbb", "aaab")
+    ]
+    rows = [row for table in ArrangementView(by_name, batches, (0,)).scan() for row in table.column("name").to_pylist()]
+    assert rows == sorted(rows)
+    assert len(rows) == 6
+
+
+def test_absent_keys_search_no_chunk():
+    counts = FilterCounts()
+    shown = view_of(*(orders([(n * 1000 + part, "") for n in range(100)]) for part in range(5)), counts=counts)
+    with mock.patch("timespine.arrangement.get.locate_key", side_effect=AssertionError):
+        assert shown.get({"id": 500}) == []
+        assert shown.get({"id": -1}) == []
+    assert (counts.member_misses, counts.member_hits, counts.range_misses) == (5, 0, 5)
+    assert len(shown.get({"id": 3000})) == 1
+    assert counts.member_hits == 1
+
+
+def test_keys_are_the_first_arranged_columns_and_of_their_types():
+    shown = view_of(orders([(1, "a")]))
+    for wrong in ({}, {"name": "a"}, {"id": 1, "name": "a"}, {"id": "one"}):
+        with pytest.raises(UsageError):
+            shown.get(wrong)
+    with pytest.raises(UsageError):
+        shown.fetch(pa.table({"name": ["a"]}))
+    with pytest.raises(UsageError):
+        shown.partition_keys(0)
+    assert shown.fetch([]).num_rows == 0
+    assert shown.fetch({"id": 1}).to_pylist() == [{"id": 1, "name": "a", "_diff": 1}]
+
+
+def test_a_reader_sleeps_now_and_then_while_others_work():
+    slept = []
+    courtesy = Courtesy()
+    shown = view_of(orders([(1, "a")]), courtesy=courtesy)
+    with mock.patch("timespine.arrangement.get.time.sleep", slept.append):
+        for _ in range(2 * YIELD_EVERY):
+            shown.get({"id": 1})
+        assert not slept
+        courtesy.busy += 1
+        for _ in range(2 * YIELD_EVERY):
+            shown.get({"id": 1})
+    assert len(slept) == 2
