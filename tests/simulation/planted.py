@@ -4,7 +4,7 @@ Each is applied in tests only. `python tests/simulation/planted.py` searches, fo
 each, the first seed whose history gives it away; `--pin` writes them down for
 `test_planted.py`. A survivor means that a property is missing. Those of streams are
 in `planted_streams.py`, those of the client in `planted_client.py`, those of turns in
-`planted_turns.py`.
+`planted_turns.py`, those of a bucket alone in `planted_bucket.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import planted_bucket  # noqa: F401 (for the bugs in it)
 import planted_client  # noqa: F401 (for the bugs in it)
 import planted_streams  # noqa: F401 (for the bugs in it)
 import planted_turns  # noqa: F401 (for the bugs in it)
 from mutations import (
+    BUCKET,
     BUGS,
     REAL,
     SCHEMAS,
@@ -67,6 +69,7 @@ from timespine.core.transitions import (
 )
 from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
+from timespine.testing.bucket.history import run_bucket_history
 from timespine.testing.simulator import core_reads
 from timespine.testing.simulator.checker import HistoryResult, run_core_history
 from timespine.testing.simulator.violation import Violation
@@ -87,6 +90,9 @@ REAL_OPERATIONS = 25
 
 STORE_CALLS = 40
 """Calls of a history of real stores."""
+
+BUCKET_CALLS = 40
+"""Calls of a history of a bucket."""
 
 SPREAD = 12
 """Seeds from the pinned one on that may give a bug of real rows or stores away: what their histories meet changes with
@@ -837,6 +843,8 @@ def history(name: str, seed: int) -> HistoryResult:
     """A history of the kind that gives a bug away."""
     if name in REAL:
         return run_core_history(seed, REAL_OPERATIONS, real=True)
+    if name in BUCKET:
+        return run_bucket_history(seed, BUCKET_CALLS)
     if name in STORES:
         return history_run.run_store_history(seed, STORE_CALLS)
     flavours = {"schemas": SCHEMAS, "streams": STREAMS}

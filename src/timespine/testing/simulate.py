@@ -6,6 +6,7 @@ With `--real`, rows are in Parquet, blobs are files and logs are in SQLite. With
 `--flavour streams`, histories are of writes ahead of the seal and of transactions; with
 `--flavour schemas`, schemas change between the making of rows and their commit.
 With `--flavour stores`, they are of real stores: all that users run, with its threads.
+With `--flavour bucket`, they are of the consensus of a bucket alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 
+from timespine.testing.bucket import history as bucket_history
+from timespine.testing.bucket import scheduler as bucket_scheduler
 from timespine.testing.formats.parquet import PATHS
 from timespine.testing.simulator import checker
 from timespine.testing.simulator.checker import FAULT_KINDS, FLAVOURS, HistoryResult
@@ -50,6 +53,12 @@ Done = tuple[int, int, Counter[str], list[tuple[int, list[Violation]]], int]
 STORES = "stores"
 """The flavour of histories of real stores."""
 
+BUCKET = "bucket"
+"""The flavour of histories of the consensus of a bucket alone."""
+
+FAULTS = {STORES: history_run.FAULTS, BUCKET: bucket_scheduler.FAULTS}
+"""The faults of histories that do not have those of the core."""
+
 
 def run_history(
     seed: int,
@@ -59,7 +68,9 @@ def run_history(
     real: bool = False,
     flavour: str = "mixed",
 ) -> HistoryResult:
-    """Run one history: of the protocols of the core, or of real stores."""
+    """Run one history: of the protocols of the core, of real stores, or of a bucket alone."""
+    if flavour == BUCKET:
+        return bucket_history.run_bucket_history(seed, operations, faults, tracing)
     if flavour == STORES:
         return history_run.run_store_history(seed, operations, faults, tracing)
     return checker.run_core_history(seed, operations, faults, tracing, real, flavour)
@@ -91,7 +102,7 @@ def _run_seeds(seeds: range, operations: int, real: bool, flavour: str) -> Done:
 def shrink(seed: int, operations: int, real: bool = False, flavour: str = "mixed") -> tuple[HistoryResult, Faults, int]:
     """Find a shorter and calmer history of the same seed that still fails, and return it with its trace."""
     run = partial(run_history, seed, real=real, flavour=flavour)
-    faults, smallest = replace(history_run.FAULTS) if flavour == STORES else Faults(), operations
+    faults, smallest = replace(FAULTS.get(flavour, Faults())), operations
     for fewer in sorted({*range(1, min(operations, 12)), *range(12, operations, 6)}):
         if run(fewer, faults).violations:
             smallest = fewer
@@ -133,15 +144,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--real", action="store_true", help="with Parquet, files and SQLite")
     parser.add_argument(
-        "--flavour", choices=sorted([*FLAVOURS, STORES]), default="mixed", help="what they are of (default mixed)"
+        "--flavour",
+        choices=sorted([*FLAVOURS, STORES, BUCKET]),
+        default="mixed",
+        help="what they are of (default mixed)",
     )
     parser.add_argument("--trace", action="store_true", help="print every step (with --histories 1)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
     options = parser.parse_args(arguments)
     if options.histories < 1 or options.ops < 1 or options.jobs < 1 or options.seed < 0:
         parser.error("--histories, --ops and --jobs must be at least 1, --seed at least 0")
-    if options.real and options.flavour == STORES:
-        parser.error("--real is about histories of the core: stores have real rows in any case")
+    if options.real and options.flavour not in FLAVOURS:
+        parser.error("--real is about histories of the core: stores have real rows in any case, a bucket has none")
     if options.trace:
         result = run_history(options.seed, options.ops, tracing=True, real=options.real, flavour=options.flavour)
         print("\n".join([*result.trace, *result.violations, f"digest {result.digest:08x}"]))
@@ -175,14 +189,20 @@ def _run(options: argparse.Namespace) -> int:
         if histories % 2000 < CHUNK and not options.json:
             print(f"  {histories} of {options.histories} histories, {len(failed)} violations", file=sys.stderr)
     seconds = time.perf_counter() - began
+    kinds = bucket_history.FAULT_KINDS if options.flavour == BUCKET else FAULT_KINDS
     figures = {
         "histories": histories,
         "operations": operations,
-        "faults": {kind: counts[kind] for kind in FAULT_KINDS},
-        "faults in all": sum(counts[kind] for kind in FAULT_KINDS) + counts["crashes"],
+        "faults": {kind: counts[kind] for kind in kinds},
+        "faults in all": sum(counts[kind] for kind in kinds) + counts["crashes"],
         "crashes": counts["crashes"],
         "commits": counts["commits"],
         **({"paths": {kind: counts[kind] for kind in PATHS}} if options.real else {}),
+        **(
+            {"slots": counts["slots"], **{kind: counts[kind] for kind in bucket_history.REACHED[:3]}}
+            if options.flavour == BUCKET
+            else {}
+        ),
         **({"marked points": {kind: counts[kind] for kind in MARKED}} if options.flavour == "streams" else {}),
         "violations": len(failed),
         "histories per second": round(histories / seconds, 1),
@@ -198,6 +218,7 @@ def _run(options: argparse.Namespace) -> int:
     wanted = (
         *(PATHS if options.real and histories >= ENOUGH else ()),
         *(MARKED if options.flavour == "streams" and not options.real and histories >= MANY else ()),
+        *(bucket_history.REACHED if options.flavour == BUCKET and histories >= MANY else ()),
     )
     unreached = [kind for kind in wanted if not counts[kind]]
     if unreached:
