@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import figures, mark, report, rows, streams
+from bench import bucket, figures, mark, report, rows, streams
 from bench.__main__ import main
 from bench.harness import About, Kept, Plan, measure
 from bench.works import WORKS
@@ -124,3 +124,14 @@ def test_the_cost_of_the_mark_is_measured(tmp_path: Path, capsys: pytest.Capture
     assert all(0 < part < all_of_it for part, all_of_it in zip(inside, whole, strict=True))
     mark.main(["--appends", "3", "--dir", str(tmp_path)])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["p50", "mean"]
+
+
+def test_the_limits_of_a_bucket_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    bucket.main(["--seconds", "2"])
+    printed = capsys.readouterr().out
+    assert "120 GET and 0 PUT an hour" in printed
+    run = bucket.Committers(1, 30, 0)
+    puts, gets = bucket.calls(run.scheduler)
+    assert len(run.latencies) > 600  # virtual: 20 commits a second
+    assert puts < 1.05 * len(run.latencies)
+    assert gets < 1.1 * len(run.latencies)

@@ -35,7 +35,14 @@ CODE = re.compile(r"`((?:[a-z]\w*\.)*)([A-Z][A-Za-z]*[a-z]\w*)(?:\.(\w+))?(?:\([
 LAYERS = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
 PLANTED = "".join(
     (ROOT / "tests" / "simulation" / name).read_text()
-    for name in ("planted.py", "planted_streams.py", "planted_client.py", "planted_turns.py", "planted_spines.py")
+    for name in (
+        "planted.py",
+        "planted_streams.py",
+        "planted_client.py",
+        "planted_turns.py",
+        "planted_spines.py",
+        "planted_bucket.py",
+    )
 )
 
 

@@ -70,6 +70,15 @@ def in_schemas(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[Non
     return plant
 
 
+BUCKET: set[str] = set()
+"""The bugs that histories of a bucket alone are to meet."""
+
+
+def in_bucket(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    BUCKET.add(plant.__name__)
+    return plant
+
+
 def bug(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
     BUGS[plant.__name__] = contextlib.contextmanager(plant)
     return plant

@@ -4,7 +4,8 @@ Each is applied in tests only. `python tests/simulation/planted.py` searches, fo
 each, the first seed whose history gives it away; `--pin` writes them down for
 `test_planted.py`. A survivor means that a property is missing. Those of streams are
 in `planted_streams.py`, those of the client in `planted_client.py`, those of turns in
-`planted_turns.py`, those of spines of arrangements in `planted_spines.py`.
+`planted_turns.py`, those of spines of arrangements in `planted_spines.py`, those of a bucket
+alone in `planted_bucket.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import planted_bucket  # noqa: F401 (for the bugs in it)
 import planted_client  # noqa: F401 (for the bugs in it)
 import planted_spines  # noqa: F401 (for the bugs in it)
 import planted_streams  # noqa: F401 (for the bugs in it)
 import planted_turns  # noqa: F401 (for the bugs in it)
 from mutations import (
+    BUCKET,
     BUGS,
     REAL,
     SCHEMAS,
@@ -69,6 +72,7 @@ from timespine.core.transitions import (
 )
 from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
+from timespine.testing.bucket.history import run_bucket_history
 from timespine.testing.simulator import core_reads
 from timespine.testing.simulator.checker import HistoryResult, run_core_history
 from timespine.testing.simulator.violation import Violation
@@ -93,6 +97,9 @@ STORE_CALLS = 40
 
 SPINE_CALLS = 60
 """Calls of a history of spines."""
+
+BUCKET_CALLS = 40
+"""Calls of a history of a bucket."""
 
 SPREAD = 12
 """Seeds from the pinned one on that may give a bug of real rows or stores away: what their histories meet changes with
@@ -843,6 +850,8 @@ def history(name: str, seed: int) -> HistoryResult:
     """A history of the kind that gives a bug away."""
     if name in REAL:
         return run_core_history(seed, REAL_OPERATIONS, real=True)
+    if name in BUCKET:
+        return run_bucket_history(seed, BUCKET_CALLS)
     if name in STORES:
         return history_run.run_store_history(seed, STORE_CALLS)
     if name in SPINES:

@@ -6,7 +6,8 @@ With `--real`, rows are in Parquet, blobs are files and logs are in SQLite. With
 `--flavour streams`, histories are of writes ahead of the seal and of transactions; with
 `--flavour schemas`, schemas change between the making of rows and their commit.
 With `--flavour stores`, they are of real stores: all that users run, with its threads. With
-`--flavour spines`, they are of the spines of arrangements, with naive batches.
+`--flavour spines`, they are of the spines of arrangements, with naive batches. With
+`--flavour bucket`, they are of the consensus of a bucket alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 
+from timespine.testing.bucket import history as bucket_history
+from timespine.testing.bucket import scheduler as bucket_scheduler
 from timespine.testing.formats.parquet import PATHS
 from timespine.testing.simulator import checker
 from timespine.testing.simulator.checker import FAULT_KINDS, FLAVOURS, HistoryResult
@@ -55,7 +58,10 @@ STORES = "stores"
 SPINES = "spines"
 """The flavour of histories of the spines of arrangements."""
 
-OWN_FAULTS = {STORES: history_run.FAULTS, SPINES: spine_history.FAULTS}
+BUCKET = "bucket"
+"""The flavour of histories of the consensus of a bucket alone."""
+
+OWN_FAULTS = {STORES: history_run.FAULTS, SPINES: spine_history.FAULTS, BUCKET: bucket_scheduler.FAULTS}
 """The faults of histories that are not of the protocols of stores, by flavour."""
 
 
@@ -67,7 +73,9 @@ def run_history(
     real: bool = False,
     flavour: str = "mixed",
 ) -> HistoryResult:
-    """Run one history: of the protocols of the core, of real stores, or of spines."""
+    """Run one history: of the protocols of the core, of real stores, of spines, or of a bucket alone."""
+    if flavour == BUCKET:
+        return bucket_history.run_bucket_history(seed, operations, faults, tracing)
     if flavour == STORES:
         return history_run.run_store_history(seed, operations, faults, tracing)
     if flavour == SPINES:
@@ -144,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--real", action="store_true", help="with Parquet, files and SQLite")
     parser.add_argument(
         "--flavour",
-        choices=sorted([*FLAVOURS, STORES, SPINES]),
+        choices=sorted([*FLAVOURS, *OWN_FAULTS]),
         default="mixed",
         help="what they are of (default mixed)",
     )
@@ -154,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.histories < 1 or options.ops < 1 or options.jobs < 1 or options.seed < 0:
         parser.error("--histories, --ops and --jobs must be at least 1, --seed at least 0")
     if options.real and options.flavour in OWN_FAULTS:
-        parser.error("--real is about histories of the core: stores have real rows in any case, and spines never")
+        parser.error("--real is about histories of the core: stores have real rows in any case, others have none")
     if options.trace:
         result = run_history(options.seed, options.ops, tracing=True, real=options.real, flavour=options.flavour)
         print("\n".join([*result.trace, *result.violations, f"digest {result.digest:08x}"]))
@@ -188,14 +196,20 @@ def _run(options: argparse.Namespace) -> int:
         if histories % 2000 < CHUNK and not options.json:
             print(f"  {histories} of {options.histories} histories, {len(failed)} violations", file=sys.stderr)
     seconds = time.perf_counter() - began
+    kinds = bucket_history.FAULT_KINDS if options.flavour == BUCKET else FAULT_KINDS
     figures = {
         "histories": histories,
         "operations": operations,
-        "faults": {kind: counts[kind] for kind in FAULT_KINDS},
-        "faults in all": sum(counts[kind] for kind in FAULT_KINDS) + counts["crashes"],
+        "faults": {kind: counts[kind] for kind in kinds},
+        "faults in all": sum(counts[kind] for kind in kinds) + counts["crashes"],
         "crashes": counts["crashes"],
         "commits": counts["commits"],
         **({"paths": {kind: counts[kind] for kind in PATHS}} if options.real else {}),
+        **(
+            {"slots": counts["slots"], **{kind: counts[kind] for kind in bucket_history.REACHED[:3]}}
+            if options.flavour == BUCKET
+            else {}
+        ),
         **({"marked points": {kind: counts[kind] for kind in MARKED}} if options.flavour == "streams" else {}),
         "violations": len(failed),
         "histories per second": round(histories / seconds, 1),
@@ -211,6 +225,7 @@ def _run(options: argparse.Namespace) -> int:
     wanted = (
         *(PATHS if options.real and histories >= ENOUGH else ()),
         *(MARKED if options.flavour == "streams" and not options.real and histories >= MANY else ()),
+        *(bucket_history.REACHED if options.flavour == BUCKET and histories >= MANY else ()),
     )
     unreached = [kind for kind in wanted if not counts[kind]]
     if unreached:

@@ -1,0 +1,1 @@
+"""Simulated histories of the consensus of a bucket alone: `python -m timespine.testing.simulate --flavour bucket`."""
