@@ -8,6 +8,7 @@ PYTEST := -m pytest -n $(JOBS)
 HISTORIES ?= 20000
 STORE_HISTORIES ?= 5000
 REAL_HISTORIES ?= 300
+SPINE_HISTORIES ?= 2000
 SEED ?= 0
 FLAVOUR ?= mixed
 
@@ -43,12 +44,13 @@ demo-local: $(VENV)/.runtime            ## a small history on the embedded store
 
 test: lint unit unit-O determinism planted crash spark sim sim-real demo-local demo            ## everything that must hold
 
-check: lint            ## the quick version: lint, types, unit tests, 1,300 histories
+check: lint            ## the quick version: lint, types, unit tests, 1,500 histories
 	$(RUN) $(PYTEST) tests
 	$(RUN) -m timespine.testing.simulate --histories 500 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour streams --histories 500 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour schemas --histories 200 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour stores --histories 100 --ops 20 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour spines --histories 200 --jobs $(JOBS)
 
 lint: $(VENV)/.dev            ## ruff, mypy --strict, and the words of documents and docstrings
 	$(VENV)/bin/ruff check .
@@ -67,8 +69,8 @@ unit-O: $(VENV)/.dev            ## tests that reach everywhere, without assertio
 spark: $(VENV)/.dev            ## reads, writes, streams and merges on Spark, and executors that are killed
 	$(RUN) $(PYTEST) --dist loadfile tests/spark
 
-determinism: $(VENV)/.dev            ## 200 seeds replay identically, whatever the hash seed
-	@for flavour in mixed schemas streams stores; do \
+determinism: $(VENV)/.dev            ## 250 seeds replay identically, whatever the hash seed
+	@for flavour in mixed schemas streams stores spines; do \
 	a=$$(PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories 50 --jobs $(JOBS) --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
 	b=$$(PYTHONHASHSEED=2 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories 50 --jobs 1 --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
 	echo "50 seeds of $$flavour under two hash seeds: $$a $$b"; test -n "$$a" -a "$$a" = "$$b" || exit 1; \
@@ -77,11 +79,12 @@ determinism: $(VENV)/.dev            ## 200 seeds replay identically, whatever t
 planted: $(VENV)/.dev            ## every planted bug is caught by its pinned seed
 	$(RUN) -m pytest tests/simulation/test_planted.py -m slow
 
-sim: $(VENV)/.dev            ## many simulated histories, of the core, of streams and of stores: make sim HISTORIES=20000 SEED=0
+sim: $(VENV)/.dev            ## many simulated histories, of the core, of streams, stores and spines: make sim HISTORIES=20000 SEED=0
 	$(RUN) -m timespine.testing.simulate --histories $$(($(HISTORIES) / 2)) --ops 60 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour streams --histories $$(($(HISTORIES) / 2)) --ops 40 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour schemas --histories $$(($(HISTORIES) / 20)) --ops 40 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour stores --histories $(STORE_HISTORIES) --ops 20 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour spines --histories $(SPINE_HISTORIES) --seed $(SEED) --jobs $(JOBS)
 
 sim-real: $(VENV)/.dev            ## simulated histories with real Parquet bytes, on real files and SQLite
 	$(RUN) -m timespine.testing.simulate --real --histories $$(($(REAL_HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)
@@ -98,6 +101,7 @@ soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and t
 	$(RUN) -m timespine.testing.simulate --histories 100000 --ops 60 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour streams --histories 100000 --ops 60 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour stores --histories 30000 --ops 40 --seed 1000000 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour spines --histories 50000 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --histories 10000 --ops 400 --seed 2000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --real --histories 20000 --ops 60 --seed 3000000 --jobs $(JOBS)
 	MACHINE_EXAMPLES=2000 $(RUN) -m pytest tests/client/test_machine.py

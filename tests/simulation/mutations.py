@@ -56,6 +56,15 @@ def in_stores(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None
     return plant
 
 
+SPINES: set[str] = set()
+"""The bugs that histories of the spines of arrangements are to meet."""
+
+
+def in_spines(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    SPINES.add(plant.__name__)
+    return plant
+
+
 def in_schemas(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
     SCHEMAS.add(plant.__name__)
     return plant

@@ -4,7 +4,7 @@ Each is applied in tests only. `python tests/simulation/planted.py` searches, fo
 each, the first seed whose history gives it away; `--pin` writes them down for
 `test_planted.py`. A survivor means that a property is missing. Those of streams are
 in `planted_streams.py`, those of the client in `planted_client.py`, those of turns in
-`planted_turns.py`.
+`planted_turns.py`, those of spines of arrangements in `planted_spines.py`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from pathlib import Path
 
 import msgspec
 import planted_client  # noqa: F401 (for the bugs in it)
+import planted_spines  # noqa: F401 (for the bugs in it)
 import planted_streams  # noqa: F401 (for the bugs in it)
 import planted_turns  # noqa: F401 (for the bugs in it)
 from mutations import (
     BUGS,
     REAL,
     SCHEMAS,
+    SPINES,
     STORES,
     STREAMS,
     bug,
@@ -70,6 +72,7 @@ from timespine.model.frontier import Frontier
 from timespine.testing.simulator import core_reads
 from timespine.testing.simulator.checker import HistoryResult, run_core_history
 from timespine.testing.simulator.violation import Violation
+from timespine.testing.spines.history import run_spine_history
 from timespine.testing.stores import history_run
 
 SEEDS = Path(__file__).with_name("planted_seeds.json")
@@ -87,6 +90,9 @@ REAL_OPERATIONS = 25
 
 STORE_CALLS = 40
 """Calls of a history of real stores."""
+
+SPINE_CALLS = 60
+"""Calls of a history of spines."""
 
 SPREAD = 12
 """Seeds from the pinned one on that may give a bug of real rows or stores away: what their histories meet changes with
@@ -839,6 +845,8 @@ def history(name: str, seed: int) -> HistoryResult:
         return run_core_history(seed, REAL_OPERATIONS, real=True)
     if name in STORES:
         return history_run.run_store_history(seed, STORE_CALLS)
+    if name in SPINES:
+        return run_spine_history(seed, SPINE_CALLS)
     flavours = {"schemas": SCHEMAS, "streams": STREAMS}
     return run_core_history(
         seed, 60, flavour=next((each for each, names in flavours.items() if name in names), "mixed")

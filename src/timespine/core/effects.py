@@ -6,13 +6,17 @@ simulator both carry out these effects, so both run the same protocols.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 import msgspec
 
+from timespine.core.arrangement.level_transitions import MergePlan
+from timespine.core.arrangement.levels import SpineLevels
+from timespine.core.arrangement.spine_files import Manifest
 from timespine.core.batch import Count, HollowBatch
 from timespine.core.spine.layers import MergeRequest
+from timespine.model.frontier import Frontier
 
 
 class MergeOutput(msgspec.Struct, frozen=True):
@@ -111,6 +115,121 @@ class FreshId(Effect, frozen=True):
     """Make an id. Result: an id that was never used before, beginning with the prefix."""
 
     prefix: str
+
+
+class Swap(Effect, frozen=True):
+    """Replace the state of a spine by what a transition makes of it, at once. Result: the answer of the transition."""
+
+    transition: Callable[[SpineLevels[Any]], tuple[SpineLevels[Any], Any]]
+
+
+class WaitUntil(Effect, frozen=True):
+    """Wait until the state of a spine meets a condition. Result: whether it did before the limit."""
+
+    condition: Callable[[SpineLevels[Any]], bool]
+    limit_ms: int
+
+
+class MergeTurn(msgspec.Struct, frozen=True):
+    """The turn of a task of a level."""
+
+    levels: SpineLevels[Any]
+    """The state of the spine now."""
+    is_alone: bool
+    """Whether no other task waits for its turn."""
+
+
+class TakeTurn(Effect, frozen=True):
+    """Let the tasks that wait run first. Result: a MergeTurn."""
+
+
+class MeasureResources(Effect, frozen=True):
+    """Measure memory and disk. Result: Resources."""
+
+
+class OpenMerge(Effect, frozen=True):
+    """Prepare a merge of batches of a spine. Result: the merge."""
+
+    plan: MergePlan[Any]
+
+
+class SliceResult(msgspec.Struct, frozen=True):
+    """What a slice of a merge did."""
+
+    rows: int
+    """Rows of the inputs that it read."""
+    is_last: bool
+    """Whether all inputs are read."""
+
+
+class MergeSlice(Effect, frozen=True):
+    """Merge the next rows of the inputs, about as many as given, or all of them. Result: a SliceResult."""
+
+    merge: Any
+    rows: int | None
+
+
+class FinishMerge(Effect, frozen=True):
+    """Make a batch of what the slices of a merge gave. Result: the batch, or None if nothing is left."""
+
+    merge: Any
+
+
+class DropMerge(Effect, frozen=True):
+    """Give up a merge. Result: the names of the files that it wrote, which nothing names."""
+
+    merge: Any
+
+
+class WriteBatch(Effect, frozen=True):
+    """Write a batch to a new file, not durable yet. Result: the same batch with this file."""
+
+    batch: Any
+    frees_memory: bool = False
+    """Whether the result is only mapped: the caller gives up the batch in memory."""
+
+
+class SyncFiles(Effect, frozen=True):
+    """Make files of batches durable, and their names in the folder. Result: None."""
+
+    names: tuple[str, ...]
+
+
+class SavedManifest(msgspec.Struct, frozen=True):
+    """The contents of a checkpoint."""
+
+    manifest: Manifest
+    """Its number and its files."""
+    is_dirty: bool
+    since: Frontier | None
+    upper: Frontier | None
+
+
+class WriteManifest(Effect, frozen=True):
+    """Make a checkpoint durable, whole or not at all. Result: None."""
+
+    saved: SavedManifest
+
+
+class ReadManifests(Effect, frozen=True):
+    """Read the checkpoints that are there. Result: list of SavedManifest, the newest first."""
+
+
+class OpenBatch(Effect, frozen=True):
+    """Open a file of a checkpoint. Result: its batch. Raises CorruptionError if it is missing or damaged."""
+
+    name: str
+
+
+class ListFiles(Effect, frozen=True):
+    """List the files of batches in the folder. Result: list of names."""
+
+
+class DeleteFiles(Effect, frozen=True):
+    """Delete manifests by their numbers, then files of batches, missing ones included. Result: None."""
+
+    manifests: tuple[int, ...]
+    names: tuple[str, ...]
 
 
 T = TypeVar("T")

@@ -5,7 +5,8 @@ shrunken trace; `--seed S --histories 1 --trace` replays one history in full.
 With `--real`, rows are in Parquet, blobs are files and logs are in SQLite. With
 `--flavour streams`, histories are of writes ahead of the seal and of transactions; with
 `--flavour schemas`, schemas change between the making of rows and their commit.
-With `--flavour stores`, they are of real stores: all that users run, with its threads.
+With `--flavour stores`, they are of real stores: all that users run, with its threads. With
+`--flavour spines`, they are of the spines of arrangements, with naive batches.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from timespine.testing.simulator.checker import FAULT_KINDS, FLAVOURS, HistoryRe
 from timespine.testing.simulator.simulator import Faults
 from timespine.testing.simulator.stream_workload import POINTS
 from timespine.testing.simulator.violation import Violation
+from timespine.testing.spines import history as spine_history
 from timespine.testing.stores import history_run
 
 CHUNK = 25
@@ -50,6 +52,12 @@ Done = tuple[int, int, Counter[str], list[tuple[int, list[Violation]]], int]
 STORES = "stores"
 """The flavour of histories of real stores."""
 
+SPINES = "spines"
+"""The flavour of histories of the spines of arrangements."""
+
+OWN_FAULTS = {STORES: history_run.FAULTS, SPINES: spine_history.FAULTS}
+"""The faults of histories that are not of the protocols of stores, by flavour."""
+
 
 def run_history(
     seed: int,
@@ -59,9 +67,11 @@ def run_history(
     real: bool = False,
     flavour: str = "mixed",
 ) -> HistoryResult:
-    """Run one history: of the protocols of the core, or of real stores."""
+    """Run one history: of the protocols of the core, of real stores, or of spines."""
     if flavour == STORES:
         return history_run.run_store_history(seed, operations, faults, tracing)
+    if flavour == SPINES:
+        return spine_history.run_spine_history(seed, operations, faults, tracing)
     return checker.run_core_history(seed, operations, faults, tracing, real, flavour)
 
 
@@ -91,7 +101,7 @@ def _run_seeds(seeds: range, operations: int, real: bool, flavour: str) -> Done:
 def shrink(seed: int, operations: int, real: bool = False, flavour: str = "mixed") -> tuple[HistoryResult, Faults, int]:
     """Find a shorter and calmer history of the same seed that still fails, and return it with its trace."""
     run = partial(run_history, seed, real=real, flavour=flavour)
-    faults, smallest = replace(history_run.FAULTS) if flavour == STORES else Faults(), operations
+    faults, smallest = replace(OWN_FAULTS.get(flavour, Faults())), operations
     for fewer in sorted({*range(1, min(operations, 12)), *range(12, operations, 6)}):
         if run(fewer, faults).violations:
             smallest = fewer
@@ -133,15 +143,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--real", action="store_true", help="with Parquet, files and SQLite")
     parser.add_argument(
-        "--flavour", choices=sorted([*FLAVOURS, STORES]), default="mixed", help="what they are of (default mixed)"
+        "--flavour",
+        choices=sorted([*FLAVOURS, STORES, SPINES]),
+        default="mixed",
+        help="what they are of (default mixed)",
     )
     parser.add_argument("--trace", action="store_true", help="print every step (with --histories 1)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
     options = parser.parse_args(arguments)
     if options.histories < 1 or options.ops < 1 or options.jobs < 1 or options.seed < 0:
         parser.error("--histories, --ops and --jobs must be at least 1, --seed at least 0")
-    if options.real and options.flavour == STORES:
-        parser.error("--real is about histories of the core: stores have real rows in any case")
+    if options.real and options.flavour in OWN_FAULTS:
+        parser.error("--real is about histories of the core: stores have real rows in any case, and spines never")
     if options.trace:
         result = run_history(options.seed, options.ops, tracing=True, real=options.real, flavour=options.flavour)
         print("\n".join([*result.trace, *result.violations, f"digest {result.digest:08x}"]))
