@@ -43,7 +43,7 @@ def test_a_merge_of_any_batches_changes_no_answer_from_since_on(data):
         sizes = run(merge, data.draw(st.integers(1, 20)))
         assert all(size > 0 for size in sizes)
         assert sum(sizes) == sum(batch.rows for batch in inputs)
-        merged = merge.result()
+        merged = merge.finish()
         batches = [*others, *([merged] if merged else [])]
         as_of = data.draw(times(spine.layout))
         if since.less_equal(as_of):
@@ -73,7 +73,7 @@ def test_a_chunk_that_no_other_input_reaches_into_passes_by_reference():
         between = batch_of(orders([(5, "other"), (104, "other")], time=3), BY_ID)
         merge = SlicedMerge([low, between, high], BY_ID, START)
         run(merge, 100)
-        merged = merge.result()
+        merged = merge.finish()
     assert merge.passed == 2
     assert low.chunks[0] in merged.chunks
     assert high.chunks[0] in merged.chunks
@@ -83,7 +83,7 @@ def test_a_chunk_that_no_other_input_reaches_into_passes_by_reference():
         merge = SlicedMerge([low, high], BY_ID, Frontier.at(7))
         run(merge, 100)
     assert merge.passed == 4
-    passed = merge.result().chunks[0]
+    passed = merge.finish().chunks[0]
     assert passed.columns is low.chunks[0].columns
     assert passed.time == (7,)
 
@@ -107,7 +107,7 @@ def test_a_merge_whose_diffs_do_not_add_up_is_refused():
     merge = SlicedMerge(batches, BY_ID, START)
     run(merge, 10)
     with mock.patch.object(type(batches[0]), "diff_sum", 7), pytest.raises(CorruptionError, match="refused"):
-        merge.result()
+        merge.finish()
 
 
 # Filters.
@@ -154,7 +154,7 @@ def test_of_rejected_rows_the_last_the_largest_or_the_smallest_of_each_key_stay(
     with tiny():
         merge = SlicedMerge(inputs, spine.layout, since, retention, lambda: others)
         run(merge, data.draw(st.integers(1, 20)))
-        merged = merge.result()
+        merged = merge.finish()
     rows = spine.model.as_of(now)
     kept = kept_by_model(rows, spine.layout, bound, keep, count)
     elsewhere = {row for batch in others for row, _, _ in updates_of(batch, spine.layout)}
@@ -170,7 +170,7 @@ def test_a_row_with_a_part_in_another_batch_stays_whole():
     more = batch_of(orders([(1, "b")]), BY_ID)
     merge = SlicedMerge([spine[0], more], BY_ID, START, retention, lambda: [spine[1]])
     run(merge, 10)
-    view = ArrangementView(BY_ID, [merge.result(), spine[1]], (0,))
+    view = ArrangementView(BY_ID, [merge.finish(), spine[1]], (0,))
     assert [(row["name"], count) for row, count in view.get({"id": 1})] == [("a", 2), ("b", 1)]
 
 

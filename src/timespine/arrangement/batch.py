@@ -30,23 +30,34 @@ class Location(Enum):
 class Batch:
     """Sorted, consolidated updates: at least one. Two batches may have updates of one key."""
 
-    def __init__(self, chunks: Sequence[Chunk], location: Location = Location.MEMORY) -> None:
+    def __init__(self, chunks: Sequence[Chunk], location: Location = Location.MEMORY, file: str | None = None) -> None:
         self.chunks = tuple(chunks)
         """The chunks in order. Updates of one key may be in several, side by side."""
         self.location = location
         """Where they are."""
+        self.file = file
+        """The name of the file that holds the same updates, if there is one."""
         self.rows = sum(chunk.rows for chunk in self.chunks)
         """The number of updates."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Return whether it takes memory, and not only pages of a mapped file."""
+        return self.location is Location.MEMORY
+
+    def with_file(self, name: str) -> Batch:
+        """Return the same batch, which a file now holds too."""
+        return Batch(self.chunks, self.location, name)
 
     @cached_property
     def fence(self) -> list[bytes]:
         """The encoded last key of every chunk."""
-        return [chunk.index.last for chunk in self.chunks]
+        return [chunk.last for chunk in self.chunks]
 
     @property
     def first(self) -> bytes:
         """Return the smallest key, encoded."""
-        return self.chunks[0].index.first
+        return self.chunks[0].first
 
     @property
     def last(self) -> bytes:
@@ -58,7 +69,7 @@ class Batch:
         """The number of different keys."""
         total = sum(chunk.keys for chunk in self.chunks)
         pairs = zip(self.chunks, self.chunks[1:], strict=False)
-        return total - sum(before.index.last == after.index.first for before, after in pairs)
+        return total - sum(before.last == after.first for before, after in pairs)
 
     @cached_property
     def negatives(self) -> int:
@@ -97,13 +108,18 @@ class Batch:
         if len(self.chunks) > 1:
             return None
         chunk = self.chunks[0]
-        return chunk.index.first, chunk.index.last, chunk.index.prefix, chunk.members.may_contain, chunk
+        return chunk.first, chunk.last, chunk.index.prefix, chunk.members.may_contain, chunk
+
+    def verify(self) -> None:
+        """Verify all chunks of a mapped file now, instead of each at its first touch."""
+        for chunk in self.chunks:
+            _ = chunk.columns
 
     def around(self, key: Key) -> Iterator[Chunk]:
         """Give the chunks whose bounds a key, or one that begins with it, is in."""
         for place in range(bisect_left(self.fence, key.encoded), len(self.chunks)):
             chunk = self.chunks[place]
-            if not chunk.index.covers(key):
+            if not chunk.covers(key):
                 break
             yield chunk
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from timespine.arrangement.filters import MemberFilter, member_filter
 from timespine.arrangement.layout import Layout
-from timespine.columnar.kernels.probe import compare
+from timespine.columnar.kernels.probe import Key, compare
 from timespine.columnar.kernels.row_words import INTEGERS, Index, is_text, single
 from timespine.columnar.kernels.search import WordIndex
 from timespine.columnar.schema.schema import DIFF
@@ -72,6 +72,21 @@ class Chunk:
     def latest(self) -> Time:
         """The largest of each coordinate of the times."""
         return self.time or tuple(int(each.max()) for each in self.times or ())
+
+    @cached_property
+    def first(self) -> bytes:
+        """The encoded key of the first update."""
+        return self.index.first
+
+    @cached_property
+    def last(self) -> bytes:
+        """The encoded key of the last update."""
+        return self.index.last
+
+    def covers(self, key: Key) -> bool:
+        """Return whether a key, or one that begins with it, lies between the first and the last."""
+        encoded, first = key.encoded, self.first
+        return self.last >= encoded and (first <= encoded or first.startswith(encoded))
 
     @cached_property
     def prefix(self) -> bytes:

@@ -83,8 +83,8 @@ class SlicedMerge:
                 self._add(merged)
         return before - self._walk.left
 
-    def result(self) -> Batch | None:
-        """Return the merged batch, once all slices are done; None if nothing is left."""
+    def finish(self) -> Batch | None:
+        """Make the merged batch, once all slices are done; None if nothing is left."""
         self._flush()
         merged = Batch(self._put_out) if self._put_out else None
         if not self._retention.is_set:
@@ -131,7 +131,7 @@ def merge_batches(
     merge = SlicedMerge(inputs, layout, since, retention)
     while not merge.is_done:
         merge.step(chunks.CHUNK_ROWS)
-    return merge.result()
+    return merge.finish()
 
 
 def _update_table(updates: SortedUpdates, layout: Layout) -> pa.Table:

@@ -249,10 +249,10 @@ class ArrangementView:
         start, before = 0, b""
         for chunk in batch.chunks:
             starts = np.arange(chunk.rows) if chunk.key_starts is None else chunk.key_starts
-            starts = starts[1:] if chunk.index.first == before else starts
+            starts = starts[1:] if chunk.first == before else starts
             inside = wanted[(wanted >= start) & (wanted < start + len(starts))] - start
             yield _key_table(chunk.index.columns, starts[inside], self.layout)
-            start, before = start + len(starts), chunk.index.last
+            start, before = start + len(starts), chunk.last
 
 
 def _key_table(columns: Sequence[pa.Array], rows: Index, layout: Layout) -> pa.Table:

@@ -63,7 +63,7 @@ class _Place:
         if self.row or number >= self._stop[0]:
             return None
         after = self._chunks[number + 1 : number + 2]
-        return None if after and after[0].index.first == self._fence[number] else self._chunks[number]
+        return None if after and after[0].first == self._fence[number] else self._chunks[number]
 
     def skip_chunk(self) -> None:
         """Pass over the next chunk."""
@@ -157,7 +157,7 @@ class Walk:
         chunk = ahead.whole_chunk()
         if chunk is None or chunk.rows < self._alone_rows:
             return None
-        if any(place.key <= chunk.index.last for place in self._places if place is not ahead):
+        if any(place.key <= chunk.last for place in self._places if place is not ahead):
             return None
         ahead.skip_chunk()
         self._drop_ended()

@@ -145,13 +145,17 @@ def decode_together(encoded: Sequence[tuple[bytes, int]], schema: Schema, config
 
 def _record_batch(data: bytes, schema: Schema, rows: int, config: Config) -> pa.RecordBatch:
     """The record batch of one part. Its values are not validated yet."""
-    message = _message(data, config)
-    if _shape(message) != (rows, *_nodes_and_buffers(schema)):
-        raise CorruptionError(f"inline data of {len(data)} bytes does not hold {rows} rows of its schema")
+    return read_message(pa.py_buffer(_message(data, config)), schema.update_arrow, rows, "inline data")
+
+
+def read_message(message: pa.Buffer, shape: pa.Schema, rows: int, what: str) -> pa.RecordBatch:
+    """Read a record batch of that shape and number of rows without a copy. Its values are not validated yet."""
+    if _shape(memoryview(message)) != (rows, *_nodes_and_buffers(shape)):
+        raise CorruptionError(f"{what} of {message.size} bytes does not hold {rows} rows of its schema")
     try:
-        return pa.ipc.read_record_batch(pa.py_buffer(message), schema.update_arrow)
+        return pa.ipc.read_record_batch(message, shape)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise CorruptionError(f"inline data of {len(data)} bytes is not an Arrow record batch") from error
+        raise CorruptionError(f"{what} of {message.size} bytes is not an Arrow record batch") from error
 
 
 def _check_size(size: int, config: Config) -> None:
@@ -189,7 +193,7 @@ def _message(data: bytes, config: Config) -> bytes:
     return message
 
 
-def _shape(message: bytes) -> tuple[int, int, int]:
+def _shape(message: memoryview) -> tuple[int, int, int]:
     """Rows, nodes and buffers that a message says it has, if it is one of ours: a record batch, not compressed.
 
     SUBTLE: Arrow would decompress buffers to whatever size they claim, and ignore columns that
@@ -215,12 +219,12 @@ def _shape(message: bytes) -> tuple[int, int, int]:
         raise CorruptionError(f"inline data is not a record batch of {len(message)} bytes as it is written") from error
 
 
-def _vector_length(flat: bytes, table: int, field: int) -> int:
+def _vector_length(flat: memoryview, table: int, field: int) -> int:
     place = _place(flat, table, field)
     return 0 if place is None else int(_U32.unpack_from(flat, place + _U32.unpack_from(flat, place)[0])[0])
 
 
-def _place(flat: bytes, table: int, field: int) -> int | None:
+def _place(flat: memoryview, table: int, field: int) -> int | None:
     """Where a field of a flatbuffer's table is; None if it is not set."""
     vtable = table - _I32.unpack_from(flat, table)[0]
     if vtable < 0:
@@ -233,9 +237,9 @@ def _place(flat: bytes, table: int, field: int) -> int | None:
 
 
 @lru_cache(maxsize=64)
-def _nodes_and_buffers(schema: Schema) -> tuple[int, int]:
+def _nodes_and_buffers(shape: pa.Schema) -> tuple[int, int]:
     """How many of each a batch of a schema has."""
-    counts = [_counted(field.type) for field in schema.update_arrow]
+    counts = [_counted(field.type) for field in shape]
     return sum(nodes for nodes, _ in counts), sum(buffers for _, buffers in counts)
 
 

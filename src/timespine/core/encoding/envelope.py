@@ -44,6 +44,10 @@ class EnvelopeKind(enum.IntEnum):
     """A batch that a process sends to the one that commits it."""
     CATALOG = 5
     """The catalog of a store."""
+    SORTED_BATCH = 6
+    """The footer of a file of an arrangement."""
+    CHECKPOINT = 7
+    """The manifest of a checkpoint of an arrangement."""
 
 
 BYTES_MAX = {kind: STATE_BYTES_MAX if kind is EnvelopeKind.STATE else ENTRY_BYTES_MAX for kind in EnvelopeKind}
