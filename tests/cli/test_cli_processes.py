@@ -14,7 +14,7 @@ from running import ROOT, document, process, run, seqnos
 import timespine as ts
 
 
-def finished(started, input=None, timeout=30):
+def finished(started, input=None, timeout=120):
     out, err = started.communicate(input, timeout=timeout)
     return started.returncode, out, err
 

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+import timespine as ts
 from timespine.spark.setup.session import session
+from timespine.spark.write import run_tasks
 
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A JVM that compiles little: it lives for seconds."""
@@ -25,6 +27,21 @@ def spark():
     made = session("tests", master="local[2]", conf=conf)
     yield made
     made.stop()
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store in a folder, without maintenance in the background."""
+    with ts.open(tmp_path / "store", maintenance=False) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def small(request, monkeypatch):
+    """Set how many rows are few by the parameter `small_rows` of a test: executors write more than that."""
+    rows = getattr(request.node, "callspec", None)
+    if rows is not None and "small_rows" in rows.params:
+        monkeypatch.setattr(run_tasks, "SMALL_ROWS", rows.params["small_rows"])
 
 
 @pytest.fixture

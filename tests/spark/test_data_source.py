@@ -32,12 +32,6 @@ from timespine.spark.type_mapping import ddl_of
 
 
 @pytest.fixture
-def store(tmp_path):
-    with ts.open(tmp_path / "store", maintenance=False) as opened:
-        yield opened
-
-
-@pytest.fixture
 def items(store):
     made = store.create("items", key={"id": "int64"}, value={"a": "int32", "b": "int32"}, timeline="counter")
     made.append([{"id": 1, "a": 10, "b": 20}])

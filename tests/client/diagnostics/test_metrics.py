@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from key_value_cases import create
 from memory_store import BLOBS, QUICK, Script, in_threads
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,11 +19,6 @@ from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 
 OFTEN = Config(inline_part_bytes=1, rollup_seqnos=1000, retry_pause_ms=1, storage_attempts=2)
-
-
-def create(store, name="orders", **options):
-    options = {"key": {"k": "int64"}, "value": {"v": "string"}, "timeline": "counter", **options}
-    return store.create(name, **options)
 
 
 def figures(collection):

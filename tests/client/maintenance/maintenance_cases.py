@@ -1,26 +1,10 @@
 """A collection that tests of maintenance fill, and the background that passes over it."""
 
-from memory_store import counted
-
 from timespine.client.maintenance.scheduler import REST_S
 from timespine.config import Config
 
 OFTEN = Config(retry_pause_ms=1, storage_attempts=3, inline_part_bytes=1, rollup_seqnos=16)
 """Everything in blobs, and rollups after a few commits."""
-
-
-def create(store, name="orders", **options):
-    options = {"key": {"k": "int64"}, "value": {"v": "string"}, "timeline": "counter", **options}
-    return store.create(name, **options)
-
-
-def fill(collection, times, *, first=0):
-    for n in range(first, first + times):
-        collection.append([{"k": n, "v": f"v{n}"}])
-
-
-def now(collection):
-    return counted(collection.snapshot(multiplicity="column").to_pylist(), "k", "v")
 
 
 def runs(collection):

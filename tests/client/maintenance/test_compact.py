@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 from assertions import until
-from maintenance_cases import OFTEN, background, create, fill, now, runs
+from key_value_cases import create, fill, now
+from maintenance_cases import OFTEN, background, runs
 
 from timespine.client.maintenance.due import BLOB_WEIGHT, GATHER
 from timespine.client.maintenance.scheduler import EXPIRE_S, VAIN_MAX

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from maintenance_cases import OFTEN, create, fill, now, runs
+from key_value_cases import create, fill, now
+from maintenance_cases import OFTEN, runs
 from memory_store import BLOBS, Clock, in_threads
 
 import timespine as ts

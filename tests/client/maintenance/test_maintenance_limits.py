@@ -3,7 +3,8 @@
 import pyarrow as pa
 import pytest
 from assertions import until
-from maintenance_cases import OFTEN, background, create, fill, runs
+from key_value_cases import create, fill
+from maintenance_cases import OFTEN, background, runs
 from memory_store import BLOBS, Script, counted
 
 from timespine.client.maintenance.due import SPARE_BYTES

@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+from key_value_cases import fill
 from memory_store import counted
 
 from timespine.client.catalog import catalog
@@ -27,11 +28,6 @@ def by_level(monkeypatch):
 def create(store, name="orders", **options):
     options = {"key": KEY, "value": {"v": "string"}, "timeline": "counter", **options}
     return store.create(name, **options)
-
-
-def fill(collection, times, *, first=0):
-    for n in range(first, first + times):
-        collection.append([{"k": n, "v": f"v{n}"}])
 
 
 def as_of(collection, time):

@@ -1,7 +1,8 @@
 """Retention: history goes by the policy of a collection or of its store."""
 
 import pytest
-from maintenance_cases import background, create, now
+from key_value_cases import create, now
+from maintenance_cases import background
 from memory_store import BLOBS
 
 from timespine.client.maintenance.scheduler import EXPIRE_S

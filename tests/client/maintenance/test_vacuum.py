@@ -1,7 +1,8 @@
 """Vacuum: what nobody can reach is found, and deleted only when told; what anybody can reach never is."""
 
 import pytest
-from memory_store import BLOBS, Script, counted
+from key_value_cases import now
+from memory_store import BLOBS, Script
 
 import timespine as ts
 from timespine.config import Config
@@ -25,10 +26,6 @@ def leak(place, store, name="orders", number=0):
     place.blob.put(key, b"leaked" * (number + 1))
     crashed.close()
     return key
-
-
-def now(collection):
-    return counted(collection.snapshot(multiplicity="column").to_pylist(), "k", "v")
 
 
 def test_vacuum_finds_what_leaked_and_deletes_it_only_when_told(place):

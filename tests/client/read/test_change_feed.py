@@ -31,11 +31,6 @@ SMALL = Config(
 
 
 @pytest.fixture
-def store(place):
-    return place.open(config=SMALL)
-
-
-@pytest.fixture
 def orders(store):
     return store.create("orders", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
 

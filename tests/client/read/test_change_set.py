@@ -17,11 +17,6 @@ from timespine.client.read.rows import REPEATED_MAX
 from timespine.errors import NotSealed, SinceError, UsageError
 
 
-@pytest.fixture
-def store(place):
-    return place.open(config=SMALL)
-
-
 def orders_of(store, **options):
     options = {"key": {"id": "int64"}, "value": {"name": "string"}, "timeline": "counter", **options}
     return store.create("orders", **options)

@@ -20,7 +20,3 @@ def built(collection, writer, numbers, lower, upper, **options):
 
 def now(collection):
     return sorted(row["n"] for row in collection.snapshot().to_pylist())
-
-
-def parts_of(place, collection):
-    return [key for key in place.blobs(f"{collection.id}/") if key.split("/")[2][0] in "ph"]

@@ -3,9 +3,10 @@
 from collections import Counter
 
 import pytest
-from append_cases import ROWS, create, now, parts_of
+from append_cases import ROWS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from key_value_cases import create, now, parts_of
 from memory_store import BLOBS, QUICK, MemoryStore, Script, counted
 
 from timespine.config import Config

@@ -7,7 +7,8 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from append_cases import ROWS, create, now, parts_of
+from append_cases import ROWS
+from key_value_cases import create, now, parts_of
 from memory_store import BLOBS, QUICK, counted
 
 from timespine.client.write.prepare import materialize_once

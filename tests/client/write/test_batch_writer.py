@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from batch_writer_cases import built, create, now, parts_of
+from batch_writer_cases import built, create, now
+from key_value_cases import parts_of
 from memory_store import BLOBS, QUICK, Script
 
 from timespine.columnar.ingest.update_table import to_update_table

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from key_value_cases import now, parts_of
 from memory_store import QUICK, MemoryStore, Script, counted
 
 from timespine.client.write import prepare, stage
@@ -43,16 +44,8 @@ def create(store, **options):
     return store.create("orders", key={"k": "int64"}, value={"v": "string"}, timeline="counter", **options)
 
 
-def now(collection):
-    return counted(collection.snapshot(multiplicity="column").to_pylist(), "k", "v")
-
-
 def expected(rows):
     return Counter((row["k"], row["v"]) for row in rows)
-
-
-def parts_of(place, collection):
-    return [key for key in place.blobs(f"{collection.id}/") if key.split("/")[2][0] in "ph"]
 
 
 def runs_of(collection):

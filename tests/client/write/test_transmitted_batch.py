@@ -6,7 +6,8 @@ import warnings
 import msgspec
 import pyarrow as pa
 import pytest
-from batch_writer_cases import built, create, now, parts_of
+from batch_writer_cases import built, create, now
+from key_value_cases import parts_of
 from memory_store import BLOBS, Script, counted
 
 from timespine.columnar.ingest.update_table import to_update_table

@@ -5,8 +5,9 @@ import datetime
 import polars as pl
 import pyarrow as pa
 import pytest
+from key_value_cases import create, rows_at
 from memory_store import Script, in_threads
-from unsealed_cases import BOTH, create, row, rows_at, unsealed
+from unsealed_cases import BOTH, row, unsealed
 
 from timespine.client.write.prepare_unsealed import LATE
 from timespine.errors import ClosedError, NotSealed, UsageError

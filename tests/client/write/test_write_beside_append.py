@@ -5,8 +5,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from key_value_cases import create, rows_at
 from memory_store import BLOBS, QUICK, Clock, Gate, MemoryStore, Script, together
-from unsealed_cases import BOTH, create, row, rows_at, unsealed
+from unsealed_cases import BOTH, row, unsealed
 
 from timespine.client.maintenance import rewrite_unsealed
 from timespine.config import Config

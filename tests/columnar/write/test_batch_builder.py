@@ -39,13 +39,6 @@ from timespine.ids import parse_blob_key
 from timespine.location.memory import MemoryBlob
 from timespine.model import CLOSED, Description, Frontier, oracle
 
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(4) as executor:
-        yield executor
-
-
 # What comes out.
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import msgspec
@@ -43,13 +42,6 @@ from timespine.errors import Determinate, Indeterminate, UsageError
 from timespine.location.memory import MemoryBlob
 from timespine.location.unreliable import Fault, UnreliableBlob
 from timespine.model import Description, advance_by
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(4) as executor:
-        yield executor
-
 
 # Inline.
 

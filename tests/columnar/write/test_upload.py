@@ -39,13 +39,6 @@ from timespine.errors import Determinate, DiffOverflow, Indeterminate, UsageErro
 from timespine.location.memory import MemoryBlob
 from timespine.location.unreliable import Fault, UnreliableBlob
 
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(4) as executor:
-        yield executor
-
-
 # Uploads.
 
 

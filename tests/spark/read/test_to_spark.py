@@ -11,16 +11,9 @@ from every_type import VALUES, canonical, row
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-import timespine as ts
 from timespine.errors import TimespineError, UsageError
 from timespine.spark.read import to_spark
 from timespine.spark.read.to_spark import partitions_of, release
-
-
-@pytest.fixture
-def store(tmp_path):
-    with ts.open(tmp_path / "store", maintenance=False) as opened:
-        yield opened
 
 
 def expected(table):

@@ -8,7 +8,6 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-import timespine as ts
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.core.transitions import CommitSink
 from timespine.errors import Determinate, Indeterminate, UsageError
@@ -20,23 +19,10 @@ from timespine.spark.write import run_tasks
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
 
 
-@pytest.fixture
-def store(tmp_path):
-    with ts.open(tmp_path / "store", maintenance=False) as opened:
-        yield opened
-
-
 @pytest.fixture(autouse=True)
 def shop(store):
     for name in ("orders", "items", "gone", "events"):
         store.create(name, key={"id": "int64"}, value={"name": "string"}, timeline="counter")
-
-
-@pytest.fixture(autouse=True)
-def small(request, monkeypatch):
-    rows = getattr(request.node, "callspec", None)
-    if rows is not None and "small_rows" in rows.params:
-        monkeypatch.setattr(run_tasks, "SMALL_ROWS", rows.params["small_rows"])
 
 
 def batch(spark, *rows):

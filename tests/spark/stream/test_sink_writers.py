@@ -24,12 +24,6 @@ NAMED = StructType([StructField("id", LongType()), StructField("name", StringTyp
 
 
 @pytest.fixture
-def store(tmp_path):
-    with ts.open(tmp_path / "store", maintenance=False) as opened:
-        yield opened
-
-
-@pytest.fixture
 def items(store):
     return store.create("items", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
 

@@ -12,7 +12,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-import timespine as ts
 from timespine.errors import UsageError
 from timespine.spark import drop_hold, drop_sink, foreach_batch
 from timespine.spark.options import Options
@@ -21,12 +20,6 @@ from timespine.spark.stream.sink_progress import SinkProgress, find_query
 from timespine.spark.write.data_source_writer import stream_sink
 
 WAIT_S = 120
-
-
-@pytest.fixture
-def store(tmp_path):
-    with ts.open(tmp_path / "store", maintenance=False) as opened:
-        yield opened
 
 
 @pytest.fixture

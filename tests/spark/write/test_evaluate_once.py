@@ -5,17 +5,10 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import functions as F
 
-import timespine as ts
 from timespine.spark import foreach_batch, foreach_batch_together
 from timespine.spark.write import run_tasks
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
-
-
-@pytest.fixture
-def store(tmp_path):
-    with ts.open(tmp_path / "store", maintenance=False) as opened:
-        yield opened
 
 
 @pytest.fixture

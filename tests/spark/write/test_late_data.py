@@ -27,21 +27,8 @@ TIMED = StructType([StructField("id", LongType()), StructField("t", LongType())]
 
 
 @pytest.fixture
-def store(tmp_path):
-    with ts.open(tmp_path / "store", maintenance=False) as opened:
-        yield opened
-
-
-@pytest.fixture
 def events(store):
     return store.create("events", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
-
-
-@pytest.fixture(autouse=True)
-def small(request, monkeypatch):
-    rows = getattr(request.node, "callspec", None)
-    if rows is not None and "small_rows" in rows.params:
-        monkeypatch.setattr(run_tasks, "SMALL_ROWS", rows.params["small_rows"])
 
 
 def batch(spark, *rows):

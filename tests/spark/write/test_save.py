@@ -19,12 +19,6 @@ from timespine.spark.write.data_source_writer import batch_sink
 ORDERS = "id bigint, name string"
 
 
-@pytest.fixture
-def store(tmp_path):
-    with ts.open(tmp_path / "store", maintenance=False) as opened:
-        yield opened
-
-
 def save(frame, place, mode="append", **options):
     frame.write.format("timespine").mode(mode).options(**options).save(place)
 

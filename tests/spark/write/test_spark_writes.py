@@ -8,7 +8,6 @@ from every_type import VALUES, canonical, row
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-import timespine as ts
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import SchemaChanged, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
@@ -19,21 +18,8 @@ BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "execut
 
 
 @pytest.fixture
-def store(tmp_path):
-    with ts.open(tmp_path / "store", maintenance=False) as opened:
-        yield opened
-
-
-@pytest.fixture
 def items(store):
     return store.create("items", key={"id": "int64"}, value={"name": "string", "wide": "uint64"}, timeline="counter")
-
-
-@pytest.fixture(autouse=True)
-def small(request, monkeypatch):
-    rows = getattr(request.node, "callspec", None)
-    if rows is not None and "small_rows" in rows.params:
-        monkeypatch.setattr(run_tasks, "SMALL_ROWS", rows.params["small_rows"])
 
 
 def frame(spark, start, stop, name="a", step=1):

@@ -3,8 +3,9 @@
 # ruff: noqa: PT012 - a transaction is committed, and refused, where its block ends
 
 import pytest
+from key_value_cases import create
 from memory_store import BLOBS, QUICK, Gate, Script, counted, in_threads, together
-from transaction_cases import BOTH, create, keys_of, pair, row, rows
+from transaction_cases import BOTH, keys_of, pair, row, rows
 
 from timespine.errors import Indeterminate, Unavailable, UpperMismatch, UsageError
 from timespine.location.unreliable import Fault

@@ -7,7 +7,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from assertions import until
-from memory_store import BLOBS, QUICK, Script, counted
+from memory_store import BLOBS, QUICK, Script
+from transaction_cases import rows
 
 from timespine.errors import UsageError
 from timespine.location.unreliable import Fault
@@ -26,10 +27,6 @@ def pair(store):
 
 def row(k, v="a"):
     return {"k": k, "v": v}
-
-
-def rows(collection, as_of=None):
-    return counted(collection.snapshot(as_of, multiplicity="column").to_pylist(), "k", "v")
 
 
 @BOTH

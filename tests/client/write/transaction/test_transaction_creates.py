@@ -5,8 +5,9 @@
 import contextlib
 
 import pytest
+from key_value_cases import create
 from memory_store import BLOBS, QUICK, Gate, Script
-from transaction_cases import BOTH, create, keys_of, row, rows
+from transaction_cases import BOTH, keys_of, row, rows
 
 from timespine.client.catalog.drop import LOOK_MS
 from timespine.client.catalog.reservations import REMEMBERED_MS, RESERVED_MS

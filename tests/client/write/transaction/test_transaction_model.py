@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from key_value_cases import create
 from memory_store import BLOBS, QUICK, MemoryStore, Script, in_threads
-from transaction_cases import create, pair, row, rows
+from transaction_cases import pair, row, rows
 
 from timespine.client.write.step_commit import StepCommit
 from timespine.client.write.transaction_steps import AppendStep

@@ -5,8 +5,9 @@
 import threading
 
 import pytest
+from key_value_cases import create
 from memory_store import Gate, Script
-from transaction_cases import create, keys_of, pair, row, rows
+from transaction_cases import keys_of, pair, row, rows
 
 from timespine.client.read import multi_snapshot
 from timespine.core.transitions import CommitSink

@@ -1,14 +1,10 @@
 """Collections and rows that tests of transactions share."""
 
 import pytest
+from key_value_cases import create
 from memory_store import BLOBS, QUICK, counted
 
 BOTH = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
-
-
-def create(store, name="orders", **options):
-    options = {"key": {"k": "int64"}, "value": {"v": "string"}, "timeline": "counter", **options}
-    return store.create(name, **options)
 
 
 def pair(store, **options):

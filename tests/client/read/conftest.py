@@ -1,6 +1,4 @@
-"""Fixtures of tests of snapshots."""
-
-from __future__ import annotations
+"""Fixtures of tests of reads."""
 
 import pytest
 from memory_store import SMALL
@@ -8,4 +6,5 @@ from memory_store import SMALL
 
 @pytest.fixture
 def store(place):
+    """A store in which a handful of rows is several parts."""
     return place.open(config=SMALL)
