@@ -25,7 +25,7 @@ def collection_for(options: Options, schema: StructType) -> Collection:
     """
     target, mode = options.target, options.text("mode")
     key = options.names("key")
-    store = store_of(target.store, create=mode != DELETE)
+    store = store_of(target, create=mode != DELETE)
     try:
         found = store.collection(target.collection)
     except UnknownCollection:
