@@ -312,7 +312,7 @@ def test_spark_is_there_when_it_is_asked_for_and_not_loaded_before():
         timespine.nothing  # noqa: B018
 
 
-EXTRAS = ("typer", "click", "rich", "prometheus_client", "pyspark")
+EXTRAS = ("typer", "click", "rich", "prometheus_client", "pyspark", "obstore", "psycopg")
 """Packages that only extras bring."""
 
 
@@ -338,6 +338,17 @@ def test_without_their_extras_the_command_and_the_export_say_what_to_install():
     assert done.stderr == "error: typer is not installed: pip install 'timespine[cli]'\n"
     done = ran("import sys; sys.modules['prometheus_client'] = None; import timespine.client.diagnostics.prometheus")
     assert done.stderr.splitlines()[-1].endswith("pip install 'timespine[metrics]'")
+
+
+def test_without_their_extras_object_stores_and_postgresql_say_what_to_install():
+    for package, call, extra in (
+        ("obstore", "timespine.open('s3://bucket/x')", "s3"),
+        ("psycopg", "registry.reserve_store(parse_consensus('postgresql://host/x'), '')", "postgres"),
+    ):
+        imports = "import timespine; from timespine.location.opening import consensus_registry as registry"
+        more = "from timespine.location.opening.consensus_address import parse_consensus"
+        done = ran(f"import sys; sys.modules[{package!r}] = None; {imports}; {more}; {call}")
+        assert done.stderr.splitlines()[-1].endswith(f"pip install 'timespine[{extra}]'")
 
 
 def test_every_error_is_in_the_tree_that_the_docstring_draws():

@@ -10,8 +10,9 @@ import pytest
 import timespine as ts
 from timespine.client.diagnostics.doctor import FindingKind, examine
 from timespine.client.maintenance.report import MaintenanceReport
-from timespine.client.open_store import BLOBS, CONSENSUS_FILES, accept_loss
+from timespine.client.open_store import accept_loss
 from timespine.errors import CorruptionError, UsageError
+from timespine.location.opening.folder_place import BLOBS, CONSENSUS_FILES
 
 KEY = {"key": {"k": "int64"}, "timeline": "counter"}
 
@@ -45,7 +46,7 @@ def test_a_new_store_is_for_its_owner_alone(tmp_path, umask):
 
 
 def test_a_shared_store_is_made_as_the_umask_says_and_stays_shared(tmp_path, umask):
-    assert set(filled(tmp_path / "store", context=True).values()) == {0o775, 0o664}
+    assert set(filled(tmp_path / "store", shared=True).values()) == {0o775, 0o664}
     os.umask(0o077)
     (tmp_path / "store" / "consensus.db.lock").unlink()
     assert set(filled(tmp_path / "store").values()) == {0o775, 0o664}, "whoever opens it later"

@@ -12,8 +12,8 @@ from memory_store import BLOBS, Script, in_threads
 
 import timespine as ts
 from timespine.client.commit.group_commit import STORE_CLOSED
-from timespine.client.open_store import CONSENSUS
 from timespine.errors import NotSealed, TimespineError, Unavailable, UsageError
+from timespine.location.opening.folder_place import CONSENSUS
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 from timespine.pool import Pool
@@ -53,8 +53,8 @@ def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path):
     for location in (file, file / "below"):
         with pytest.raises(UsageError):
             ts.open(location)
-    with pytest.raises(UsageError, match="folders"):
-        ts.open("s3://bucket/prefix")
+    with pytest.raises(UsageError, match="no location of a store"):
+        ts.open("hdfs://name/prefix")
     for location in (7, None, "a\0b", ["a"]):
         with pytest.raises(UsageError, match="is not a path"):
             ts.open(location)

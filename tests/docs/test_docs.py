@@ -24,8 +24,9 @@ PACKAGE = ROOT / "src" / "timespine"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
-ON_SPARK = [ROOT / "docs" / "spark.md"]
-"""Pages whose examples run in tests/spark/test_guide.py, where there is a session."""
+ON_SPARK = [ROOT / "docs" / "spark.md", ROOT / "docs" / "object-stores.md"]
+"""Pages whose examples run where there is a session or a server: tests/spark/test_guide.py and
+tests/location/test_object_stores_page.py."""
 
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:src|tests|bench|docs|model|core|location|client|testing)/[\w./-]+)`")

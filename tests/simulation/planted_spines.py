@@ -9,7 +9,7 @@ from functools import partial
 from mutations import bug, in_spines, patched
 
 from timespine.core.arrangement import level_transitions, levels, save_transitions, spine_files
-from timespine.core.arrangement.levels import LevelRules, LevelSlot, Place
+from timespine.core.arrangement.levels import LevelRules, LevelSlot, MergeStatus
 from timespine.core.effects import DeleteFiles, DropMerge, Swap
 from timespine.core.protocols import merge_spine, save_spine
 
@@ -18,7 +18,7 @@ from timespine.core.protocols import merge_spine, save_spine
 @bug
 def pausing_hides_loose_batches() -> Iterator[None]:
     def pause_merges(levels):
-        slots = tuple(slot.drop(Place.LOOSE) for slot in levels.slots)
+        slots = tuple(slot.drop(MergeStatus.LOOSE) for slot in levels.slots)
         return replace(levels, slots=slots, pauses=levels.pauses + 1), None
 
     with patched(level_transitions, "pause_merges", pause_merges):
@@ -32,7 +32,7 @@ def inputs_leave_before_the_output_is_there() -> Iterator[None]:
 
     def start_merge(levels, level, resources, batches_min=None):
         begun, plan = real(levels, level, resources, batches_min)
-        return replace(begun, slots=tuple(slot.drop(Place.MERGING) for slot in begun.slots)), plan
+        return replace(begun, slots=tuple(slot.drop(MergeStatus.MERGING) for slot in begun.slots)), plan
 
     with patched(level_transitions, "start_merge", start_merge):
         yield
@@ -44,7 +44,7 @@ def the_output_is_there_before_the_inputs_leave() -> Iterator[None]:
     real = level_transitions.complete_merge
 
     def complete_merge(levels, level, output, slices):
-        inputs = tuple((each, Place.LOOSE) for each in levels.slots[level].merging)
+        inputs = tuple((each, MergeStatus.LOOSE) for each in levels.slots[level].merging)
         done, answer = real(levels, level, output, slices)
         slot = done.slots[level]
         return level_transitions._put(done, level, replace(slot, entries=(*inputs, *slot.entries))), answer
@@ -119,7 +119,7 @@ def an_inserter_that_lost_the_room_does_not_look_again() -> Iterator[None]:
 def abandoned_inputs_go_to_the_end_of_the_line() -> Iterator[None]:
     def abandon_merge(levels, level, has_failed=False):
         slot = levels.slots[level]
-        entries = (*slot.drop(Place.MERGING).entries, *((batch, Place.LOOSE) for batch in slot.merging))
+        entries = (*slot.drop(MergeStatus.MERGING).entries, *((batch, MergeStatus.LOOSE) for batch in slot.merging))
         return level_transitions._put(levels, level, replace(slot, entries=entries)), None
 
     with patched(level_transitions, "abandon_merge", abandon_merge):
@@ -132,7 +132,7 @@ def a_fork_forgets_what_is_being_merged() -> Iterator[None]:
     real = level_transitions.fork
 
     def fork(levels):
-        return real(replace(levels, slots=tuple(slot.drop(Place.MERGING) for slot in levels.slots)))
+        return real(replace(levels, slots=tuple(slot.drop(MergeStatus.MERGING) for slot in levels.slots)))
 
     with patched(level_transitions, "fork", fork):
         yield
@@ -175,7 +175,7 @@ def a_level_begins_a_second_merge() -> Iterator[None]:
         slot = levels.slots[level]
         if batches_min is None or not slot.merging or len(slot.loose) < batches_min or levels.gives_way:
             return real(levels, level, resources, batches_min)
-        begun = slot.take(levels.rules.merge_max, Place.MERGING)
+        begun = slot.take(levels.rules.merge_max, MergeStatus.MERGING)
         inputs = begun.merging[len(slot.merging) :]
         return level_transitions._put(levels, level, begun), level_transitions.MergePlan(inputs, False, levels.since)
 

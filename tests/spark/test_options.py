@@ -99,14 +99,14 @@ def test_a_path_may_be_written_as_the_url_of_a_file(path):
 
 
 def test_a_collection_must_be_named():
-    for wrong, says in (({}, "name the collection"), ({"path": "orders"}, "not the folder")):
+    for wrong, says in (({}, "name the collection"), ({"path": "orders"}, "not the location")):
         with pytest.raises(UsageError, match=says):
             _ = Options(wrong).target
 
 
-def test_a_store_that_is_not_in_a_folder_is_refused():
-    for wrong in ({"path": "s3://bucket/store/c"}, {"store": "hdfs:/x", "collection": "c"}):
-        with pytest.raises(UsageError, match="keeps stores in folders"):
+def test_a_store_at_an_unknown_location_is_refused():
+    for wrong in ({"path": "hdfs://name/store/c"}, {"store": "hdfs:/x", "collection": "c"}):
+        with pytest.raises(UsageError, match="no location of a store"):
             _ = Options(wrong).target
     assert Options({"store": "file:/a/b", "collection": "c"}).target == CollectionAddress("/a/b", "c")
 

@@ -21,8 +21,8 @@ def test_a_folder_that_was_made_again_is_opened_again(tmp_path):
     folder = tmp_path / "store"
     target = CollectionAddress(str(folder), "items")
     made(folder, 0)
-    first = store_of(str(folder))
-    assert store_of(str(folder)) is first
+    first = store_of(CollectionAddress(str(folder), ""))
+    assert store_of(CollectionAddress(str(folder), "")) is first
     for id in range(1, 4):
         shutil.rmtree(folder)
         made(folder, id)
@@ -37,8 +37,8 @@ def test_a_folder_that_was_made_again_is_opened_again(tmp_path):
 def test_a_folder_that_is_gone_is_an_error_and_not_what_was_there(tmp_path):
     folder = tmp_path / "store"
     made(folder, 0)
-    assert store_of(str(folder)).names() == ["items"]
+    assert store_of(CollectionAddress(str(folder), "")).names() == ["items"]
     shutil.rmtree(folder)
     with pytest.raises(UsageError, match="no store"):
-        store_of(str(folder))
+        store_of(CollectionAddress(str(folder), ""))
     assert not folder.exists()

@@ -110,9 +110,9 @@ class Walk:
         Chunks of `alone_rows` updates at least, which no other batch reaches into, can be taken whole.
         """
         self._alone_rows = alone_rows
-        starts = [place_of(batch, lower, inclusive=False) if lower is not None else (0, 0) for batch in batches]
+        starts = [position_of(batch, lower, inclusive=False) if lower is not None else (0, 0) for batch in batches]
         stops = [
-            place_of(batch, upper, inclusive=inclusive) if upper is not None else (len(batch.chunks), 0)
+            position_of(batch, upper, inclusive=inclusive) if upper is not None else (len(batch.chunks), 0)
             for batch in batches
         ]
         places = [_Place(*each) for each in zip(batches, starts, stops, strict=True)]
@@ -167,7 +167,7 @@ class Walk:
         self._places = [place for place in self._places if place.left > 0]
 
 
-def place_of(batch: Batch, key: Key, *, inclusive: bool) -> tuple[int, int]:
+def position_of(batch: Batch, key: Key, *, inclusive: bool) -> tuple[int, int]:
     """Return the chunk and the row in it that follow all updates before a key; with `inclusive`, also those of it."""
     length = len(key.encoded)
     if inclusive:

@@ -14,6 +14,7 @@ from timespine.cli.commands import (
     evolve,
     inspect,
     maintain,
+    migrate,
     modify,
     read,
     retention,
@@ -28,7 +29,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 
-for module in (collections, evolve, append_and_load, modify, write_and_seal, read, retention, maintain, inspect):
+VERBS = (collections, evolve, append_and_load, modify, write_and_seal, read, retention, maintain, migrate, inspect)
+"""The modules of verbs, in the order of the help."""
+
+for module in VERBS:
     module.add_commands(app)
 
 

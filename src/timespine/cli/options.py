@@ -18,7 +18,14 @@ from timespine.cli.output.destination import OutputFormat
 from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.errors import UsageError, short_repr
 
-StorePath = Annotated[str, typer.Argument(metavar="STORE", help="The folder of the store.", show_default=False)]
+StorePath = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE",
+        help="The store: the path of a folder, or a URL such as s3://bucket/prefix.",
+        show_default=False,
+    ),
+]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the collection.", show_default=False)]
 Output = Annotated[
     OutputFormat | None,
@@ -118,7 +125,7 @@ def open_store_at(
 
     A verb that writes rows also runs the maintenance thread; other verbs do nothing in the background.
     """
-    check_path(store, "the folder of the store")
+    check_path(store, "the location of the store")
     with ts.open(store, create=create, read_only=read_only, maintenance=writes_rows) as found:
         yield found
 

@@ -66,7 +66,11 @@ class StoreContext:
     writing: dict[tuple[str, str], float] = field(default_factory=dict)
     """Writers of running jobs, by collection, and the time of their last heartbeat."""
     location: str = ""
-    """The folder of the store; empty if it is in none."""
+    """The absolute path of the folder of the store, or its URL; empty if other processes cannot find it."""
+    storage: tuple[tuple[str, str], ...] = ()
+    """How its bucket is reached: options without secrets."""
+    consensus_address: str = ""
+    """The address of its logs that the caller gave, without a password; empty: the descriptor has it."""
     listeners: weakref.WeakKeyDictionary[Any, None] = field(default_factory=weakref.WeakKeyDictionary)
     """The open listeners, in the order in which they began: closing the store closes them. Changed under
     `listening`."""

@@ -4,7 +4,7 @@ An engine plans reads and lets its workers read the parts. It lets workers write
 transaction: rows become part of a collection in no other way. tests/test_layers.py enforces that Spark imports nothing
 else of the client.
 
-    handles      CollectionHandle, handle_of; fresh_id makes ids, is_spark_frame tells a DataFrame
+    handles      CollectionHandle, StoreContext, handle_of; fresh_id makes ids, is_spark_frame tells a DataFrame
     catalog      open_or_create, undo_create: a write that fails leaves no collection that it has created
     times        TimeLike, FrontierLike, parse_duration_ms, unwrap_time: as callers give them;
                  milliseconds, with_times: in a column
@@ -27,7 +27,7 @@ from __future__ import annotations
 from timespine.client.catalog.create import Definition
 from timespine.client.collection import Collection, handle_of
 from timespine.client.commit.effect_driver import fresh_id
-from timespine.client.context import CollectionHandle
+from timespine.client.context import CollectionHandle, StoreContext
 from timespine.client.read.acquire import Hold
 from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
 from timespine.client.read.holds import CriticalHold, take_critical
@@ -151,6 +151,7 @@ __all__ = [
     "Runs",
     "Snapshot",
     "Step",
+    "StoreContext",
     "TimeLike",
     "UnsealedWriteStep",
     "Updates",

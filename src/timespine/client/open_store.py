@@ -1,47 +1,34 @@
-"""Open a store in a folder."""
+"""Open a store by its location: a folder, or a bucket of an object store."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
-import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from timespine.client.load.file_source import as_path
 from timespine.client.store import Store
 from timespine.config import DEFAULT, Config
-from timespine.errors import CorruptionError, TimespineError, UsageError, short_repr
-from timespine.hints import Hint
-from timespine.location import sqlite
-from timespine.location.durable import PRIVATE_FILE, PRIVATE_FOLDER, make_folders, refuse_links, shared_modes
-from timespine.location.local import LocalBlob
-from timespine.location.sqlite import SqliteConsensus
-from timespine.location.sqlite_mark import SUFFIX as MARK_SUFFIX
+from timespine.errors import UsageError
+from timespine.location.opening.consensus_address import ConsensusAddress, parse_consensus
+from timespine.location.opening.folder_place import FolderPlace
+from timespine.location.opening.place import OpenRequest
+from timespine.location.opening.registry import place_of
+from timespine.location.opening.store_location import MEMORY, StoreLocation, parse_location
 
-BLOBS = "blobs"
-"""The folder of the blobs, within the folder of the store."""
-
-CONSENSUS = "consensus.db"
-"""The file of the logs, within the folder of the store."""
-
-
-CONSENSUS_FILES = tuple(
-    f"{CONSENSUS}{suffix}" for suffix in ("", "-wal", "-shm", ".lock", ".next", ".mark", ".reserve", ".maintainer")
-)
-"""The file of the logs, and the files beside it."""
+CONSENSUS_VARIABLE = "TIMESPINE_CONSENSUS"
+"""The variable of the environment with the address of the logs of stores in buckets, where none is given."""
 
 
 def accept_loss(location: str | os.PathLike[str]) -> tuple[int | None, int]:
-    """Accept that the log of a store lost commits: no process can open the store before that.
+    """Accept that the log of a store in a folder lost commits: no process can open the store before that.
 
     Return how many entries were committed (None: unknown), and how many the log has.
     """
-    root = as_path(location)
-    if not (root / CONSENSUS).exists():
-        raise _missing_log(root)
-    return sqlite.accept_log_loss(root / CONSENSUS)
+    found = parse_location(location)
+    if not found.is_folder:
+        raise UsageError(f"{found.url} is not in a folder: restore its logs by the means of their database")
+    return FolderPlace(found).accept_loss()
 
 
 def open(  # the name that users know
@@ -53,61 +40,57 @@ def open(  # the name that users know
     audit: float = 0.0,
     config: Config = DEFAULT,
     clock: Callable[[], float] = time.time,
-    context: bool = False,
+    shared: bool = False,
+    consensus: str | None = None,
+    storage: Mapping[str, str | bool] | None = None,
 ) -> Store:
-    """Open the store in a folder; create the folder if it does not exist. Keep one open per process, and close it.
+    """Open the store at a location; create it if it does not exist. Keep one open per process, and close it.
+
+    The location is the path of a folder, or a URL such as `s3://bucket/prefix`. A new store in a bucket needs
+    `consensus`, the address of its logs, such as `postgresql://host/database`; later openings find it in the
+    descriptor of the store, and `consensus` only says how this process reaches the same logs. `storage` says how the
+    bucket is reached (`region`, `endpoint`). Credentials are no arguments: they come from the environment.
 
     With `read_only` the process writes nothing, not even a lease: a merge may delete blobs of a read, which is then
     planned again, and history may expire during a read. The folder need not be writable, and other processes may
     write to it. (One exception: a writer crashed, and its log was copied without the file that SQLite keeps beside
     it. Then a process has to open the store for writing first.)
 
-    A new store is for its owner alone (modes 0700 and 0600). With `context` it is made as the umask says. Files
-    made later have the permissions of `blobs` and `consensus.db`, so the option counts only once.
+    A new store in a folder is for its owner alone (modes 0700 and 0600). With `shared` it is made as the umask says.
+    Files made later have the permissions of `blobs` and `consensus.db`, so the option counts only once.
 
     `audit` is the share of parts that statistics allow to skip and that are read anyway, to check the statistics.
     """
-    create = create and not read_only
-    root = as_path(location)
-    if "://" in os.fsdecode(location):
-        raise UsageError(f"{short_repr(location)}: this version keeps stores in folders; give a path")
-    if not create and not (root / CONSENSUS).exists():
-        raise _missing_log(root)
-    refuse_links(*(os.path.join(root, name) for name in (BLOBS, *CONSENSUS_FILES)))
-    file_mode, folder_mode = shared_modes() if context else (PRIVATE_FILE, PRIVATE_FOLDER)
-    try:
-        if create:
-            make_folders(os.path.realpath(root), folder_mode)
-    except OSError as error:
-        raise UsageError(f"{root} cannot be a store: {error.strerror}") from error
-    if not root.is_dir():
-        raise UsageError(f"{root} cannot be a store: it is not a folder")
-    with contextlib.ExitStack() as ports:  # a failed opening closes the ports that it has opened
-        blob = ports.enter_context(contextlib.closing(LocalBlob(root / BLOBS, read_only=read_only, mode=folder_mode)))
-        logs = SqliteConsensus(root / CONSENSUS, read_only=read_only, mode=file_mode)
-        consensus = ports.enter_context(contextlib.closing(logs))
+    parsed = parse_location(location, storage)
+    request = OpenRequest(
+        create=create and not read_only,
+        read_only=read_only,
+        shared=shared,
+        consensus=_address(parsed, consensus),
+        now_ms=int(time.time() * 1000),
+    )
+    ports = place_of(parsed).open(request)
+    with contextlib.ExitStack() as opened:  # a failed opening closes the ports
+        opened.enter_context(contextlib.closing(ports.blob))
+        opened.enter_context(contextlib.closing(ports.consensus))
         store = Store(
-            blob,
-            consensus,
+            ports.blob,
+            ports.consensus,
             config=config,
             read_only=read_only,
             maintenance=maintenance,
             audit=audit,
             clock=clock,
-            free_bytes=lambda: shutil.disk_usage(root).free,
-            location=os.path.abspath(root),
+            free_bytes=ports.free_bytes,
+            location=parsed.url,
         )
-        ports.pop_all()
+        store._context.storage, store._context.consensus_address = parsed.storage, consensus or ""
+        opened.pop_all()
     return store
 
 
-def _missing_log(root: pathlib.Path) -> TimespineError:
-    """Make the error for a folder without a log: it never was a store, or it lost the log, as the mark shows."""
-    log = root / CONSENSUS
-    mark = log.with_name(CONSENSUS + MARK_SUFFIX)
-    if not mark.is_file():
-        return UsageError(f"there is no store in {root}", hint=Hint("create-store"))
-    return CorruptionError(
-        f"{log} is gone, although its mark {mark} is there: the log of this store was deleted or moved; "
-        "restore the store from a copy, or remove the whole store to start anew"
-    )
+def _address(location: StoreLocation, given: str | None) -> ConsensusAddress | None:
+    """Parse the address of the logs that a caller or the environment gives; a folder looks at no environment."""
+    if given is None and not location.is_folder and location.scheme != MEMORY:
+        given = os.environ.get(CONSENSUS_VARIABLE) or None
+    return None if given is None else parse_consensus(given)

@@ -95,7 +95,7 @@ class Store(OneProcess):
         if isinstance(audit, bool) or not isinstance(audit, int | float) or not 0 <= audit <= 1:
             raise UsageError(f"audit is a share, from 0 to 1, not {short_repr(audit)}")
         self.location = location
-        """The location of the store, for messages."""
+        """The location of the store: the absolute path of its folder, or its URL."""
         self._closed = False
         self._pool = Pool(max(READ_THREADS, config.outstanding_parts), "timespine-read", STORE_CLOSED)
         self._cache = PartCache(config.cache_bytes)

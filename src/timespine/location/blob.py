@@ -13,8 +13,9 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
 - `get_range` reads exactly the requested bytes, without the rest of the value.
   The caller knows the size of the value from elsewhere, so a range that is not
   inside of it is a CorruptionError, never fewer bytes.
-- `delete` is idempotent and tells whether the key existed. When it returns,
-  the key is free: it may be put again, with any bytes.
+- `delete` is idempotent. It tells whether the key existed, or None where storage does
+  not say. When it returns, the key is free: it may be put again, with any bytes.
+- An adapter may have the methods of `BulkBlob`, which do in one call what others do in many.
 - `list_keys` gives every key that existed during the whole call. A key that was
   put or deleted during the call may or may not be listed.
 - Failures are `Determinate` (nothing happened) or `Indeterminate` (may have).
@@ -22,8 +23,8 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 BLOB_BYTES_MAX = 1 << 31
 """The largest value that any adapter accepts or returns."""
@@ -56,8 +57,8 @@ class Blob(Protocol):
         """
         ...
 
-    def delete(self, key: str) -> bool:
-        """Remove the key; return whether it existed."""
+    def delete(self, key: str) -> bool | None:
+        """Remove the key; return whether it existed, or None if storage does not say."""
         ...
 
     def list_keys(self, prefix: str = "") -> Iterator[BlobInfo]:
@@ -66,4 +67,17 @@ class Blob(Protocol):
 
     def close(self) -> None:
         """Release the adapter's resources. Twice is fine."""
+        ...
+
+
+@runtime_checkable
+class BulkBlob(Protocol):
+    """What an adapter has beyond `Blob` if its storage takes several keys or ranges in one request."""
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        """Return the bytes of each range [start, stop), or None if the key does not exist."""
+        ...
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove all keys; those that do not exist are no error."""
         ...

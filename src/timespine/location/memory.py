@@ -35,6 +35,12 @@ class MemoryBlob:
         self._values: dict[str, bytes] = {}
         self._closed = False
 
+    def share(self) -> MemoryBlob:
+        """Return another adapter for the same blobs, as another opening has it."""
+        other = MemoryBlob()
+        other._lock, other._values = self._lock, self._values
+        return other
+
     def put(self, key: str, value: bytes) -> None:
         check_put(key, value)
         with self._lock:
@@ -103,6 +109,12 @@ class MemoryConsensus:
         """The keys under change and how many entries each had: the next call undoes an interrupted change."""
         self._closed = False
 
+    def share(self) -> MemoryConsensus:
+        """Return another adapter for the same logs, as another opening has it."""
+        other = MemoryConsensus()
+        other._lock, other._logs, other._undone = self._lock, self._logs, self._undone
+        return other
+
     def head(self, key: str) -> LogEntry | None:
         check_key(key)
         with self._lock:
@@ -127,13 +139,13 @@ class MemoryConsensus:
             lost = differing_heads(writes, heads)
             if lost is not None:
                 return lost
-            self._undone = [(each.key, len(logs[each.key].entries) if each.key in logs else 0) for each in writes]
+            self._undone[:] = [(each.key, len(logs[each.key].entries) if each.key in logs else 0) for each in writes]
             for write in writes:
                 if write.key in logs:
                     logs[write.key].entries.append(write.data)
                 else:
                     logs[write.key] = _Log(0, [write.data])
-            self._undone = []  # from here on the change is complete
+            self._undone[:] = []  # from here on the change is complete
             return None
 
     def truncate(self, key: str, below: int) -> int:
@@ -168,5 +180,5 @@ class MemoryConsensus:
                 del self._logs[key].entries[length:]
                 if length == 0:
                     del self._logs[key]
-        self._undone = []
+        self._undone[:] = []
         return self._logs

@@ -114,7 +114,7 @@ class UnreliableBlob(_Faults):
     def get_range(self, key: str, start: int, stop: int) -> bytes | None:
         return self._run("get_range", key, lambda: self._inner.get_range(key, start, stop))
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: str) -> bool | None:
         return self._run("delete", key, lambda: self._inner.delete(key), writes=True)
 
     def list_keys(self, prefix: str = "") -> Iterator[BlobInfo]:

@@ -2,57 +2,66 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 
 from timespine.client.engine_interface import CollectionHandle
-from timespine.client.open_store import BLOBS
+from timespine.client.store import Store
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.scan.slice import CACHE_BYTES
 from timespine.config import Config
 from timespine.errors import UsageError
 from timespine.location.blob import Blob
-from timespine.location.local import LocalBlob
+from timespine.location.opening.registry import place_of
+from timespine.location.opening.store_location import MEMORY, parse_location
+
+StorageOptions = tuple[tuple[str, str], ...]
+"""How a bucket is reached: the options of `storage`, which are no secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlobLocation:
-    """The location of a store, pickled into every task."""
+    """The location of a store, pickled into every task. A task opens it with the credentials of its own process."""
 
     location: str
-    """The absolute path of the folder of the store."""
+    """The absolute path of the folder of the store, or its URL."""
     config: Config
     """The limits and defaults of the store."""
+    storage: StorageOptions = ()
+    """How its bucket is reached."""
 
     def blob(self, *, read_only: bool = True) -> Blob:
         """Give the blob store, which a process opens once."""
-        return _opened(self.location, read_only)
+        return _opened(self.location, self.storage, read_only)
 
     def cache(self) -> PartCache:
         """Give the part cache of this process for the store."""
         return _cached(self.location)
 
-    def path(self, key: str) -> str:
-        """Return the path of the file of a blob, so that Spark can read it directly."""
-        return os.path.join(self.location, BLOBS, *key.split("/"))
+    def file_of(self, key: str) -> str | None:
+        """Return the path of the file of a blob, so that Spark can read it directly; None if blobs are no files."""
+        return place_of(parse_location(self.location, dict(self.storage))).file_of(key)
 
 
 def blob_location_of(handle: CollectionHandle) -> BlobLocation:
     """Return the location of the blobs of a collection."""
-    if not handle.context.location:
-        raise UsageError("executors cannot open this store: it is not in a folder")
-    return BlobLocation(os.path.abspath(handle.context.location), handle.config)
+    return _location(handle.context.location, handle.config, handle.context.storage)
+
+
+def blob_location_of_store(store: Store) -> BlobLocation:
+    """Return the location of the blobs of a store."""
+    return _location(store.location, store._context.config, store._context.storage)
+
+
+def _location(location: str, config: Config, storage: StorageOptions) -> BlobLocation:
+    if not location or parse_location(location, dict(storage)).scheme == MEMORY:
+        raise UsageError("executors cannot open this store: it is not in a folder or bucket")
+    return BlobLocation(location, config, storage)
 
 
 @lru_cache(maxsize=64)
-def _opened(location: str, read_only: bool) -> Blob:
-    root = os.path.join(location, BLOBS)
-    if not os.path.isdir(root):
-        raise UsageError(
-            f"the store {location} does not exist on this machine: driver and executors need one shared file system"
-        )
-    return LocalBlob(root, read_only=read_only)
+def _opened(location: str, storage: StorageOptions, read_only: bool) -> Blob:
+    return place_of(parse_location(location, dict(storage))).open_blob(read_only=read_only)
 
 
 @lru_cache(maxsize=8)

@@ -28,7 +28,7 @@ from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Part, Run
 from timespine.errors import CorruptionError
-from timespine.spark.blob_location import BlobLocation
+from timespine.spark.blob_location import BlobLocation, blob_location_of_store
 from timespine.spark.read.read_task import Batches
 from timespine.spark.setup.worker_python import check_workers
 
@@ -63,7 +63,7 @@ class MergeRangeTask:
 @contextlib.contextmanager
 def merging_on(store: Store, spark: SparkSession, *, least_rows: int = LEAST_ROWS) -> Iterator[None]:
     """Let the executors of a session do merges of `least_rows` updates or more, while this context is open."""
-    place = BlobLocation(store.location, store._context.config)
+    place = blob_location_of_store(store)
 
     def delegate(work: MergeTask, schemas: Sequence[Schema], parts: Parts) -> list[Part] | None:
         if sum(part.rows for run in work.runs for part in run.parts) < least_rows:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from timespine.client.engine_interface import parse_duration_ms
 from timespine.errors import UsageError, short_repr
 from timespine.ids import check_segment
-from timespine.spark.quoted_names import local_path
+from timespine.location.opening.consensus_address import parse_consensus
+from timespine.location.opening.store_location import STORAGE, parse_location
 
 APPEND, UPSERT, DELETE = "append", "upsert", "delete"
 """The write modes: append rows, upsert rows by key, or delete rows by key."""
@@ -35,6 +36,8 @@ PLACES = {
     "path": (*_READS, *_WRITES),
     "store": (*_READS, *_WRITES),
     "collection": (*_READS, *_WRITES),
+    "consensus": (*_READS, *_WRITES),
+    **{f"storage.{name}": (*_READS, *_WRITES) for names in STORAGE.values() for name in names},
     "columns": _READS,
     "where": _READS,
     "partitions": _READS,
@@ -66,6 +69,9 @@ PLACES = {
 }
 """Every option, with the calls that accept it; other calls refuse it."""
 
+STORAGE_TAKES = "storage has the options " + ", ".join(sorted({each for some in STORAGE.values() for each in some}))
+"""What a refused storage option is told. Its name and value are not repeated: they may be secret."""
+
 _SPELLED = {name.lower(): name for name in PLACES}
 """The options by their names in lower case, as Spark passes them."""
 
@@ -82,7 +88,6 @@ LATEST = "latest"
 _OF_FEEDS = ("startingVersion", "startingTimestamp", "endingVersion", "endingTimestamp")
 
 _WHOLE = re.compile(r"-?[0-9]+")
-_ELSEWHERE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +95,20 @@ class CollectionAddress:
     """The address of a collection."""
 
     store: str
-    """The folder of the store."""
+    """The absolute path of the folder of the store, or its URL."""
     collection: str
     """The name of the collection."""
+    storage: tuple[tuple[str, str], ...] = ()
+    """How the bucket of the store is reached."""
+    consensus: str = ""
+    """The address of the logs of the store, without a password; empty: its descriptor has it."""
+
+    def options(self) -> dict[str, str]:
+        """Return the options that name the collection to Spark."""
+        more = {f"storage.{name}": value for name, value in self.storage}
+        if self.consensus:
+            more["consensus"] = self.consensus
+        return {"store": self.store, "collection": self.collection, **more}
 
 
 class Options:
@@ -111,6 +127,10 @@ class Options:
         there = [name for name, allowed in PLACES.items() if not set(places).isdisjoint(allowed)]
         for given in sorted(self._given):
             name = _SPELLED.get(given)
+            if name is None and given.startswith("storage."):
+                raise UsageError(
+                    f"{STORAGE_TAKES}: give credentials to driver and executors in their environment, never as options"
+                )
             if name is None:
                 raise UsageError(f"there is no option {short_repr(given)}; there are: {', '.join(there)}")
             if name not in there:
@@ -196,16 +216,29 @@ class Options:
 
     @property
     def target(self) -> CollectionAddress:
-        """Give the address of the collection: `load("folder/name")`, or the options `store` and `collection`."""
+        """Give the address of the collection: `load("store/name")`, or the options `store` and `collection`."""
         store, collection, path = self.text("store"), self.text("collection"), self.text("path")
         if store is not None and (collection or path) is not None:
-            return CollectionAddress(_folder(store), str(collection or path))
+            return self._address(store, str(collection or path))
         if path is None:
             raise UsageError("name the collection: load('folder/collection'), or options store and collection")
-        folder, name = os.path.split(local_path(path).rstrip("/"))
-        if not folder or not name:
-            raise UsageError(f"{short_repr(path)} is not the folder of a store and the name of a collection in it")
-        return CollectionAddress(_folder(folder), name)
+        folder, name = os.path.split(path.rstrip("/"))
+        if not folder.removeprefix("file:") or folder.endswith(":/") or not name:
+            raise UsageError(f"{short_repr(path)} is not the location of a store and the name of a collection in it")
+        return self._address(folder, name)
+
+    def _address(self, store: str, collection: str) -> CollectionAddress:
+        consensus = self.text("consensus") or ""
+        if consensus:
+            parse_consensus(consensus)  # refuses passwords: Spark shows options in plans
+        location = parse_location(store, self._storage())
+        return CollectionAddress(location.url, collection, location.storage, consensus)
+
+    def _storage(self) -> dict[str, str]:
+        """Return the options of `storage`: .option("storage.region", "eu-central-1")."""
+        return {
+            name.removeprefix("storage."): value for name, value in self._given.items() if name.startswith("storage.")
+        }
 
     @property
     def as_of(self) -> int | datetime.datetime | None:
@@ -259,11 +292,3 @@ def parse_option_time(name: str, text: str) -> datetime.datetime:
             f"option {name} is a time such as 7 or '2026-01-31 12:00:00', not {short_repr(text)}"
         ) from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
-
-
-def _folder(path: str) -> str:
-    """Return the absolute path of the folder of a store."""
-    folder = local_path(path)
-    if _ELSEWHERE.match(folder):
-        raise UsageError(f"{short_repr(path)}: this version keeps stores in folders; give a path")
-    return os.path.abspath(folder)

@@ -2,7 +2,7 @@
 
 Spark plans and commits Python sources and sinks in processes beside the driver, which
 it reuses. Opening a store for every micro-batch would cost more than the commit, so each
-process keeps its stores open until it ends, or until it finds another store in the folder.
+process keeps its stores open until it ends, or until it finds another store at the location.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from timespine.client.collection import Collection
-from timespine.client.open_store import CONSENSUS
+from timespine.client.engine_interface import StoreContext
 from timespine.client.open_store import open as open_store
 from timespine.client.store import Store
 from timespine.errors import TimespineError
+from timespine.location.opening.registry import place_of
+from timespine.location.opening.store_location import parse_location
 from timespine.locks import Lock
 from timespine.spark.options import CollectionAddress
 
@@ -24,51 +26,53 @@ from timespine.spark.options import CollectionAddress
 @dataclass(frozen=True, slots=True)
 class _Opened:
     store: Store
-    file: tuple[int, int] | None
-    """The file of its logs when it was opened: device and inode."""
+    identity: tuple[object, ...] | None
+    """What told it from other stores at its location when it was opened."""
 
 
-_stores: dict[tuple[int, str], _Opened] = {}
+_stores: dict[tuple[int, CollectionAddress], _Opened] = {}
 _locks: dict[int, Lock] = {}
 """The locks for opening a store, by process: a forked child does not wait for threads of its parent."""
 
 
-def store_of(location: str, *, create: bool = False) -> Store:
-    """Open the store in a folder, or give the open one. With `create`, create a missing store; a read does not.
+def store_of(target: CollectionAddress, *, create: bool = False) -> Store:
+    """Open the store of an address, or give the open one. With `create`, create a missing store; a read does not.
 
-    SUBTLE: a user may delete and create the folder again. A process that still used the open store
-    would read deleted data, and write to files outside of the folder (test_store_cache.py). The inode detects that,
-    since the file system does not reuse the inode of an open file.
+    SUBTLE: a user may delete a store and create it again at the same location. A process that still used the open
+    one would read deleted data, and write to files outside of the folder (test_store_cache.py). So each call looks
+    at the identity of the store: the inode of its logs, or the id in its descriptor.
     """
-    key = (os.getpid(), location)
+    key = (os.getpid(), replace(target, collection=""))
     with _locks.setdefault(os.getpid(), Lock("the stores of this process")):
-        file = _file_of(location)
+        identity = _identity_of(target)
         found = _stores.get(key)
-        if found is not None and found.file != file:
+        if found is not None and found.identity != identity:
             _close(_stores.pop(key).store)
         if key not in _stores:
-            _stores[key] = _open(location, file, create=create)
-            atexit.register(_stores[key].store.close)
+            store = open_store(
+                target.store,
+                create=create,
+                maintenance=False,
+                storage=dict(target.storage),
+                consensus=target.consensus or None,
+            )
+            _stores[key] = _Opened(store, identity or _identity_of(target))
+            atexit.register(store.close)
         return _stores[key].store
 
 
-def _open(location: str, file: tuple[int, int] | None, *, create: bool) -> _Opened:
-    """Open the store in a folder; identify a new one by the file of its logs."""
-    store = open_store(location, create=create, maintenance=False)
-    return _Opened(store, file or _file_of(location))
+def _identity_of(target: CollectionAddress) -> tuple[object, ...] | None:
+    """Return what tells the store at a location from others; None if there is none."""
+    return place_of(parse_location(target.store, dict(target.storage))).identity()
 
 
-def _file_of(location: str) -> tuple[int, int] | None:
-    """Return the file of the logs of a store; None if it does not exist."""
-    try:
-        found = os.stat(os.path.join(location, CONSENSUS))
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+def address_of(context: StoreContext, collection: str = "") -> CollectionAddress:
+    """Return the address by which another process beside the driver opens an open store, or a collection of it."""
+    return CollectionAddress(context.location, collection, context.storage, context.consensus_address)
 
 
 def _close(store: Store) -> None:
-    """Close a store whose folder was deleted."""
+    """Close a store that was deleted."""
     atexit.unregister(store.close)
     with contextlib.suppress(TimespineError, OSError):
         store.close()
@@ -76,4 +80,4 @@ def _close(store: Store) -> None:
 
 def collection_of(target: CollectionAddress) -> Collection:
     """The collection that options name."""
-    return store_of(target.store).collection(target.collection)
+    return store_of(target).collection(target.collection)

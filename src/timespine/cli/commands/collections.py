@@ -28,10 +28,11 @@ from timespine.cli.output.row_writers import write_document, write_done, write_t
 from timespine.cli.output.text import Columns, amplification_text, clock, fields, size, type_text
 from timespine.client.catalog.retention import duration
 from timespine.client.collection import Collection, handle_of
-from timespine.client.open_store import CONSENSUS
 from timespine.client.store import Store
 from timespine.client.time_args import plain_frontier
 from timespine.errors import CorruptionError, UsageError, VersionError
+from timespine.location.opening.registry import place_of
+from timespine.location.opening.store_location import parse_location
 from timespine.model.time import ARITY_MAX
 
 _LISTED = ("name", "since", "upper", "updates", "bytes", "batches", "state")
@@ -63,25 +64,34 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def init_verb(store: StorePath, output: Output = None) -> None:
-    """Create a store in a folder. An existing one stays as it is.
+    """Create a store in a folder, or in a bucket. An existing one stays as it is.
+
+    A new store in a bucket needs the address of its logs, in TIMESPINE_CONSENSUS. Credentials come from the variables
+    that the storage and the database define.
 
     \b
     Example:
       timespine init ./data
+      TIMESPINE_CONSENSUS=postgresql://db.internal/timespine timespine init s3://bucket/shop
     """
     where = for_document(output)
-    check_path(store, "the folder of the store")
-    root = Path(store)
-    there = (root / CONSENSUS).exists()
-    if not there and root.exists():
-        if not root.is_dir():
-            raise UsageError(f"{store} is a file: give the path of a folder")
-        if any(root.iterdir()):
-            raise UsageError(f"{store} holds other files and is no store: give an empty or a new folder")
+    check_path(store, "the location of the store")
+    location = parse_location(store)
+    there = place_of(location).identity() is not None
+    if not there and location.is_folder:
+        _check_empty(store, Path(location.path))
     with open_store_at(store, create=True):
         pass
     done = {"store": store, "created": not there}
     write_done(where, done, lambda: f"{store} {'was a store already' if there else 'is a store now'}\n")
+
+
+def _check_empty(store: str, root: Path) -> None:
+    """Refuse a folder that holds something else."""
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"{store} is a file: give the path of a folder")
+    if root.exists() and any(root.iterdir()):
+        raise UsageError(f"{store} holds other files and is no store: give an empty or a new folder")
 
 
 def create_verb(

@@ -197,7 +197,7 @@ def doctor_verb(
     """
     where = destination(output, to)
     if accept_loss:
-        check_path(store, "the folder of the store")
+        check_path(store, "the location of the store")
         before, found = accept_loss_of(store)
         counted_before = "an unknown number" if before is None else before
         typer.echo(f"accepted: {found} entries remain, of {counted_before} that were committed", err=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from timespine.cli.error_report import OutputClosed
-from timespine.client.open_store import BLOBS, CONSENSUS
 from timespine.errors import UsageError
+from timespine.location.opening.folder_place import BLOBS, CONSENSUS
 
 STDOUT = "standard output"
 

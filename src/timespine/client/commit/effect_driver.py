@@ -29,7 +29,7 @@ from timespine.core.effects import (
     Truncate,
 )
 from timespine.errors import NoSpace
-from timespine.location.blob import Blob
+from timespine.location.blob import Blob, BulkBlob
 from timespine.location.consensus import Consensus, LogWrite
 from timespine.pool import Pool, failure
 
@@ -111,6 +111,9 @@ class Driver:
 
     def _delete(self, effect: DeleteBlobs) -> None:
         """Delete several blobs at once; raise the first failure after all were tried."""
+        if isinstance(self.blob, BulkBlob):
+            self.blob.delete_many(effect.keys)
+            return
         if len(effect.keys) == 1:
             self.blob.delete(effect.keys[0])
             return

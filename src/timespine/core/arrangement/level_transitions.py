@@ -13,7 +13,7 @@ from timespine.core.arrangement.levels import (
     B,
     LevelFigures,
     LevelSlot,
-    Place,
+    MergeStatus,
     SpineLevels,
     count,
     is_due,
@@ -78,7 +78,7 @@ def start_merge(
     may_start = not (levels.pauses or levels.gives_way or slot.merging)
     if not (is_due(levels, level, resources) or (is_enough and may_start)):
         return levels, None
-    begun = slot.take(levels.rules.merge_max, Place.MERGING)
+    begun = slot.take(levels.rules.merge_max, MergeStatus.MERGING)
     inputs = begun.merging
     nbytes = sum(batch.nbytes for batch in inputs)
     to_disk = spills_output(resources, nbytes)
@@ -97,7 +97,7 @@ def complete_merge(levels: SpineLevels[B], level: int, output: B | None, slices:
     if level == 0:
         rows = sum(batch.rows for batch in slot.merging)
         levels = replace(levels, average=next_average(levels.average, rows))
-    merged = _put(levels, level, replace(slot.drop(Place.MERGING), figures=figures))
+    merged = _put(levels, level, replace(slot.drop(MergeStatus.MERGING), figures=figures))
     return drop_unnamed_files(_add_output(merged, output))
 
 
@@ -105,7 +105,7 @@ def abandon_merge(levels: SpineLevels[B], level: int, has_failed: bool = False) 
     """Make the inputs of the merge of a level loose again, before those that came later."""
     slot = levels.slots[level]
     figures = replace(slot.figures, failures=slot.figures.failures + has_failed)
-    return _put(levels, level, replace(slot.put_back(Place.MERGING), figures=figures)), None
+    return _put(levels, level, replace(slot.put_back(MergeStatus.MERGING), figures=figures)), None
 
 
 def pause_merges(levels: SpineLevels[B]) -> tuple[SpineLevels[B], None]:
@@ -150,7 +150,7 @@ def start_compaction(levels: SpineLevels[B], resources: Resources) -> tuple[Spin
         return levels, None
     slots, inputs = list[LevelSlot[B]](), list[B]()
     for slot in levels.slots:
-        slots.append(slot.take(levels.rules.merge_max - len(inputs), Place.COMPACTING))
+        slots.append(slot.take(levels.rules.merge_max - len(inputs), MergeStatus.COMPACTING))
         inputs += slots[-1].compacting
     to_disk = spills_output(resources, sum(batch.nbytes for batch in inputs))
     is_whole = len(inputs) == count(levels)
@@ -162,14 +162,14 @@ def complete_compaction(levels: SpineLevels[B], output: B | None, slices: int) -
     """Replace the inputs of the merge of all levels by its output. Its figures are those of the highest input."""
     inputs = tuple(batch for slot in levels.slots for batch in slot.compacting)
     highest = max((level for level, slot in enumerate(levels.slots) if slot.compacting), default=0)
-    slots = [slot.drop(Place.COMPACTING) for slot in levels.slots]
+    slots = [slot.drop(MergeStatus.COMPACTING) for slot in levels.slots]
     slots[highest] = replace(slots[highest], figures=_completed(slots[highest].figures, inputs, output, slices))
     return drop_unnamed_files(_add_output(replace(levels, slots=tuple(slots)), output))
 
 
 def abandon_compaction(levels: SpineLevels[B]) -> tuple[SpineLevels[B], None]:
     """Make the inputs of the merge of all levels loose again."""
-    return replace(levels, slots=tuple(slot.put_back(Place.COMPACTING) for slot in levels.slots)), None
+    return replace(levels, slots=tuple(slot.put_back(MergeStatus.COMPACTING) for slot in levels.slots)), None
 
 
 def advance_since(levels: SpineLevels[B], since: Frontier) -> tuple[SpineLevels[B], None]:
@@ -184,7 +184,7 @@ def clear_dirty(levels: SpineLevels[B]) -> tuple[SpineLevels[B], None]:
 
 def fork(levels: SpineLevels[B]) -> SpineLevels[B]:
     """Return a state of its own with the same batches. Nothing merges in it, and no file is its own."""
-    slots = tuple(LevelSlot(tuple((batch, Place.LOOSE) for batch in slot.batches)) for slot in levels.slots)
+    slots = tuple(LevelSlot(tuple((batch, MergeStatus.LOOSE) for batch in slot.batches)) for slot in levels.slots)
     return replace(SpineLevels(levels.rules, slots, since=levels.since, upper=levels.upper), average=levels.average)
 
 

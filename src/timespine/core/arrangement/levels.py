@@ -134,7 +134,7 @@ class LevelFigures:
     """How often a merge waited for space on the disk."""
 
 
-class Place(enum.Enum):
+class MergeStatus(enum.Enum):
     """What happens to a batch."""
 
     LOOSE = "no merge has it"
@@ -146,11 +146,11 @@ class Place(enum.Enum):
 class LevelSlot(Generic[B]):
     """The batches of one level. A batch keeps its position from its arrival to its replacement; its place changes."""
 
-    entries: tuple[tuple[B, Place], ...] = ()
+    entries: tuple[tuple[B, MergeStatus], ...] = ()
     """Batches with their places, the oldest first."""
     figures: LevelFigures = LevelFigures()
 
-    def at(self, place: Place) -> tuple[B, ...]:
+    def at(self, place: MergeStatus) -> tuple[B, ...]:
         """Return the batches of a place, the oldest first."""
         return tuple(batch for batch, there in self.entries if there is place)
 
@@ -162,39 +162,39 @@ class LevelSlot(Generic[B]):
     @property
     def loose(self) -> tuple[B, ...]:
         """The batches that no merge has."""
-        return self.at(Place.LOOSE)
+        return self.at(MergeStatus.LOOSE)
 
     @property
     def merging(self) -> tuple[B, ...]:
         """The inputs of the merge of this level."""
-        return self.at(Place.MERGING)
+        return self.at(MergeStatus.MERGING)
 
     @property
     def compacting(self) -> tuple[B, ...]:
         """The inputs of the merge of all levels that are of this level."""
-        return self.at(Place.COMPACTING)
+        return self.at(MergeStatus.COMPACTING)
 
-    def take(self, limit: int, place: Place) -> LevelSlot[B]:
+    def take(self, limit: int, place: MergeStatus) -> LevelSlot[B]:
         """Give the oldest loose batches to a merge, at most a number of them."""
         entries = []
         for batch, there in self.entries:
-            takes = there is Place.LOOSE and limit > 0
+            takes = there is MergeStatus.LOOSE and limit > 0
             limit -= takes
             entries.append((batch, place if takes else there))
         return replace(self, entries=tuple(entries))
 
-    def put_back(self, place: Place) -> LevelSlot[B]:
+    def put_back(self, place: MergeStatus) -> LevelSlot[B]:
         """Make the inputs of a merge loose again."""
-        entries = tuple((batch, Place.LOOSE if there is place else there) for batch, there in self.entries)
+        entries = tuple((batch, MergeStatus.LOOSE if there is place else there) for batch, there in self.entries)
         return replace(self, entries=entries)
 
-    def drop(self, place: Place) -> LevelSlot[B]:
+    def drop(self, place: MergeStatus) -> LevelSlot[B]:
         """Drop the inputs of a merge."""
         return replace(self, entries=tuple(entry for entry in self.entries if entry[1] is not place))
 
     def add(self, batch: B) -> LevelSlot[B]:
         """Add a loose batch."""
-        return replace(self, entries=(*self.entries, (batch, Place.LOOSE)))
+        return replace(self, entries=(*self.entries, (batch, MergeStatus.LOOSE)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class SpineLevels(Generic[B]):
     @property
     def is_merging(self) -> bool:
         """Whether a merge is under way."""
-        return any(there is not Place.LOOSE for slot in self.slots for _, there in slot.entries)
+        return any(there is not MergeStatus.LOOSE for slot in self.slots for _, there in slot.entries)
 
     @property
     def gives_way(self) -> bool:

@@ -87,7 +87,7 @@ def read_slice(reading: ReadTask, data: bytes) -> Batches:
         except MissingBlob as missing:
             raise LeaseExpired(
                 f"blob {missing.key} is gone: the lease of this read ran out, or {place.location} is not the same "
-                "folder on driver and executors; read again"
+                "place on driver and executors; read again"
             ) from missing
 
 

@@ -32,6 +32,7 @@ from timespine.spark.quoted_names import free_name, quoted
 from timespine.spark.read.read_leases import lease_for_term
 from timespine.spark.read.row_json import json_of
 from timespine.spark.setup.session import session
+from timespine.spark.store_cache import address_of
 from timespine.spark.type_mapping import ddl_of
 
 if TYPE_CHECKING:
@@ -105,9 +106,9 @@ def view_names(names: Sequence[str]) -> dict[str, str]:
 
 def _views(collection: Collection, view: str, spark: SparkSession) -> None:
     """Create the views and the function of one collection."""
-    path = f"{blob_location_of(handle_of(collection)).location}/{collection.name}"
-    spark.read.format("timespine").load(path).createOrReplaceTempView(quoted(view))
-    updates = spark.read.format("timespine").option("readUpdates", "true").load(path)
+    address = address_of(handle_of(collection).context, collection.name)
+    spark.read.format("timespine").options(**address.options()).load().createOrReplaceTempView(quoted(view))
+    updates = spark.read.format("timespine").options(**address.options()).option("readUpdates", "true").load()
     updates.createOrReplaceTempView(quoted(f"{view}_updates"))
     with collection.updates() as rows:
         # Without updates there are no columns since and upper, so the function gets their values here.

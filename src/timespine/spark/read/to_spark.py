@@ -107,14 +107,16 @@ def _native(rows: Snapshot, spark: SparkSession, place: BlobLocation) -> DataFra
     if any(is_nested(kind) or to_spark_type(kind) != kind for kind in schema.types.values()):
         return None
     found = untouched_parts_of(rows)
-    if not found:
+    files = [place.file_of(part.key) for part in found or ()]
+    paths = [path for path in files if path is not None]
+    if not found or len(paths) < len(files):  # executors read blobs of a bucket through Timespine
         return None
     _check_footers(rows, found)
     reader = spark.read.schema(struct_type(pa.schema([schema.arrow.field(name) for name in rows.request.columns])))
     # SUBTLE: a flipped bit in a page must be an error, not another value; the footers are checked above.
     reader = reader.option("parquet.page.verify-checksum.enabled", "true")
     reader = reader.option("ignoreCorruptFiles", "false").option("ignoreMissingFiles", "false")
-    return reader.parquet(*(place.path(part.key) for part in found))
+    return reader.parquet(*paths)
 
 
 def _check_footers(rows: Snapshot, found: list[Part]) -> None:

@@ -28,7 +28,7 @@ from timespine.core.transitions import Command
 from timespine.errors import UsageError, short_repr
 from timespine.spark.blob_location import blob_location_of
 from timespine.spark.options import APPEND, DELETE, UPSERT, CollectionAddress
-from timespine.spark.store_cache import collection_of
+from timespine.spark.store_cache import address_of, collection_of
 from timespine.spark.stream.sink_progress import SinkProgress
 from timespine.spark.write.write_modes import WRITE, FrameWrite, frame_steps
 from timespine.spark.write.write_unsealed import unsealed_options
@@ -122,7 +122,9 @@ class OneCollection:
         return None if results is None else results.get(self.collection.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        target = CollectionAddress(blob_location_of(handle_of(self.collection)).location, self.collection.name)
+        handle = handle_of(self.collection)
+        blob_location_of(handle)  # refuse a store that other processes cannot open
+        target = address_of(handle.context, self.collection.name)
         return _open_one_collection, (target, self.collection.id, self.how)
 
 

@@ -13,8 +13,8 @@ from timespine.client.store import Store
 from timespine.columnar.schema.schema import TIME
 from timespine.errors import UsageError, short_repr
 from timespine.spark.blob_location import blob_location_of
-from timespine.spark.options import APPEND, DELETE, UPSERT
-from timespine.spark.store_cache import store_of
+from timespine.spark.options import APPEND, DELETE, UPSERT, CollectionAddress
+from timespine.spark.store_cache import address_of, store_of
 from timespine.spark.stream.foreach_batch import CollectionBatch, ForeachBatchWriter, Outcome
 from timespine.spark.write.run_tasks import evaluate_once
 from timespine.spark.write.write_modes import WRITE, FrameWrite
@@ -76,11 +76,11 @@ class SplitRows:
         return results
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_split_rows, (self.store.location, self.split)
+        return _open_split_rows, (address_of(self.store._context), self.split)
 
 
-def _open_split_rows(location: str, split: Split) -> SplitRows:
-    return SplitRows(store_of(location), split)
+def _open_split_rows(target: CollectionAddress, split: Split) -> SplitRows:
+    return SplitRows(store_of(target), split)
 
 
 def _piece(store: Store, name: Any, given: Any) -> CollectionBatch:

@@ -31,7 +31,7 @@ def collection_for(options: Options, schema: StructType) -> tuple[Collection, bo
     """
     target, mode = options.target, options.text("mode")
     key = options.names("key")
-    store = store_of(target.store, create=mode != DELETE)
+    store = store_of(target, create=mode != DELETE)
     try:
         found = store.collection(target.collection)
     except UnknownCollection:
@@ -51,7 +51,7 @@ def collection_for(options: Options, schema: StructType) -> tuple[Collection, bo
 def remove_created(options: Options, id: str) -> None:
     """Remove the collection that a failed write has created, if it has no rows."""
     with contextlib.suppress(TimespineError):  # storage is unavailable: an empty collection stays
-        undo_create(store_of(options.target.store), id, options.target.collection)
+        undo_create(store_of(options.target), id, options.target.collection)
 
 
 def _columns(options: Options, schema: StructType) -> pa.Schema:

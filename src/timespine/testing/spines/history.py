@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from timespine.core.arrangement.levels import LevelRules, Place, SpineLevels
+from timespine.core.arrangement.levels import LevelRules, MergeStatus, SpineLevels
 from timespine.core.arrangement.memory_pressure import MemoryPressure
 from timespine.core.effects import Effect, Protocol, Sleep, Swap, WaitUntil
 from timespine.core.protocols import save_spine
@@ -255,7 +255,7 @@ def _named(effect: Effect) -> str:
 def _short(value: object) -> str:
     """Describe the result of an effect in a few words."""
     if isinstance(value, SpineLevels):
-        return " ".join("/".join(f"{len(slot.at(place))}" for place in Place) for slot in value.slots)
+        return " ".join("/".join(f"{len(slot.at(place))}" for place in MergeStatus) for slot in value.slots)
     return repr(value)[:100]
 
 

@@ -1,0 +1,113 @@
+"""A store in a bucket: a descriptor, blobs as objects, and logs where the descriptor says."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+
+from timespine.errors import CorruptionError, Determinate, Indeterminate, UsageError
+from timespine.hints import Hint
+from timespine.location.blob import Blob
+from timespine.location.consensus import Consensus
+from timespine.location.object_store.bucket import Bucket
+from timespine.location.object_store.conditions import check_conditions
+from timespine.location.object_store.object_blob import ObjectBlob
+from timespine.location.object_store.object_errors import translated
+from timespine.location.opening.consensus_address import ConsensusAddress
+from timespine.location.opening.consensus_registry import open_logs, reserve_store
+from timespine.location.opening.descriptor import BLOBS, BYTES_MAX, NAME, Descriptor, decode_descriptor
+from timespine.location.opening.place import OpenedPorts, OpenRequest
+from timespine.location.opening.store_location import StoreLocation
+
+
+class ObjectPlace:
+    """A prefix of a bucket that holds a store, or can hold one."""
+
+    def __init__(self, location: StoreLocation) -> None:
+        self._bucket = Bucket(location)
+
+    def open(self, request: OpenRequest) -> OpenedPorts:
+        descriptor = self._read()
+        if descriptor is None:
+            if not request.create:
+                raise UsageError(f"there is no store in {self._bucket.location}", hint=Hint("create-store"))
+            descriptor = self._create(request)
+        elif not request.read_only:
+            check_conditions(self._bucket, NAME, descriptor.encode())
+        address = _reached_by(descriptor, request.consensus)
+        logs: Consensus = open_logs(address, descriptor, read_only=request.read_only)
+        return OpenedPorts(ObjectBlob(self._bucket, read_only=request.read_only), logs)
+
+    def open_blob(self, *, read_only: bool) -> Blob:
+        return ObjectBlob(self._bucket, read_only=read_only)
+
+    def identity(self) -> tuple[object, ...] | None:
+        found = self._read()
+        return None if found is None else (found.store, found.epoch)
+
+    def file_of(self, key: str) -> str | None:
+        return None
+
+    def _read(self) -> Descriptor | None:
+        """Read the descriptor; None if there is none."""
+        where = self._bucket.location
+        try:
+            found = obstore.get(self._bucket.objects(), self._bucket.path(NAME))
+            if found.meta["size"] > BYTES_MAX:
+                raise CorruptionError(f"{NAME} in {where} has {found.meta['size']} bytes, more than {BYTES_MAX}")
+            data = bytes(found.bytes())
+        except (NotFoundError, FileNotFoundError):
+            return None
+        except BaseError as error:
+            raise translated(error, f"cannot read {NAME} in {where}", Determinate) from None
+        return decode_descriptor(data, where)
+
+    def _create(self, request: OpenRequest) -> Descriptor:
+        """Make the descriptor of a new store, or read the one that another process made meanwhile.
+
+        The logs know the store before its descriptor names them: a crash in between leaves an unused id.
+        """
+        where, address = self._bucket.location, request.consensus
+        if address is None:
+            raise UsageError(
+                f"a new store in {where} needs a place for its logs: give consensus='postgresql://host/database', or "
+                "'sqlite:/absolute/path' if all its processes run on one machine, or set TIMESPINE_CONSENSUS"
+            )
+        if next(iter(ObjectBlob(self._bucket).list_keys()), None) is not None:
+            raise CorruptionError(
+                f"{where}/{BLOBS} has blobs, and {NAME} is gone: restore it from a copy, or give an empty prefix"
+            )
+        store = reserve_store(address, str(uuid.uuid4()))
+        made = Descriptor(store, ConsensusAddress(address.kind, address.at), request.now_ms)
+        data = made.encode()
+        try:
+            obstore.put(self._bucket.objects(), self._bucket.path(NAME), data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            pass  # ours, if its reply was lost, or that of another process
+        except BaseError as error:
+            raise translated(error, f"{NAME} in {where} may not have been put", Indeterminate) from None
+        found = self._read()
+        if found is None:
+            raise Determinate(f"{NAME} in {where} was put and is not there: open the store again")
+        try:
+            check_conditions(self._bucket, NAME, found.encode())
+        except UsageError:
+            if found == made:
+                with contextlib.suppress(BaseError, OSError):
+                    obstore.delete(self._bucket.objects(), self._bucket.path(NAME))
+            raise
+        return found
+
+
+def _reached_by(descriptor: Descriptor, given: ConsensusAddress | None) -> ConsensusAddress:
+    """Return how this process reaches the logs. A caller may give another address of them, and no other kind."""
+    if given is None:
+        return descriptor.consensus
+    if given.kind != descriptor.consensus.kind:
+        raise UsageError(
+            f"the logs of this store are in {descriptor.consensus.kind}, not in {given.kind}: leave out `consensus`"
+        )
+    return given

@@ -1,0 +1,59 @@
+"""A place: what is behind a location, before it is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from timespine.location.blob import Blob
+from timespine.location.consensus import Consensus
+from timespine.location.opening.consensus_address import ConsensusAddress
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """How a store is to be opened."""
+
+    create: bool = True
+    """Whether to create a store that does not exist."""
+    read_only: bool = False
+    """Whether nothing may be written."""
+    shared: bool = False
+    """Whether the files of a new folder follow the umask."""
+    consensus: ConsensusAddress | None = None
+    """Where the logs are, if the caller says it."""
+    now_ms: int = 0
+    """The time of the caller's clock, for the descriptor of a new store."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPorts:
+    """The two ports of an open store."""
+
+    blob: Blob
+    """Its blobs."""
+    consensus: Consensus
+    """Its logs."""
+    free_bytes: Callable[[], int | None] = lambda: None
+    """The free space of its disk; None where there is no such thing."""
+
+
+class Place(Protocol):
+    """A folder, a bucket, or memory that holds a store or can hold one."""
+
+    def open(self, request: OpenRequest) -> OpenedPorts:
+        """Open both ports; create the store if it is asked for."""
+        ...
+
+    def open_blob(self, *, read_only: bool) -> Blob:
+        """Open the blobs alone, as executors do: they never open the logs."""
+        ...
+
+    def identity(self) -> tuple[object, ...] | None:
+        """Return what tells this store from another one that was here before; None if there is no store."""
+        ...
+
+    def file_of(self, key: str) -> str | None:
+        """Return the path of the file of a blob; None where blobs are no files."""
+        ...

@@ -1,0 +1,1 @@
+"""The Consensus port on PostgreSQL."""

@@ -1,0 +1,200 @@
+"""The Consensus port on PostgreSQL: one function, and one round trip, for a compare-and-set over any number of keys."""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psycopg.types.numeric import Int8
+
+from timespine.errors import CorruptionError, Determinate, Indeterminate, ReadOnlyStore, UsageError, VersionError
+from timespine.location.checks import check_key, check_scan, check_text, check_truncate, check_writes
+from timespine.location.consensus import LogEntry, LogWrite
+from timespine.location.postgres.connections import CALL_S, Connection, Connections
+from timespine.location.postgres.migration import version_of
+from timespine.location.postgres.schema import VERSION
+
+CONFLICT_ATTEMPTS = 8
+"""How often a compare-and-set is tried that the server aborts because of another one."""
+
+_COMPARE_AND_SET = """SELECT key, head FROM timespine.compare_and_set(
+    %b::int, %b::bigint, %b::text[], %b::bigint[], %b::bytea[], %b::bigint[])"""
+_TRUNCATE = "SELECT timespine.truncate_log(%b::int, %b::bigint, %b::text, %b::bigint)"
+_SCAN = """SELECT l.first, l.head, e.seqno, e.checksum, e.data FROM timespine.logs l LEFT JOIN LATERAL (
+    SELECT seqno, checksum, data FROM timespine.entries
+    WHERE store = l.store AND key = l.key AND seqno >= {start} ORDER BY seqno LIMIT %b::bigint
+) e ON true WHERE l.store = %b::int AND l.key = %b::text AND l.head >= 0 ORDER BY e.seqno"""
+_SCAN_FROM = _SCAN.format(start="%b::bigint")
+_HEAD = _SCAN.format(start="l.head")
+_KEYS = """SELECT key FROM timespine.logs
+    WHERE store = %b::int AND head >= 0 AND key >= %b::text AND starts_with(key, %b::text) ORDER BY key"""
+
+
+class PostgresConsensus:
+    """Consensus for processes on any machines, as durable as the database."""
+
+    def __init__(
+        self, conninfo: str, store: str, epoch: int = 0, *, read_only: bool = False, call_s: float = CALL_S
+    ) -> None:
+        self._connections = Connections(conninfo, call_s=call_s)
+        weakref.finalize(self, self._connections.close)
+        self._read_only = read_only
+        self._epoch = epoch
+        self._heads: dict[str, int] = {}
+        """The newest head of each key that this process has seen."""
+        try:
+            self._store = self._connections.run(lambda connection: _identify(connection, store, epoch), Determinate)
+        except BaseException:
+            self._connections.close()
+            raise
+
+    def head(self, key: str) -> LogEntry | None:
+        check_key(key)
+        entries = self._read(key, 0, _HEAD, (1, self._store, key))
+        return entries[-1] if entries else None
+
+    def scan(self, key: str, from_seqno: int = 0, limit: int | None = None) -> list[LogEntry]:
+        check_scan(key, from_seqno, limit)
+        return self._read(key, from_seqno, _SCAN_FROM, (Int8(from_seqno), limit, self._store, key), limit)
+
+    def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
+        writes = sorted(check_writes(writes), key=lambda write: write.key)
+        self._check_writable()
+        floors = {write.key: self._heads.get(write.key) for write in writes}
+        arguments = (
+            self._store,
+            Int8(self._epoch),
+            [write.key for write in writes],
+            [None if write.expected is None else Int8(write.expected) for write in writes],
+            [write.data for write in writes],
+            [Int8(_checksum(write.key, write.seqno, write.data)) for write in writes],
+        )
+        rows = self._call(_COMPARE_AND_SET, arguments)
+        if not rows:
+            self._heads.update({write.key: write.seqno for write in writes})
+            return None
+        lost = dict(rows)
+        for key, head in lost.items():
+            self._check_forward(key, head, floors[key])
+        return lost
+
+    def truncate(self, key: str, below: int) -> int:
+        check_truncate(key, below)
+        self._check_writable()
+        dropped: int = self._call(_TRUNCATE, (self._store, Int8(self._epoch), key, Int8(below)))[0][0]
+        return dropped
+
+    def list_keys(self, prefix: str = "") -> list[str]:
+        if not check_text(prefix, "prefix").isascii() or "\0" in prefix:
+            self._connections.check()
+            return []  # keys are ASCII without NUL
+        return [key for (key,) in self._query(_KEYS, (self._store, prefix, prefix))]
+
+    def release_reserve(self) -> bool:
+        return False
+
+    def restore_reserve(self) -> None:
+        """Do nothing: the database has its own disk."""
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def _read(
+        self, key: str, start: int, statement: str, arguments: tuple[Any, ...], limit: int | None = None
+    ) -> list[LogEntry]:
+        """Read entries of a log as of one moment, and check that they are what was written, without gaps."""
+        floor = self._heads.get(key)  # SUBTLE: before the statement; another thread may learn a later head meanwhile
+        rows = self._query(statement, arguments)
+        head = rows[0][1] if rows else None
+        self._check_forward(key, head, floor)
+        if head is None:
+            return []
+        entries = [_entry(key, *row[2:]) for row in rows if row[2] is not None]
+        first = head if statement is _HEAD else max(start, rows[0][0])
+        wanted = range(first, head + 1)[:limit]
+        if [entry.seqno for entry in entries] != list(wanted):
+            raise CorruptionError(f"the log of {key} has gaps: entries {first} to {head} are not all there")
+        return entries
+
+    def _check_forward(self, key: str, head: int | None, floor: int | None) -> None:
+        """Refuse a log that went back; otherwise remember its head."""
+        if floor is not None and (head is None or head < floor):
+            raise CorruptionError(
+                f"the log of {key} went back from entry {floor} to {head}: the database was restored, or a standby "
+                "without the last commits took over; stop all processes, and restore the blobs of that time too"
+            )
+        if head is not None and head > self._heads.get(key, -1):
+            self._heads[key] = head
+
+    def _query(self, statement: str, arguments: tuple[Any, ...]) -> list[Any]:
+        return self._connections.run(lambda connection: _rows(connection, statement, arguments), Determinate)
+
+    def _call(self, statement: str, arguments: tuple[Any, ...]) -> list[Any]:
+        """Run a statement that changes logs; try again if the server aborted it because of another one."""
+        for attempt in range(CONFLICT_ATTEMPTS):
+            try:
+                return self._connections.run(lambda connection: _rows(connection, statement, arguments), Indeterminate)
+            except Determinate as error:
+                is_conflict = "SerializationFailure" in str(error) or "DeadlockDetected" in str(error)
+                if not is_conflict or attempt == CONFLICT_ATTEMPTS - 1:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _check_writable(self) -> None:
+        self._connections.check()
+        if self._read_only:
+            raise ReadOnlyStore("the logs are open for reading only")
+
+
+def register_store(conninfo: str, store: str) -> None:
+    """Make a new store known to the database."""
+    connections = Connections(conninfo, lanes=1)
+    try:
+        connections.run(_check_version, Determinate)
+        statement = "SELECT timespine.register_store(%b::uuid)"
+        connections.run(lambda connection: _rows(connection, statement, (uuid.UUID(store),)), Indeterminate)
+    finally:
+        connections.close()
+
+
+def _rows(connection: Connection, statement: str, arguments: tuple[Any, ...]) -> list[Any]:
+    return connection.execute(statement.encode(), arguments, binary=True).fetchall()
+
+
+def _check_version(connection: Connection) -> None:
+    """Refuse tables of another version, and a server that would lose commits."""
+    found = version_of(connection)
+    if found > VERSION:
+        raise VersionError(f"the tables of the logs are of version {found}: this version of Timespine knows {VERSION}")
+    if found < VERSION:
+        raise UsageError("the database has no tables of this version: create them with timespine migrate ADDRESS")
+    if connection.execute("SHOW fsync").fetchone() == ("off",):
+        raise UsageError("the server runs with fsync = off and would lose commits in a crash: turn it on")
+
+
+def _identify(connection: Connection, store: str, epoch: int) -> int:
+    """Return the number of a store in this database; refuse a database of other stores."""
+    _check_version(connection)
+    found = _rows(connection, "SELECT id, epoch FROM timespine.stores WHERE store = %b::uuid", (uuid.UUID(store),))
+    if not found:
+        raise UsageError(f"this database does not have the logs of store {store}: give the address of the one that has")
+    number, known = found[0]
+    if known != epoch:
+        raise UsageError(
+            f"the descriptor of store {store} is of epoch {epoch}, and its logs are of epoch {known}: one of them was "
+            "restored without the other"
+        )
+    return int(number)
+
+
+def _checksum(key: str, seqno: int, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(f"{key}/{seqno}/".encode()))
+
+
+def _entry(key: str, seqno: int, checksum: int, data: bytes) -> LogEntry:
+    if checksum != _checksum(key, seqno, data):
+        raise CorruptionError(f"entry {seqno} of {key} is not what was written")
+    return LogEntry(seqno, bytes(data))

@@ -1,0 +1,164 @@
+"""Proxies between an adapter and its server that break requests: one for HTTP, one for any stream of bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PATIENCE_S = 120.0
+"""How long a request hangs at most, if its test forgets to release it."""
+
+
+class HttpFaults:
+    """A proxy that forwards requests of S3. Each fault in `faults` breaks one request of its method.
+
+    500, 503, 409   answer with this status, and forward nothing
+    "done 500"      forward the request, and answer 500
+    "cut reply"     forward the request, and close the connection instead of answering
+    "drop"          close the connection, and forward nothing
+    "hang"          forward nothing and answer nothing, until `release` is set
+    """
+
+    def __init__(self, port: int) -> None:
+        self.faults: deque[tuple[str, str | int]] = deque()
+        self.seen: list[str] = []
+        """The methods of all requests, in order."""
+        self.release = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler(port))
+        self._server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.release.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _next(self, method: str) -> str | int | None:
+        if self.faults and self.faults[0][0] == method:
+            return self.faults.popleft()[1]
+        return None
+
+    def _handler(self, port: int) -> type[BaseHTTPRequestHandler]:
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args: object) -> None:
+                """Say nothing."""
+
+            def _forward(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                proxy.seen.append(self.command)
+                fault = proxy._next(self.command)
+                if fault == "hang":
+                    proxy.release.wait(PATIENCE_S)
+                if fault in ("hang", "drop"):
+                    return self._cut()
+                if isinstance(fault, int):
+                    return self._answer(fault, [], b"")
+                status, headers, reply = self._ask(body)
+                if fault == "cut reply":
+                    return self._cut()
+                return self._answer(500 if fault == "done 500" else status, headers, reply)
+
+            def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                with contextlib.closing(connection):
+                    connection.request(self.command, self.path, body=body, headers=dict(self.headers.items()))
+                    reply = connection.getresponse()
+                    return reply.status, reply.getheaders(), reply.read()
+
+            def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+                self.send_response_only(status)
+                is_head = self.command == "HEAD"
+                for name, value in headers:
+                    if name.lower() not in ("content-length", "transfer-encoding", "connection") or (
+                        is_head and name.lower() == "content-length"
+                    ):
+                        self.send_header(name, value)
+                if not is_head:
+                    self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if not is_head:
+                    self.wfile.write(body)
+
+            def _cut(self) -> None:
+                self.close_connection = True
+                with contextlib.suppress(OSError):
+                    self.connection.shutdown(socket.SHUT_RDWR)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward
+
+        return Handler
+
+
+class StreamFaults:
+    """A proxy for a stream of bytes. `mode` says what happens to the next bytes in either direction.
+
+    "ok"            pass them on
+    "drop request"  close both sides instead of passing a request on
+    "drop reply"    close both sides instead of passing a reply on
+    "hang"          keep replies back, and keep both sides open
+    """
+
+    def __init__(self, port: int) -> None:
+        self.mode = "ok"
+        self.when: Callable[[bytes], bool] = lambda data: True
+        """Which bytes of a request arm the mode: others pass."""
+        self._target = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._open: list[socket.socket] = []
+        self._armed = False
+        self._released = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._released.set()
+        self._listening.close()
+        for each in list(self._open):
+            _end(each)
+
+    def heal(self) -> None:
+        """Pass everything on again. Connections that hang stay as they are."""
+        self.mode, self._armed = "ok", False
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                return
+            self._open += [client, server]
+            for source, target, is_request in ((client, server, True), (server, client, False)):
+                threading.Thread(target=self._pump, args=(source, target, is_request), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, is_request: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if is_request and self.mode != "ok" and self.when(data):
+                    self._armed = True
+                    if self.mode == "drop request":
+                        break
+                if not is_request and self._armed and self.mode == "drop reply":
+                    break
+                if not is_request and self._armed and self.mode == "hang":
+                    self._released.wait(PATIENCE_S)
+                    break
+                target.sendall(data)
+        _end(source)
+        _end(target)
+
+
+def _end(each: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        each.shutdown(socket.SHUT_RDWR)
+    each.close()
