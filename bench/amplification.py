@@ -24,7 +24,7 @@ CONFIG = Config(inline_part_bytes=1)
 """Every row goes to a blob: what is inline hides what storage costs."""
 
 REST_S = 120.0
-"""How long nobody writes at the end."""
+"""How long no writer writes at the end."""
 
 
 class Clock:

@@ -6,7 +6,7 @@ Two values: the diff of one append to a collection of many batches, and that
 whole collection as a rollup holds it. "typed" is from our structs to bytes and
 from bytes to checked structs, which is what a commit and an open cost. "bare"
 is between bytes and plain lists and dicts, for libraries that know no structs:
-what is left if somebody else's code did the conversion for nothing.
+what is left if other code did the conversion for nothing.
 
 JSON has no arrays as keys of maps and no bytes, so for it maps by id become
 lists of pairs and bytes become base64. Libraries that are not installed are

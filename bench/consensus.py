@@ -32,14 +32,14 @@ CASES = [(1, "turns"), (1, "busy"), (4, "turns"), (4, "lock"), (4, "busy")]
 
 
 class OneLock(FairFileLock):
-    """Whoever finds the turn free takes it."""
+    """A process that finds the turn free takes it."""
 
     def enter(self, deadline: float) -> bool:
         return fair_lock.poll(self.turn, deadline, fair_lock.BEHIND_S, fair_lock.BEHIND_S)
 
 
 class NoLine(FairFileLock):
-    """Nobody waits here."""
+    """No process waits here."""
 
     def enter(self, deadline: float) -> bool:
         return True
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def measure(processes: int, waiting: str, seconds: float, folder: str | None) -> dict[str, Any]:
-    """One case: so many processes, for so long, on a new file."""
+    """One case: a number of processes, for some seconds, on a new file."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(dir=folder, prefix="bench-consensus-") as place:
         path = os.path.join(place, "consensus.db")

@@ -1,8 +1,8 @@
 """Figures of the pure core: python -m bench.core [--quick] [--json FILE]
 
 Spine inserts per second, transition + diff + encode per append, applying a diff,
-and whole states, at growing numbers of batches that nobody has merged; and
-simulated histories per second. No peers: nobody else has this part to compare.
+and whole states, at growing numbers of batches that are not merged; and
+simulated histories per second. No peers: no other system has this part to compare.
 """
 
 from __future__ import annotations

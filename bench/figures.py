@@ -62,7 +62,7 @@ def figure(entry: Entry, system: str, metric: str) -> Figure | None:
 
 
 def ratio(report: Report, entry: Entry, metric: str, kind: str | None = None) -> Ratio | None:
-    """Ours to the best peer, or to the best of one kind; None when there is nobody to compare with."""
+    """Ours to the best peer, or to the best of one kind; None if there is no peer to compare with."""
     ours = figure(entry, OURS, metric) if OURS in entry["results"] else None
     if ours is None or ours.unit != "s":
         return None

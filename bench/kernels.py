@@ -31,7 +31,7 @@ CHUNK_ROWS = 16_384
 MERGE_BYTES = 256 << 20
 TURNS = 3
 SECONDS = 12.0
-"""After so many seconds a contender gets no further turn."""
+"""Seconds after which a contender gets no further turn."""
 
 Work = Callable[[], pa.Table]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 import timespine as ts
-from bench.peers.system import NOBODY, System, Version
+from bench.peers.system import NO_IDS, System, Version
 from bench.rows import COLUMNS
 
 KEY = {"id": "int64"}
@@ -72,7 +72,7 @@ class Ours(System):
 
     def feed(self, stop: threading.Event) -> Iterator[np.ndarray]:
         with self._orders.subscribe(snapshot=False, timeout=PATIENCE_S) as events:
-            yield NOBODY
+            yield NO_IDS
             for event in events:
                 if event.rows is not None:
                     yield event.rows.column("id").to_numpy()

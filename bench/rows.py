@@ -2,7 +2,7 @@
 
     id int64, customer string (8 to 24 bytes), total double, created timestamp[us], note string or null
 
-Nothing is stored between two processes: whoever needs the row that id 17 had
+Nothing is stored between two processes: a process that needs the row that id 17 had
 before its third update computes it again. That is how a work retracts a row,
 and how it checks what a system gave back.
 """

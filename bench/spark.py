@@ -157,7 +157,7 @@ def _sixteen(bench: Bench) -> Iterator[tuple[Any, Path]]:
 
 
 def _merged(bench: Bench, kept: Path, *, least_rows: int = 1, config: Config = DEFAULT) -> list[float]:
-    """Merge another copy of a store, by tasks if it has so many rows; the seconds that it took."""
+    """Merge another copy of a store, by tasks if it has at least this many rows; the seconds that it took."""
     copy = bench.folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(kept, copy)

@@ -146,7 +146,7 @@ def _appends(bench: Bench, writers: int, rows: Callable[[int, str], Any]) -> dic
 
 
 def _alone(bench: Bench, writers: int) -> dict[str, float]:
-    """The same, where nobody shares a commit."""
+    """The same, where no two writers share a commit."""
     most, leader_queue.GROUP_MAX = leader_queue.GROUP_MAX, 1
     try:
         return _appends(bench, writers, _as_rows)

@@ -33,7 +33,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         for worker in _workers():
-            with contextlib.suppress(OSError):  # it is gone by now
+            with contextlib.suppress(OSError):  # it has ended
                 (worker / "clear_refs").write_text(RESET_PEAK)
         self._thread.start()
         return self
@@ -55,7 +55,7 @@ def _workers() -> Iterator[Path]:
         try:
             command = (process / "cmdline").read_bytes()
         except OSError:
-            continue  # it is gone by now
+            continue  # it has ended
         if b"pyspark.daemon" in command:
             yield process
 
@@ -64,4 +64,4 @@ def _peak(process: Path) -> int:
     try:
         return int((process / "status").read_text().split("VmHWM:")[1].split()[0]) << 10
     except (OSError, IndexError):
-        return 0  # it is gone by now
+        return 0  # it has ended

@@ -2,7 +2,7 @@
 
 Orders come in, change and are cancelled; the collection is read as of any time,
 changes are net, a feed follows along, everything is merged into one run and gives
-the same answers, history is forgotten, and what nobody can reach is deleted.
+the same answers, history is forgotten, and what no reader can reach is deleted.
 Every line that is printed comes from the library; every answer is checked.
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
 
-from bench.peers.system import NOBODY, Polled, Version
+from bench.peers.system import NO_IDS, Polled, Version
 from bench.rows import COLUMNS, SCHEMA
 
 RETRIES = 1_000
@@ -72,7 +72,7 @@ class Delta(Polled):
         self._table.update_incremental()
         latest = self._table.version()
         if latest == after:
-            return after, NOBODY
+            return after, NO_IDS
         feed = pa.table(self._table.load_cdf(after + 1, latest, columns=["id"]).read_all())
         return latest, feed.column("id").to_numpy()
 

@@ -16,7 +16,7 @@ import duckdb_extension_ducklake
 import numpy as np
 import pyarrow as pa
 
-from bench.peers.system import NOBODY, Polled, Version
+from bench.peers.system import NO_IDS, Polled, Version
 from bench.rows import COLUMNS
 
 ROWS = ", ".join(COLUMNS)
@@ -98,7 +98,7 @@ class DuckLake(Polled):
     def poll(self, after: Version) -> tuple[Version, np.ndarray]:
         latest = _latest(self._db)
         if latest == after:
-            return after, NOBODY
+            return after, NO_IDS
         feed = f"SELECT id FROM ducklake_table_insertions('lake', 'main', 'orders', {after + 1}, {latest})"
         return latest, self._db.execute(feed).to_arrow_table().column("id").to_numpy()
 

@@ -12,7 +12,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
-from bench.peers.system import NOBODY, Polled, Version
+from bench.peers.system import NO_IDS, Polled, Version
 from bench.rows import SCHEMA
 
 NAME = "bench.orders"
@@ -72,7 +72,7 @@ class Iceberg(Polled):
         self._table.refresh()
         latest = self.version()
         if latest == after:
-            return after, NOBODY
+            return after, NO_IDS
         scan = self._table.incremental_append_scan(from_snapshot_id_exclusive=after, selected_fields=("id",))
         return latest, scan.to_arrow().column("id").to_numpy()
 

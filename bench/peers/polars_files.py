@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 
 from bench.peers.runs import row_count, write_runs
-from bench.peers.system import NOBODY, Polled, Version
+from bench.peers.system import NO_IDS, Polled, Version
 from bench.rows import COLUMNS, SCHEMA
 
 Entry = dict[str, list[str]]
@@ -87,7 +87,7 @@ class PolarsFiles(Polled):
         latest = len(self._entries)
         new = [each for entry in self._entries[after:] for each in entry["add"]]
         if not new:
-            return latest, NOBODY
+            return latest, NO_IDS
         return latest, self._scan(new).select("id").collect().get_column("id").to_numpy()
 
     def compact(self) -> None:

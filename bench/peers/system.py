@@ -18,7 +18,7 @@ import pyarrow as pa
 
 Version = Any
 POLL_S = 0.001
-NOBODY = np.empty(0, dtype=np.int64)
+NO_IDS = np.empty(0, dtype=np.int64)
 
 
 class Cannot(Exception):
@@ -156,7 +156,7 @@ class System:
 
 
 class Polled(System):
-    """A system that pushes nothing: whoever follows it asks every millisecond."""
+    """A system that pushes nothing: a follower asks every millisecond."""
 
     def reader(self) -> Polled:
         """A second handle on the same table, for a thread that follows it."""
@@ -171,7 +171,7 @@ class Polled(System):
     def feed(self, stop: threading.Event) -> Iterator[np.ndarray]:
         reader = self.reader()
         after = reader.version()
-        yield NOBODY
+        yield NO_IDS
         while not stop.is_set():
             latest, ids = reader.poll(after)
             if latest == after:

@@ -29,7 +29,7 @@ DELAY = 2
 """Minutes that a payment may come behind a later one, and still be in time."""
 
 BASKETS = 30
-"""Baskets that are sold, in batches of so many."""
+"""Baskets that are sold in a batch."""
 
 BATCHES = 3
 
@@ -66,7 +66,7 @@ def late_data(stage: Stage, store: Store) -> None:
     late = 0
 
     def look(batch: int, done: Any) -> None:
-        """What is complete by now; and what was, once more."""
+        """What is complete; and what was complete before, once more."""
         nonlocal late
         late += done.late
         complete = payments.upper.time - 1

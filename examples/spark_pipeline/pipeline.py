@@ -126,7 +126,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def _session() -> tuple[SparkSession, bool]:
-    """A session, and whether it is to be stopped. One that somebody else made gets a sibling, so that theirs keeps
+    """A session, and whether it is to be stopped. One that other code made gets a sibling, so that it keeps
     its settings, and the history that its DataFrames read."""
     try:
         from pyspark.errors import PySparkRuntimeError

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 COUNT, TOTAL = "count", "total"
 
-NOBODY = "(none)"
+NO_GROUP = "(none)"
 """The group of rows that say nothing: a key cannot be null."""
 
 FRACTIONS = pa.decimal128(38, 6)
@@ -66,10 +66,10 @@ class Sums:
         from pyspark.sql import functions as F
 
         found = F.lit("all") if self.by is None else F.col(quoted(self.by)).cast("string")
-        return F.coalesce(found, F.lit(NOBODY)).alias(self.key)
+        return F.coalesce(found, F.lit(NO_GROUP)).alias(self.key)
 
     def total(self, times: Column) -> Column:
-        """The sum over rows that count so many times."""
+        """The sum over rows, each as often as it counts."""
         from pyspark.sql import functions as F
 
         if self.measure is None:
@@ -79,7 +79,7 @@ class Sums:
         return F.coalesce(F.sum(number * times), F.lit(0)).cast("bigint" if is_whole else "decimal(38, 6)")
 
     def summed(self, frame: DataFrame, times: Column) -> DataFrame:
-        """Rows that count so many times, per group."""
+        """Rows per group, each as often as it counts."""
         from pyspark.sql import functions as F
 
         sums = [F.sum(times).cast("bigint").alias(COUNT)]
@@ -93,7 +93,7 @@ class Sums:
 
         def add(changes: DataFrame, batch: int) -> None:
             write(self.added(changes), batch)
-            # The session of a batch is one of its own, and nobody else would let go of what was read for it.
+            # The session of a batch is one of its own, and no other code would release what was read for it.
             release(changes.sparkSession)
 
         return add
@@ -101,7 +101,7 @@ class Sums:
     def added(self, changes: DataFrame) -> DataFrame:
         """The groups that changes touch, as they are then: a group of no rows goes.
 
-        If the batch is in already, this is wrong and nobody looks at it: `foreach_batch` passes over it.
+        If the batch is in already, this is wrong, and unused: `foreach_batch` passes over it.
         """
         from pyspark.sql import functions as F
 

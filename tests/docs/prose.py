@@ -26,10 +26,11 @@ BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def files() -> Iterator[Path]:
-    """List the files that people read: documents and sources."""
+    """List the files that people read: documents, sources, examples and benchmarks."""
     yield from sorted(ROOT.glob("*.md"))
     yield from sorted((ROOT / "docs").rglob("*.md"))
-    yield from sorted((ROOT / "src").rglob("*.py"))
+    for folder in ("src", "examples", "bench"):
+        yield from sorted((ROOT / folder).rglob("*.py"))
 
 
 def discouraged(text: str) -> list[tuple[int, str]]:

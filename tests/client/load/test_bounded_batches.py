@@ -11,6 +11,7 @@ from load_memory import PART_BYTES
 
 from timespine.client.load import bounded_batches as bounded_module
 from timespine.client.load.bounded_batches import file_batches, split_to_bound
+from timespine.client.load.file_source import open_source
 from timespine.errors import UsageError
 
 ROWS = 300
@@ -43,6 +44,22 @@ def test_a_file_comes_in_batches_of_bounded_size_with_all_of_its_rows(tmp_path, 
         found = list(file_batches(tmp_path / "a.parquet"))
         assert pa.Table.from_batches(found).equals(table)
         assert all(batch.num_rows == 1 or batch.nbytes <= 4000 for batch in found)
+
+
+def test_a_delta_table_comes_in_batches_of_bounded_size_with_all_of_its_rows(tmp_path, small):
+    deltalake = pytest.importorskip("deltalake")
+    rows = range(60)
+    table = pa.table({"k": rows, "p": ["a b", "c/d", "50%"] * 20, "v": ["x" * 400 if n % 3 else None for n in rows]})
+    deltalake.write_deltalake(tmp_path, table, partition_by=["p"])
+    more = table.append_column("n", pa.array([n / 2 for n in rows]))
+    deltalake.write_deltalake(tmp_path, more, mode="append", schema_mode="merge")
+    schema, batches = open_source(tmp_path)
+    found = list(batches)
+    assert all(batch.num_rows == 1 or batch.nbytes <= 4000 for batch in found)
+    expected = [*({**row, "n": None} for row in table.to_pylist()), *more.to_pylist()]
+    order = sorted(schema.names)
+    loaded = pa.Table.from_batches(found, schema).select(order).to_pylist()
+    assert sorted(map(repr, loaded)) == sorted(repr({name: row[name] for name in order}) for row in expected)
 
 
 def test_references_stay_what_they_are_if_the_file_says_that_they_are(tmp_path, small):

@@ -8,7 +8,7 @@ batch has at least one row: a row is never cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,12 +39,17 @@ _DELTAS = {"DELTA_BYTE_ARRAY"}
 
 def file_batches(file: Path) -> Iterator[pa.RecordBatch]:
     """Read the rows of a Parquet file, in batches of at most about BATCH_BYTES."""
+    return parquet_batches(lambda: file, file.name)
+
+
+def parquet_batches(source: Callable[[], Path | pa.NativeFile], name: str) -> Iterator[pa.RecordBatch]:
+    """Read the rows of Parquet data, in batches of at most about BATCH_BYTES. The source is opened twice."""
     # SUBTLE: Arrow's default would keep the bytes of the whole file in memory during the read (test_bulk_load.py).
-    with pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES) as opened:
+    with pq.ParquetFile(source(), pre_buffer=False, buffer_size=READ_BYTES) as opened:
         schema, metadata = opened.schema_arrow, opened.metadata
         texts = [field.name for field in schema if _is_text(field.type)]
-    rows, referred = _planned(metadata, set(texts), file.name)
-    with pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES, read_dictionary=referred) as opened:
+    rows, referred = _planned(metadata, set(texts), name)
+    with pq.ParquetFile(source(), pre_buffer=False, buffer_size=READ_BYTES, read_dictionary=referred) as opened:
         for batch in opened.iter_batches(rows):
             yield from split_to_bound(batch, {name: schema.field(name).type for name in referred})
 
