@@ -39,8 +39,8 @@ class Courtesy:
     """
 
     def __init__(self) -> None:
-        self.busy = 0
-        """Threads that insert or merge now."""
+        self.busy: set[int] = set()
+        """The threads that insert or merge now."""
         self._gets = 0
 
     def pause(self) -> None:
@@ -94,7 +94,7 @@ def _search(chunks: Iterable[Chunk], key: Key, hits: list[Hit]) -> None:
             hits.append((chunk, lower, upper))
 
 
-def is_settled(hits: Sequence[Hit], as_of: Time) -> bool:
+def needs_no_sum(hits: Sequence[Hit], as_of: Time) -> bool:
     """Return whether the updates that were found are the rows: from one chunk, at one time that is readable."""
     return len(hits) == 1 and hits[0][0].time is not None and less_equal(hits[0][0].latest, as_of)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from timespine.arrangement.batch import Batch
 from timespine.arrangement.combine import Piece, SortedUpdates, net_as_of, piece_at, piece_between
 from timespine.arrangement.filters import FilterCounts
-from timespine.arrangement.get import SUMMED_MAX, Courtesy, Hit, find, is_settled, settled_rows, summed_rows
+from timespine.arrangement.get import SUMMED_MAX, Courtesy, Hit, find, needs_no_sum, settled_rows, summed_rows
 from timespine.arrangement.layout import Layout
 from timespine.arrangement.walk import Walk
 from timespine.columnar.ingest.cast import cast_column
@@ -77,7 +77,7 @@ class ArrangementView:
 
     def _rows_of(self, hits: Sequence[Hit]) -> list[tuple[dict[str, Any], int]]:
         """Return the rows that updates of one key add up to."""
-        if is_settled(hits, self.as_of):
+        if needs_no_sum(hits, self.as_of):
             return settled_rows(hits[0])
         if sum(upper - lower for _, lower, upper in hits) <= SUMMED_MAX:
             return summed_rows(hits, self.layout.order, self.as_of)
