@@ -14,6 +14,7 @@ SAME_MEANING = {
     "add_commands": "each module of cli.commands adds its verbs by it",
     "consolidate": "the kernel, and the oracle that it is compared with",
     "drop_sink": "the transition, and the function of users that commits it",
+    "Spine": "batches and the policy that merges them: of a collection in its state, of an arrangement in memory",
     "main": "the entry points of programs",
 }
 """Names that several modules define, and what they all mean by it."""

@@ -184,11 +184,12 @@ def test_keys_may_be_filtered_by_a_function():
         merge_batches([batch], BY_ID, START, RetentionFilters(keys=lambda table: [1, 2]))
 
 
-def test_a_filter_keeps_a_positive_number_of_rows_of_one_time():
+def test_a_filter_keeps_a_positive_number_of_rows_and_counts_them_once_times_are_folded():
     for keep, count in ((Keep.TOP, 0), (None, 2), (Keep.LAST, -1)):
         with pytest.raises(UsageError):
             ValueFilter(col("name") == "z", keep, count)
     batches = [batch_of(orders([(1, "a")], time=at), BY_ID) for at in (0, 1)]
     retention = RetentionFilters(values=ValueFilter(col("name") == "z", Keep.TOP, 1))
-    with pytest.raises(UsageError, match="one time"):
-        merge_batches(batches, BY_ID, START, retention)
+    batches.append(batch_of(orders([(1, "b")], time=1), BY_ID))
+    assert merge_batches(batches, BY_ID, START, retention).rows == 3
+    assert merge_batches(batches, BY_ID, Frontier.at(1), retention).chunks[0].columns["name"].to_pylist() == ["b"]

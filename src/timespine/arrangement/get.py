@@ -39,8 +39,8 @@ class Courtesy:
     """
 
     def __init__(self) -> None:
-        self.busy = 0
-        """Threads that insert or merge now."""
+        self.busy: set[int] = set()
+        """The threads that insert or merge now."""
         self._gets = 0
 
     def pause(self) -> None:

@@ -96,7 +96,9 @@ class RetentionFilters:
         if self.values is not None:
             accepted = _mask(self.values.where, table)
             if self.values.keep is not None and not (accepted | ~kept).all():
-                accepted = _kept_beside(self.values, updates, layout, others)
+                # Rows of a key are counted where updates have one time. Until they are folded to it, all are kept.
+                is_folded = isinstance(updates.times[0], int)
+                accepted = _kept_beside(self.values, updates, layout, others) if is_folded else kept
             kept &= accepted
         if kept.all():
             return updates
@@ -110,8 +112,6 @@ def _kept_beside(wanted: ValueFilter, updates: SortedUpdates, layout: Layout, ot
     The rows of all batches, each once, are put in order. Two consolidations say of each where it is and whether it
     counts: the order of rows is the same in all tables, so flags are aligned by it.
     """
-    if not isinstance(updates.times[0], int):
-        raise UsageError("rows of a key can be counted only where all updates have one time: fold them first")
     names = list(layout.order)
     ours = _table(updates, layout).select(names)
     probes = Probes([single(column) for column in _each_once(ours.select(layout.by)).columns])

@@ -61,6 +61,11 @@ class SlicedMerge:
         """Chunks that passed without a copy."""
 
     @property
+    def left(self) -> int:
+        """Return how many updates of the inputs are still to come."""
+        return self._walk.left
+
+    @property
     def is_done(self) -> bool:
         """Return whether all updates of the inputs were taken."""
         return not self._walk.left

@@ -1,0 +1,268 @@
+"""Carries out what the protocols of a spine ask for: swaps of its state, merges, files.
+
+The state is one immutable value. Readers take it without a lock and keep what they took. A swap takes the lock,
+replaces the value, rings a bell for those that wait for a condition, and starts the tasks of levels that are due.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from timespine.arrangement.batch import Batch
+from timespine.arrangement.checkpoint import CheckpointFolder
+from timespine.arrangement.get import Courtesy
+from timespine.arrangement.layout import Layout
+from timespine.arrangement.merger import LevelTask, Mergers
+from timespine.arrangement.retention_filters import RetentionFilters
+from timespine.arrangement.slicing import SlicedMerge
+from timespine.core.arrangement.level_transitions import MergePlan
+from timespine.core.arrangement.levels import SpineLevels, due_levels
+from timespine.core.arrangement.memory_pressure import Resources, pressure_of
+from timespine.core.arrangement.spine_files import Manifest
+from timespine.core.effects import (
+    DeleteFiles,
+    DropMerge,
+    Effect,
+    FinishMerge,
+    ListFiles,
+    MeasureResources,
+    MergeSlice,
+    MergeTurn,
+    OpenBatch,
+    OpenMerge,
+    Protocol,
+    ReadManifests,
+    SavedManifest,
+    Sleep,
+    SliceResult,
+    Swap,
+    SyncFiles,
+    TakeTurn,
+    WaitUntil,
+    WriteBatch,
+    WriteManifest,
+)
+from timespine.core.protocols.merge_spine import merge_level
+from timespine.errors import UsageError
+from timespine.locks import Bell, Lock
+from timespine.model.frontier import Frontier
+
+_open: weakref.WeakSet[SpineDriver] = weakref.WeakSet()
+"""The drivers of this process: their batches share the memory."""
+
+
+class OpenedMerge:
+    """A merge under way, and where its output goes."""
+
+    def __init__(self, sliced: SlicedMerge, to_disk: bool) -> None:
+        self.sliced = sliced
+        self.to_disk = to_disk
+        self.file: str | None = None
+        """The file of the output, once it is written."""
+
+
+class SpineDriver:
+    """The state of a spine, and what changes it."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        levels: SpineLevels[Batch],
+        mergers: Mergers | None,
+        folder: CheckpointFolder | None,
+        folder_path: str | None,
+        memory_bytes: int,
+    ) -> None:
+        self.layout = layout
+        self.levels = levels
+        """The state now: take it once, and read on from what was taken."""
+        self.retention = RetentionFilters()
+        """The filters of merges that begin from now on."""
+        self.courtesy = Courtesy()
+        """Lets threads work beside readers."""
+        self.waited_s = 0.0
+        """Seconds that calls waited for merges."""
+        self._mergers = mergers
+        self._folder = folder
+        self._folder_path = folder_path
+        self._memory_bytes = memory_bytes
+        self._counted: tuple[SpineLevels[Batch] | None, int] = (None, 0)
+        self._lock = Lock("the state of a spine")
+        self._bell = Bell()
+        self._busy_levels: set[int] = set()
+        """The levels that have a task."""
+        self._performers: dict[type[Effect], Callable[[Any], Any]] = {
+            Swap: lambda effect: self.swap(effect.transition),
+            WaitUntil: self._wait,
+            TakeTurn: lambda effect: MergeTurn(self.levels, mergers is None or mergers.waiting == 0),
+            MeasureResources: lambda effect: self.resources(),
+            OpenMerge: lambda effect: self._open_merge(effect.plan),
+            MergeSlice: self._merge_slice,
+            FinishMerge: lambda effect: self._finish_merge(effect.merge),
+            DropMerge: lambda effect: () if effect.merge.file is None else (effect.merge.file,),
+            WriteBatch: lambda effect: self._stored.write(effect.batch, frees_memory=effect.frees_memory),
+            SyncFiles: lambda effect: self._stored.sync(effect.names),
+            WriteManifest: lambda effect: self._write_manifest(effect.saved),
+            ReadManifests: lambda effect: self._read_manifests(),
+            OpenBatch: lambda effect: self._stored.open(effect.name),
+            ListFiles: lambda effect: self._stored.listed(),
+            DeleteFiles: lambda effect: self._stored.delete(effect.manifests, effect.names),
+            Sleep: lambda effect: time.sleep(effect.ms / 1000),
+        }
+        _open.add(self)
+
+    def run(self, protocol: Protocol[Any]) -> Any:
+        """Drive a protocol in this thread; return its result."""
+        answer, failure = None, None
+        while True:
+            try:
+                effect = protocol.send(answer) if failure is None else protocol.throw(failure)
+            except StopIteration as end:
+                return end.value
+            answer, failure = None, None
+            try:
+                answer = self.perform(effect)
+            except Exception as error:
+                failure = error
+
+    def perform(self, effect: Effect) -> Any:
+        """Carry out an effect."""
+        return self._performers[type(effect)](effect)
+
+    def swap(self, transition: Callable[[SpineLevels[Batch]], tuple[SpineLevels[Batch], Any]]) -> Any:
+        """Replace the state by what a transition makes of it; return its answer."""
+        with self._lock:
+            before = self.levels
+            self.levels, answer = transition(before)
+        if self.levels is not before:
+            self._bell.ring()
+            self.wake_levels()
+        return answer
+
+    def wake_levels(self) -> None:
+        """Start a task for each level that is due and has none; without threads, run them here."""
+        due = due_levels(self.levels, self.resources())
+        if not due:
+            return
+        with self._lock:
+            starting = [level for level in due if level not in self._busy_levels]
+            self._busy_levels.update(starting)
+        for level in starting:
+            task = LevelTask(merge_level(level), self.perform, partial(self._level_ended, level))
+            if self._mergers is not None:
+                self._mergers.start(task)
+                continue
+            while task.run():
+                time.sleep(max(task.wake_at - time.monotonic(), 0))
+
+    def _level_ended(self, level: int, error: BaseException | None) -> None:
+        with self._lock:
+            self._busy_levels.discard(level)
+        self._bell.ring()
+        if error is None:
+            self.wake_levels()
+
+    def resources(self) -> Resources:
+        """Measure memory and disk."""
+        pressure = pressure_of(sum(each.memory_bytes() for each in list(_open)), self._memory_bytes)
+        if self._folder_path is None or self._folder is None:
+            return Resources(pressure)
+        return Resources(pressure, True, shutil.disk_usage(self._folder_path).free)
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of the batches in memory, counted once per state."""
+        state = self.levels
+        counted, known = self._counted
+        if counted is not state:
+            known = sum(batch.nbytes for batch in state.batches if batch.in_memory)
+            self._counted = (state, known)
+        return known
+
+    def close(self) -> None:
+        """Let another process write to the folder."""
+        if self._folder is not None:
+            self._folder.close()
+        _open.discard(self)
+
+    @property
+    def _stored(self) -> CheckpointFolder:
+        if self._folder is None:
+            raise UsageError("this spine has no folder: give one when you make it")
+        return self._folder
+
+    def _wait(self, effect: WaitUntil) -> bool:
+        """Wait until the state meets a condition."""
+        if effect.condition(self.levels):
+            return True
+        began = time.monotonic()
+        deadline = began + effect.limit_ms / 1000
+        try:
+            while True:
+                heard = self._bell.count
+                if effect.condition(self.levels):
+                    return True
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._bell.wait(heard, left)
+        finally:
+            self.waited_s += time.monotonic() - began
+
+    def _open_merge(self, plan: MergePlan[Batch]) -> OpenedMerge:
+        since = plan.since or Frontier.minimum(self.layout.schema.arity)
+        merging = set(map(id, plan.inputs))
+
+        def others() -> Sequence[Batch]:
+            return [batch for batch in self.levels.batches if id(batch) not in merging]
+
+        return OpenedMerge(SlicedMerge(plan.inputs, self.layout, since, self.retention, others), plan.to_disk)
+
+    def _merge_slice(self, effect: MergeSlice) -> SliceResult:
+        sliced: SlicedMerge = effect.merge.sliced
+        thread = threading.get_ident()
+        self.courtesy.busy.add(thread)
+        try:
+            rows = sliced.step(effect.rows if effect.rows is not None else max(sliced.left, 1))
+            while effect.rows is None and not sliced.is_done:
+                rows += sliced.step(max(sliced.left, 1))
+        finally:
+            self.courtesy.busy.discard(thread)
+        return SliceResult(rows, sliced.is_done)
+
+    def _finish_merge(self, merge: OpenedMerge) -> Batch | None:
+        merged = merge.sliced.finish()
+        if merged is None or not merge.to_disk:
+            return merged
+        stored = self._stored.write(merged, frees_memory=True)
+        merge.file = stored.file
+        return stored
+
+    def _write_manifest(self, saved: SavedManifest) -> None:
+        manifest = saved.manifest
+        self._stored.write_manifest(manifest.number, manifest.files, saved.is_dirty, saved.since, saved.upper)
+
+    def _read_manifests(self) -> list[SavedManifest]:
+        found = []
+        for each in self._stored.manifests():
+            manifest = Manifest(each.number, tuple(file.name for file in each.files))
+            found.append(SavedManifest(manifest, each.is_dirty, each.since, each.upper))
+        return found
+
+
+def machine_memory_bytes() -> int:
+    """Return half of the memory of this machine, or of the limit of its control group."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            limit = file.read().strip()
+        total = min(total, int(limit)) if limit.isdigit() else total
+    except OSError:
+        pass
+    return total // 2

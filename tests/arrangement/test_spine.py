@@ -1,0 +1,369 @@
+"""A spine is the sum of what was inserted, whatever merges do: in one thread, in many, saved, restored, forked."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from unittest import mock
+
+import pytest
+from assertions import until
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from spine_cases import TIMES, counted, frontiers, key_tables, layouts, pools, times, tiny, update_tables
+from test_view import ORDERS, orders
+
+from timespine.arrangement import slicing
+from timespine.arrangement.batch import Location, batch_of
+from timespine.arrangement.layout import Layout
+from timespine.arrangement.spine import Spine
+from timespine.columnar.predicate.column import col
+from timespine.core.arrangement import memory_pressure
+from timespine.core.arrangement.levels import BATCHES_MAX, LEVELS, LevelRules
+from timespine.core.protocols import merge_spine
+from timespine.errors import CorruptionError, Determinate, SinceError, StoreClosed, UsageError
+from timespine.model.frontier import Frontier
+from timespine.testing.spine_model import SpineModel, model_rows
+
+TINY = LevelRules(
+    row_bounds=tuple(3**n for n in range(1, LEVELS)),
+    merge_min=(2,) * LEVELS,
+    merge_max=4,
+    batches_max=10,
+    slice_rows_min=3,
+)
+
+
+class Machine(RuleBasedStateMachine):
+    """Anything that can be done with a spine, beside the model."""
+
+    @initialize(data=st.data())
+    def begin(self, data):
+        self.patches = tiny()
+        self.patches.__enter__()
+        self.layout = data.draw(layouts())
+        self.values = data.draw(pools(self.layout))
+        self.model = SpineModel(self.layout.order, len(self.layout.by), self.layout.schema.time_names)
+        self.spine = Spine(self.layout.schema, self.layout.by, threads=False, rules=TINY)
+        self.paused = 0
+
+    @rule(data=st.data(), wait=st.booleans())
+    def insert(self, data, wait):
+        table = data.draw(update_tables(self.layout, self.values))
+        if self.spine.insert(table, wait=wait):
+            self.model.insert(table)
+
+    @rule(data=st.data())
+    def insert_a_shared_batch(self, data):
+        table = data.draw(update_tables(self.layout, self.values, min_size=1))
+        batch = batch_of(table, self.layout)
+        if batch is not None:
+            self.spine.insert(batch)
+            self.model.insert(table)
+
+    @rule(data=st.data())
+    def advance_since(self, data):
+        self.spine.advance_since(data.draw(frontiers(self.layout)))
+
+    @rule()
+    def pause(self):
+        self.spine.pause()
+        self.paused += 1
+
+    @precondition(lambda self: self.paused)
+    @rule()
+    def resume(self):
+        self.spine.resume()
+        self.paused -= 1
+
+    @precondition(lambda self: not self.paused)
+    @rule()
+    def complete(self):
+        self.spine.complete_merges()
+        assert self.spine.is_compaction_complete
+        assert self.spine.is_settled()
+
+    @rule()
+    def fork(self):
+        before = self.spine
+        self.spine = before.fork()
+        before.close()
+        self.paused = 0
+
+    @invariant()
+    def reads_are_those_of_the_model(self):
+        if not hasattr(self, "spine"):
+            return
+        for time in [(TIMES,) * self.layout.schema.arity, (1,) * self.layout.schema.arity]:
+            try:
+                view = self.spine.view(time)
+            except SinceError:
+                assert not self.spine.since.less_equal(time)
+                continue
+            answer = [row for table in view.scan(rows=5) for row in counted(table, self.layout)]
+            assert answer == self.model.as_of(time)
+
+    @rule(data=st.data())
+    def fetch(self, data):
+        keys = data.draw(key_tables(self.spine_values()))
+        time = data.draw(times(self.layout))
+        if self.spine.since is None or self.spine.since.less_equal(time):
+            found = self.spine.view(time).fetch(keys)
+            assert counted(found, self.layout) == self.model.fetch(model_rows(keys, keys.column_names), time)
+
+    def spine_values(self):
+        return mock.Mock(layout=self.layout, values=self.values)
+
+    def teardown(self):
+        if hasattr(self, "spine"):
+            self.spine.close()
+        if hasattr(self, "patches"):
+            self.patches.__exit__(None, None, None)
+
+
+Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestMachine = Machine.TestCase
+
+
+def spine_of(*tables, **options):
+    spine = Spine(ORDERS, threads=False, rules=TINY, **options)
+    for table in tables:
+        spine.insert(table)
+    return spine
+
+
+def ids(spine):
+    return [row for table in spine.view().scan() for row in table.column("id").to_pylist()]
+
+
+# Saving.
+
+
+def test_a_restored_spine_is_the_saved_one_and_unchanged_data_costs_a_manifest(tmp_path):
+    folder = str(tmp_path / "spine")
+    with spine_of(*(orders([(n, "")]) for n in range(20)), folder=folder) as spine:
+        spine.insert(orders([(99, "")]), upper=Frontier.at(7))
+        spine.advance_since(Frontier.at(3))
+        assert spine.save() == 1
+        written = sorted(os.listdir(folder))
+        assert spine.save() == 2
+        added = sorted(name for name in os.listdir(folder) if name not in written)
+        assert added == ["files-0000000000000002.json", "manifest-0000000000000002"]
+        expected = ids(spine)
+    with Spine(ORDERS, folder=folder, threads=False, rules=TINY) as restored:
+        assert ids(restored) == expected
+        assert (restored.since, restored.upper, restored.is_dirty) == (Frontier.at(3), Frontier.at(7), True)
+        assert all(batch.location is Location.STORAGE for batch in restored.batches)
+        restored.insert(orders([(1000, "")]))
+        restored.complete_merges()
+        assert ids(restored) == [*expected, 1000]
+        restored.save()
+        restored.save()
+        # Files of old checkpoints are gone.
+        named = [name for name in os.listdir(folder) if name.endswith(".batch")]
+        assert len(named) <= 2
+
+
+def test_a_missing_or_damaged_file_is_an_error_at_restore_and_not_fewer_rows(tmp_path):
+    folder = tmp_path / "spine"
+    with spine_of(orders([(n, "") for n in range(5)]), folder=str(folder)) as spine:
+        spine.save()
+    (file,) = folder.glob("*.batch")
+    whole = file.read_bytes()
+    file.unlink()
+    with pytest.raises(CorruptionError):
+        Spine(ORDERS, folder=str(folder))
+    file.write_bytes(whole[:100] + b"\xff" + whole[101:])
+    damaged = Spine(ORDERS, folder=str(folder), threads=False)
+    with pytest.raises(CorruptionError):
+        ids(damaged)
+    damaged.close()
+
+
+def test_what_was_inserted_after_a_checkpoint_is_not_in_it_and_filters_must_be_set_again(tmp_path):
+    folder = str(tmp_path)
+    with spine_of(orders([(1, "")]), folder=folder) as spine:
+        spine.retain_keys(col("id") > 5)
+        spine.save()
+        spine.insert(orders([(7, "")]))
+    with Spine(ORDERS, folder=folder, threads=False) as restored:
+        restored.complete_merges()
+        assert ids(restored) == [1]
+
+
+def test_answers_are_the_same_at_every_pressure_of_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_pressure, "RESERVE_BYTES", 0)
+    tables = [orders([(n, "x" * 50) for n in range(start, 60, 7)]) for start in range(7)]
+    expected = ids(spine_of(*tables))
+    for number, limit in enumerate((1 << 40, 20_000, 4_000, 1)):
+        with spine_of(*tables, folder=str(tmp_path / str(number)), memory_bytes=limit) as spine:
+            assert ids(spine) == expected
+            on_disk = sum(slot["rows on disk"] for slot in spine.metrics()["levels"])
+            assert limit > 1 or on_disk == 60
+            assert limit < 1 << 40 or on_disk == 0
+
+
+# Filters.
+
+
+def test_filters_apply_to_earlier_rows_when_they_are_merged():
+    with spine_of(orders([(n, "") for n in range(10)])) as spine:
+        spine.retain_keys("id >= 4")
+        assert len(ids(spine)) == 10
+        spine.complete_merges()
+        assert ids(spine) == [4, 5, 6, 7, 8, 9]
+        spine.retain_values(lambda table: table.column("id").to_numpy() > 8, top=2)
+        spine.complete_merges()
+        # One row per key: each is among the two largest of its key.
+        assert ids(spine) == [4, 5, 6, 7, 8, 9]
+        spine.retain_values(col("id") > 8)
+        assert spine.consolidate().rows == 1
+        with pytest.raises(UsageError, match="one of"):
+            spine.retain_values(col("id") > 8, top=1, last=1)
+
+
+def test_state_stays_bounded_under_an_advancing_filter():
+    with Spine(ORDERS, threads=False) as spine:
+        most = 0
+        for n in range(500):
+            spine.insert(orders([(n * 10 + i, "") for i in range(10)]))
+            spine.retain_keys(col("id") >= n * 10 - 100)
+            most = max(most, len(spine))
+        assert most < 700
+        assert len(spine.batches) < 26
+
+
+# Errors.
+
+
+def test_reads_before_since_are_errors_and_views_keep_what_they_had():
+    with spine_of(orders([(1, "a")], time=0), orders([(1, "a")], time=2, diff=-1)) as spine:
+        early = spine.view((1,))
+        spine.advance_since(Frontier.at(2))
+        spine.complete_merges()
+        with pytest.raises(SinceError):
+            spine.view((1,))
+        assert early.get({"id": 1}) == [({"id": 1, "name": "a"}, 1)]
+        assert spine.view((2,)).get({"id": 1}) == []
+        assert spine.consolidate() is None
+        with pytest.raises(UsageError):
+            spine.advance_since(Frontier(()))
+
+
+def test_a_full_spine_says_so_and_a_paused_one_takes_all():
+    with spine_of() as spine:
+        spine.pause()
+        for n in range(30):
+            assert spine.insert(orders([(n, "")]), wait=False)
+        spine.resume()
+        assert len(spine.batches) < 10
+    with pytest.raises(StoreClosed):
+        spine.insert(orders([(1, "")]))
+
+
+def test_a_merge_that_fails_loses_nothing_and_is_tried_again():
+    failures = iter([OSError("broken"), OSError("broken"), None, None, None, None])
+    real = slicing.SlicedMerge.step
+
+    def step(self, rows):
+        failure = next(failures, None)
+        if failure is not None:
+            raise failure
+        return real(self, rows)
+
+    broken = mock.patch.object(slicing.SlicedMerge, "step", step)
+    with broken, mock.patch.object(merge_spine, "PAUSE_MS", 1), spine_of() as spine:
+        for n in range(6):
+            spine.insert(orders([(n, "")]))
+        assert ids(spine) == list(range(6))
+        assert sum(slot["failures"] for slot in spine.metrics()["levels"]) == 2
+        assert spine.is_settled()
+
+
+# Threads.
+
+
+def test_batches_merge_in_the_background_and_never_pile_up():
+    with Spine(ORDERS) as spine:
+        for n in range(400):
+            spine.insert(orders([(n * 5 + i, "") for i in range(5)]))
+            assert len(spine.batches) <= BATCHES_MAX
+        until(spine.is_settled)
+        assert len(spine.batches) < 26
+        assert ids(spine) == list(range(2000))
+        spine.complete_merges()
+        assert spine.is_compaction_complete
+        assert ids(spine) == list(range(2000))
+
+
+def test_readers_inserters_savers_and_pauses_at_once_see_only_whole_batches(tmp_path):
+    """Every batch adds the same number to two keys: a reader must see equal sums."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    errors: list[BaseException] = []
+    stop = threading.Event()
+    spine = Spine(ORDERS, folder=str(tmp_path), rules=TINY)
+
+    def guarded(work):
+        def run():
+            try:
+                while not stop.is_set():
+                    work()
+            except BaseException as error:
+                errors.append(error)
+
+        return threading.Thread(target=run)
+
+    inserted = iter(range(10**9))
+
+    def insert():
+        n = next(inserted)
+        rows = [(1, str(n % 7)), (2, str(n % 7)), (n + 3, "")]
+        spine.insert(orders(rows))
+
+    def read():
+        view = spine.view()
+        one, two = ([(row["name"], count) for row, count in view.get({"id": key})] for key in (1, 2))
+        assert one == two
+        table = view.fetch([{"id": 1}, {"id": 2}])
+        assert table.num_rows == 2 * len(one)
+
+    def disturb():
+        spine.pause()
+        spine.resume()
+        spine.save()
+        spine.fork().close()
+
+    threads = [guarded(work) for work in (insert, insert, read, read, disturb)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(spine) > 300 or errors)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    sys.setswitchinterval(interval)
+    assert errors == []
+    total = next(inserted)
+    spine.complete_merges()
+    counts = [count for _, count in spine.view().get({"id": 1})]
+    assert sum(counts) == total
+    spine.save()
+    spine.close()
+    with Spine(ORDERS, folder=str(tmp_path)) as restored:
+        assert sum(count for _, count in restored.view().get({"id": 2})) == total
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+
+
+def test_an_inserter_that_waits_too_long_is_told_and_nothing_was_added():
+    with Spine(ORDERS, rules=TINY) as spine:
+        batch = batch_of(orders([(100, "")]), Layout.of(ORDERS))
+        with mock.patch.object(slicing.SlicedMerge, "step", side_effect=OSError("broken")):
+            for n in range(10):
+                assert spine.insert(orders([(n, "")]), wait=False)
+            assert not spine.insert(batch, wait=False)
+            with pytest.raises(Determinate, match="full"):
+                spine._driver.run(merge_spine.insert(batch, None, 1))
+            assert len(spine) == 10
+        assert spine.metrics()["seconds waited for merges"] > 0
