@@ -18,12 +18,18 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
 - `list_keys` gives every key that existed during the whole call. A key that was
   put or deleted during the call may or may not be listed.
 - Failures are `Determinate` (nothing happened) or `Indeterminate` (may have).
+
+An adapter may have `delete_many(keys)`, which deletes blobs in as few requests as the place allows, missing ones
+included. Callers use `delete_blobs`, which deletes one by one where an adapter has no such method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from typing import NamedTuple, Protocol
+
+from timespine.pool import failure
 
 BLOB_BYTES_MAX = 1 << 31
 """The largest value that any adapter accepts or returns."""
@@ -67,3 +73,21 @@ class Blob(Protocol):
     def close(self) -> None:
         """Release the adapter's resources. Twice is fine."""
         ...
+
+
+def delete_blobs(blob: Blob, keys: Sequence[str], pool: Executor | None) -> None:
+    """Delete blobs, missing ones included: at once if the adapter can, or else with the threads of a pool.
+
+    The first failure is raised after all were tried.
+    """
+    at_once = getattr(blob, "delete_many", None)
+    if at_once is not None:
+        at_once(keys)
+    elif pool is None or len(keys) == 1:
+        for key in keys:
+            blob.delete(key)
+    else:
+        errors = [failure(task) for task in [pool.submit(blob.delete, key) for key in keys]]
+        for error in errors:
+            if error is not None:
+                raise error
