@@ -19,12 +19,18 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
 - `list_keys` gives every key that existed during the whole call. A key that was
   put or deleted during the call may or may not be listed.
 - Failures are `Determinate` (nothing happened) or `Indeterminate` (may have).
+
+An adapter may have `delete_many(keys)`, which deletes blobs in as few requests as the place allows, missing ones
+included. Callers use `delete_blobs`, which deletes one by one where an adapter has no such method.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from typing import NamedTuple, Protocol, runtime_checkable
+
+from timespine.pool import failure
 
 BLOB_BYTES_MAX = 1 << 31
 """The largest value that any adapter accepts or returns."""
@@ -72,12 +78,25 @@ class Blob(Protocol):
 
 @runtime_checkable
 class BulkBlob(Protocol):
-    """What an adapter has beyond `Blob` if its storage takes several keys or ranges in one request."""
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes] | None:
-        """Return the bytes of each range [start, stop), or None if the key does not exist."""
-        ...
+    """What an adapter has beyond `Blob` if its storage deletes several keys in one request."""
 
     def delete_many(self, keys: Sequence[str]) -> None:
         """Remove all keys; those that do not exist are no error."""
         ...
+
+
+def delete_blobs(blob: Blob, keys: Sequence[str], pool: Executor | None) -> None:
+    """Delete blobs, missing ones included: at once if the adapter can, or else with the threads of a pool.
+
+    The first failure is raised after all were tried.
+    """
+    if isinstance(blob, BulkBlob):
+        blob.delete_many(keys)
+    elif pool is None or len(keys) == 1:
+        for key in keys:
+            blob.delete(key)
+    else:
+        errors = [failure(task) for task in [pool.submit(blob.delete, key) for key in keys]]
+        for error in errors:
+            if error is not None:
+                raise error

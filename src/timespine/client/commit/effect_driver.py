@@ -29,9 +29,9 @@ from timespine.core.effects import (
     Truncate,
 )
 from timespine.errors import NoSpace
-from timespine.location.blob import Blob, BulkBlob
+from timespine.location.blob import Blob, delete_blobs
 from timespine.location.consensus import Consensus, LogWrite
-from timespine.pool import Pool, failure
+from timespine.pool import Pool
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Driver:
             Truncate: lambda effect: self.consensus.truncate(effect.key, effect.below),
             PutBlob: lambda effect: self.blob.put(effect.key, effect.value),
             GetBlob: lambda effect: self.blob.get(effect.key),
-            DeleteBlobs: self._delete,
+            DeleteBlobs: lambda effect: delete_blobs(self.blob, effect.keys, self._deleters),
             ListBlobs: lambda effect: [info.key for info in self.blob.list_keys(effect.prefix)],
             MergeRuns: lambda effect: self.run(self._engine(effect)),
             Now: lambda effect: self.now_ms(),
@@ -108,19 +108,6 @@ class Driver:
             if not isinstance(effect, SMALL_WRITES) or not self.consensus.release_reserve():
                 raise
         return self._perform_once(effect)
-
-    def _delete(self, effect: DeleteBlobs) -> None:
-        """Delete several blobs at once; raise the first failure after all were tried."""
-        if isinstance(self.blob, BulkBlob):
-            self.blob.delete_many(effect.keys)
-            return
-        if len(effect.keys) == 1:
-            self.blob.delete(effect.keys[0])
-            return
-        errors = [failure(each) for each in [self._deleters.submit(self.blob.delete, key) for key in effect.keys]]
-        for error in errors:
-            if error is not None:
-                raise error
 
     def close(self) -> None:
         """Close the driver and both ports, also if one of them fails. Twice is fine."""

@@ -26,7 +26,7 @@ from timespine.core.encoding.codec import decode_run
 from timespine.core.encoding.envelope import ENTRY_BYTES_MAX
 from timespine.errors import CorruptionError, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key
-from timespine.location.blob import Blob
+from timespine.location.blob import Blob, BulkBlob, delete_blobs
 from timespine.pool import outcome
 
 LIMIT_MIN = 2
@@ -256,6 +256,12 @@ def delete_keys(keys: Sequence[str], blob: Blob, pool: Executor | None) -> int:
             return True
         return False
 
+    if isinstance(blob, BulkBlob):
+        try:
+            delete_blobs(blob, keys, pool)
+        except TimespineError:
+            return len(keys)
+        return 0
     if pool is None or len(keys) < 2:
         return sum(map(is_left, keys))
     return sum(outcome(each) for each in [pool.submit(is_left, key) for key in keys])

@@ -63,6 +63,10 @@ class PartCache:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Tell whether a value is kept, without counting that as a request."""
+        return key in self._kept
+
     def get(self, key: Hashable) -> Any | None:
         """The value, or None if it is not kept."""
         with self._lock:

@@ -168,6 +168,17 @@ class PartReader:
         place = chunk.bloom_filter_offset - self._starts[piece]
         return place < 0 or bloom_probe.may_hold(filters[place : place + chunk.bloom_filter_length], stored)
 
+    def ranges(self, groups: Sequence[int], columns: Sequence[str]) -> list[tuple[int, int]]:
+        """The bytes that `read` fetches for some row groups, ascending, one range per request."""
+        runs = self._piece_runs(self._chosen(groups), self._leaves_of(self._target(columns)))
+        return [(self._starts[first], self._starts[stop]) for first, stop in runs]
+
+    @property
+    def bloom_range(self) -> tuple[int, int] | None:
+        """The bytes of all Bloom filters; None if there are none."""
+        start, stop = self._starts[self.groups * self._width], self._starts[-2]
+        return (start, stop) if start < stop else None
+
     def read(self, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of some row groups, ascending, with some columns in the order given; by default all of both.
 
@@ -243,6 +254,11 @@ class PartReader:
 
     def _spans(self, groups: Sequence[int], leaves: Sequence[int]) -> list[tuple[int, pa.Buffer]]:
         """The wanted column chunks, read in as few requests as pays, each compared with its hash."""
+        runs = self._piece_runs(groups, leaves)
+        return [(self._starts[first], pa.py_buffer(self._verified(first, stop))) for first, stop in runs]
+
+    def _piece_runs(self, groups: Sequence[int], leaves: Sequence[int]) -> list[list[int]]:
+        """The first piece of each request for the wanted column chunks, and the one after its last."""
         wanted = [group * self._width + leaf for group in groups for leaf in leaves]
         runs = [[wanted[0], wanted[0] + 1]]
         for piece in wanted[1:]:
@@ -250,7 +266,7 @@ class PartReader:
                 runs[-1][1] = piece + 1
             else:
                 runs.append([piece, piece + 1])
-        return [(self._starts[first], pa.py_buffer(self._verified(first, stop))) for first, stop in runs]
+        return runs
 
     def _verified(self, first: int, stop: int) -> bytes:
         """The bytes of adjacent pieces, after a look at all their hashes."""

@@ -20,6 +20,13 @@ from timespine.columnar.parts.inline_part import decode_together
 from timespine.columnar.parts.part_cache import CacheHint, PartCache
 from timespine.columnar.parts.part_reader import MissingBlob, PartReader, open_part
 from timespine.columnar.parts.part_stats import PartMeta, known_meta
+from timespine.columnar.scan.announce import (
+    announce_blooms,
+    announce_footers,
+    announce_groups,
+    announce_lists,
+    announcer,
+)
 from timespine.columnar.scan.prune import Pruner
 from timespine.columnar.scan.request import ScanRequest, clip, filter_rows
 from timespine.columnar.scan.visibility import apply_visibility
@@ -32,6 +39,9 @@ from timespine.location.blob import Blob
 
 BLOCK_GROUPS = 8
 """Row groups that are fetched together."""
+
+BLOCKS_AHEAD = 2
+"""Blocks that are fetched from a remote place while one is decoded."""
 
 INLINE_BLOCK = 64
 """Inline parts that are decoded and kept together, on average; four times as many at most."""
@@ -109,6 +119,37 @@ class Parts:
         finally:
             _reading.scan_stats = before
 
+    def has_footer(self, part: Part) -> bool:
+        """Whether the footer of a part is known."""
+        return ("footer", part.key) in self.known
+
+    def has_list(self, part: Part) -> bool:
+        """Whether the list of a hollow run is known."""
+        return ("run", part.key) in self.known
+
+    def fetch_lists(self, parts: Iterable[Part]) -> None:
+        """Begin to fetch lists of hollow runs that are not known, if blobs are at a remote place."""
+        announce_lists(self.blob, parts, self.has_list)
+
+    def fetch_footers(self, parts: Iterable[Part]) -> None:
+        """Begin to fetch footers that are not known, if blobs are at a remote place."""
+        announce_footers(self.blob, parts, self.has_footer)
+
+    def fetch_groups(self, wanted: Sequence[tuple[Part, Run]], request: ScanRequest) -> None:
+        """Begin to fetch what a read of whole parts will need, if blobs are at a remote place."""
+        if announcer(self.blob) is None:
+            return
+        opened = []
+        for part, run in wanted:
+            id, schema = self.schema(run)
+            opened.append((self.open(part, id, schema), self._pruner(id, schema, request)))
+        if request.keys is not None and len(request.keys) == 1:
+            announce_blooms(self.blob, (reader for reader, _ in opened))
+        for reader, pruner in opened:
+            columns = pruner.written_columns
+            missing = [group for group in pruner.groups(reader) if (reader.key, group, columns) not in self.cache]
+            announce_groups(self.blob, reader, missing, columns)
+
     def leaves(self, parts: Iterable[Part], depth: int = 0) -> Iterator[Part]:
         """The parts with rows, those inside hollow runs included, as they are seen through their runs."""
         for part in parts:
@@ -129,6 +170,7 @@ class Parts:
             return children, 8 * part.size
 
         children: tuple[Part, ...] = self.known.get_or_load(("run", part.key), load)
+        self.fetch_lists(children)
         return (apply_parent_bounds(part, child) for child in children)
 
     def matching(self, listed: Iterable[Part], run: Run, request: ScanRequest, depth: int = 0) -> Iterator[Part]:
@@ -177,7 +219,10 @@ class Parts:
         columns = pruner.written_columns
         gathered: list[pa.Table] = []
         size = 0
-        for block in _blocks(groups, reader, chunk_bytes):
+        blocks = list(_blocks(groups, reader, chunk_bytes))
+        for place, block in enumerate(blocks):
+            for coming in blocks[place + 1 : place + 1 + BLOCKS_AHEAD]:
+                announce_groups(self.blob, reader, coming, columns)
             tables = self._read(reader, part, block, columns, request.hint)
             gathered.extend(tables)
             size += sum(table.nbytes for table in tables)

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.kway_merge import kway_merge
+from timespine.columnar.scan.announce import FOOTERS_AHEAD, STREAMED_AHEAD
 from timespine.columnar.scan.part_access import ROW_BYTES, Parts, meta_of
 from timespine.columnar.scan.request import ScanRequest, clip, filter_rows
 from timespine.columnar.schema.schema import Schema
@@ -76,11 +77,7 @@ def scan_sources(parts: Parts, runs: Iterable[Run], request: ScanRequest) -> lis
     """What there is to merge, without what statistics rule out."""
     found = []
     tiny: dict[int | None, list[tuple[Run, Part]]] = {}
-    for run in runs:
-        inside = run.parts
-        # SUBTLE: of these there may be thousands. Without statistics, there is nothing to rule one out by.
-        if len(inside) != 1 or inside[0].inline is None or inside[0].meta:
-            inside = tuple(parts.matching(run.parts, run, request))
+    for run, inside in matching_parts(parts, list(runs), request):
         if len(inside) == 1 and inside[0].inline is not None:
             tiny.setdefault(run.schema, []).append((run, inside[0]))
         elif run.order is Order.SORTED:
@@ -88,6 +85,20 @@ def scan_sources(parts: Parts, runs: Iterable[Run], request: ScanRequest) -> lis
         else:
             found.extend(unordered_sources(parts, run, inside, request))
     return [*found, *(source for each in tiny.values() for source in tiny_sources(each))]
+
+
+def matching_parts(parts: Parts, runs: Sequence[Run], request: ScanRequest) -> list[tuple[Run, tuple[Part, ...]]]:
+    """The parts of each run without what statistics rule out. What a remote place has of them is being fetched."""
+    parts.fetch_lists(part for run in runs for part in run.parts)
+    found = []
+    for run in runs:
+        inside = run.parts
+        # SUBTLE: of these there may be thousands. Without statistics, there is nothing to rule one out by.
+        if len(inside) != 1 or inside[0].inline is None or inside[0].meta:
+            inside = tuple(parts.matching(run.parts, run, request))
+        found.append((run, inside))
+    parts.fetch_footers(part for _, inside in found for part in inside[:FOOTERS_AHEAD])
+    return found
 
 
 def tiny_sources(inline: Sequence[tuple[Run, Part]]) -> Iterator[ScanSource]:
@@ -264,7 +275,8 @@ def _stream(parts: Parts, source: ScanSource, request: ScanRequest, chunk_bytes:
         yield from gather(parts, [source], request)
         return
     id, schema = parts.schema(source.run)
-    for part in source.parts:
+    for place, part in enumerate(source.parts):
+        parts.fetch_footers(source.parts[place + 1 : place + 1 + STREAMED_AHEAD])
         for table in parts.tables(part, id, schema, request, chunk_bytes):
             yield filter_rows(table, request)
 
@@ -277,6 +289,9 @@ def gather(
     Parts that are seen whole and as they were written are put together first: the window and the
     schema are then applied once, and not to each of a thousand small parts.
     """
+    parts.fetch_groups(
+        [(part, source.run) for source in found for part in source.parts if part.inline is None], request
+    )
     tables: list[pa.Table] = []
     plain: dict[int, list[pa.Table]] = {}
     inline: dict[int, list[Part]] = {}

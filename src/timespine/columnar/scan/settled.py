@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from timespine.columnar.parts.part_cache import CacheHint
 from timespine.columnar.parts.row_memory import row_pool
+from timespine.columnar.scan.announce import announce_groups
 from timespine.columnar.scan.part_access import Parts, ScanStats
 from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import parts_readable_as_is
@@ -45,14 +46,17 @@ def scan_settled(
 ) -> Iterator[pa.Table]:
     """All rows of the parts of a settled run, with their diffs, decoded by the threads of a pool."""
     id, schema = parts.schema(run)
+    parts.fetch_footers(inside)
     weights = [parts.weigh(part, id, schema)[0] for part in inside]
     keeps = request.hint is CacheHint.MAY_ADD and sum(weights) <= parts.cache.limit_bytes
     tasks: list[Future[tuple[pa.Table, ScanStats]]] = []
+    columns = tuple(parts.columns(id, request)) if keeps else request.read or (DIFF,)
     for part in inside:
         parts.scan_stats.parts += 1
-        groups = range(parts.open(part, id, schema).groups)
-        for first in range(0, len(groups), TASK_GROUPS):
-            block = tuple(groups[first : first + TASK_GROUPS])
+        reader = parts.open(part, id, schema)
+        for first in range(0, reader.groups, TASK_GROUPS):
+            block = tuple(range(first, min(first + TASK_GROUPS, reader.groups)))
+            announce_groups(parts.blob, reader, block, columns)
             tasks.append(pool.submit(_decode, parts, run, part, block, request, keeps))
     try:
         for task in tasks:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from timespine.columnar.kernels.key_encoding import leading, recode
-from timespine.columnar.scan.part_access import Parts
+from timespine.columnar.scan.announce import announcer
+from timespine.columnar.scan.part_access import Parts, meta_of
 from timespine.columnar.scan.request import ScanRequest
-from timespine.core.batch import Run
+from timespine.core.batch import Part, Run
+
+SMALL_PARTS = 4
+"""A part is small if at least this number of its size make one piece: then its bounds are enough to cut by."""
 
 
 def split_keys(parts: Parts, runs: Sequence[Run], request: ScanRequest, n: int) -> list[bytes]:
@@ -17,7 +21,7 @@ def split_keys(parts: Parts, runs: Sequence[Run], request: ScanRequest, n: int) 
     bounds of row groups and weighted by their rows: no row is read. All of them lie
     inside of the range that is wanted. What is equal in all columns of the cut is not cut.
     """
-    weights = sorted(weight for run in runs for weight in _weights(parts, run, request))
+    weights = sorted(_weights(parts, runs, request, n))
     total = sum(rows for _, rows in weights)
     cuts: list[bytes] = []
     seen = 0
@@ -29,8 +33,24 @@ def split_keys(parts: Parts, runs: Sequence[Run], request: ScanRequest, n: int) 
     return cuts
 
 
-def _weights(parts: Parts, run: Run, request: ScanRequest) -> Iterator[tuple[bytes, int]]:
-    """Where row groups of a run begin, as the wanted schema sees it, and how many rows they have.
+def _weights(parts: Parts, runs: Sequence[Run], request: ScanRequest, n: int) -> Iterator[tuple[bytes, int]]:
+    """Where parts or row groups begin, and how many rows they have.
+
+    At a remote place a footer takes a request. There, what the state knows of a small part is enough.
+    """
+    parts.fetch_lists(part for run in runs for part in run.parts)
+    inside = [[part for part in parts.matching(run.parts, run, request) if part.inline is None] for run in runs]
+    rows = sum(part.rows for each in inside for part in each)
+    small_rows = rows // (SMALL_PARTS * n) if announcer(parts.blob) is not None else 0
+    parts.fetch_footers(part for each in inside for part in each if part.rows > small_rows)
+    for run, found in zip(runs, inside, strict=True):
+        yield from _run_weights(parts, run, found, request, small_rows)
+
+
+def _run_weights(
+    parts: Parts, run: Run, inside: Sequence[Part], request: ScanRequest, small_rows: int
+) -> Iterator[tuple[bytes, int]]:
+    """Where parts or row groups of a run begin, as the wanted schema sees it, and how many rows they have.
 
     If columns of the cut have changed since, all that is known is where they begin in the first one; of a run that
     was not ordered by that one, nothing.
@@ -44,11 +64,15 @@ def _weights(parts: Parts, run: Run, request: ScanRequest) -> Iterator[tuple[byt
     is_same = schema.order_ids[: len(types)] == request.schema.cut_ids and all(
         schema.by_id(column.id).type == column.type for column in columns
     )
-    for part in parts.matching(run.parts, run, request):
-        if part.inline is not None:
+    for part in inside:
+        lowers: Sequence[bytes | None]
+        meta = meta_of(part) if part.rows <= small_rows else None
+        if meta is not None and meta.lower is not None and is_same:
+            begin = leading(meta.lower, types)
+            if _is_inside(begin, request):
+                yield begin, part.rows
             continue
         reader = parts.open(part, id, schema)
-        lowers: Sequence[bytes | None]
         if is_same and reader.key_index is not None:
             lowers = [leading(lower, types) for lower in reader.key_index.lowers]
         else:

@@ -1,0 +1,1 @@
+"""What makes reads from remote places need as many round trips as they must, and no more."""
