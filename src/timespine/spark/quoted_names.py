@@ -20,8 +20,3 @@ def free_name(name: str, taken: Iterable[str]) -> str:
     while name.lower() in others:
         name += "_"
     return name
-
-
-def local_path(text: str) -> str:
-    """Convert a path, which may be a file URL, to a path of the file system."""
-    return text.removeprefix("file://").removeprefix("file:")

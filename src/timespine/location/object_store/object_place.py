@@ -48,22 +48,25 @@ class ObjectPlace:
         found = self._read()
         return None if found is None else (found.store, found.epoch)
 
+    def read_file(self, name: str, bytes_max: int) -> bytes | None:
+        where = self._bucket.location
+        try:
+            found = obstore.get(self._bucket.objects(), self._bucket.path(name))
+            if found.meta["size"] > bytes_max:
+                raise CorruptionError(f"{name} in {where} has {found.meta['size']} bytes, more than {bytes_max}")
+            return bytes(found.bytes())
+        except (NotFoundError, FileNotFoundError):
+            return None
+        except BaseError as error:
+            raise translated(error, f"cannot read {name} in {where}", Determinate) from None
+
     def file_of(self, key: str) -> str | None:
         return None
 
     def _read(self) -> Descriptor | None:
         """Read the descriptor; None if there is none."""
-        where = self._bucket.location
-        try:
-            found = obstore.get(self._bucket.objects(), self._bucket.path(NAME))
-            if found.meta["size"] > BYTES_MAX:
-                raise CorruptionError(f"{NAME} in {where} has {found.meta['size']} bytes, more than {BYTES_MAX}")
-            data = bytes(found.bytes())
-        except (NotFoundError, FileNotFoundError):
-            return None
-        except BaseError as error:
-            raise translated(error, f"cannot read {NAME} in {where}", Determinate) from None
-        return decode_descriptor(data, where)
+        data = self.read_file(NAME, BYTES_MAX)
+        return None if data is None else decode_descriptor(data, self._bucket.location)
 
     def _create(self, request: OpenRequest) -> Descriptor:
         """Make the descriptor of a new store, or read the one that another process made meanwhile.

@@ -75,6 +75,16 @@ class FolderPlace:
             return None
         return found.st_dev, found.st_ino  # a file system does not reuse the inode of an open file
 
+    def read_file(self, name: str, bytes_max: int) -> bytes | None:
+        try:
+            with open(self._root / name, "rb") as file:
+                data = file.read(bytes_max + 1)
+        except OSError:
+            return None
+        if len(data) > bytes_max:
+            raise CorruptionError(f"{self._root / name} has more than {bytes_max} bytes")
+        return data
+
     def file_of(self, key: str) -> str | None:
         return os.path.join(self._root, BLOBS, *key.split("/"))
 

@@ -33,5 +33,8 @@ class MemoryPlace:
     def identity(self) -> tuple[object, ...] | None:
         return (self._name,) if self._name in _stores else None
 
+    def read_file(self, name: str, bytes_max: int) -> bytes | None:
+        return None
+
     def file_of(self, key: str) -> str | None:
         return None

@@ -54,6 +54,10 @@ class Place(Protocol):
         """Return what tells this store from another one that was here before; None if there is no store."""
         ...
 
+    def read_file(self, name: str, bytes_max: int) -> bytes | None:
+        """Return the bytes of a small file or object below the location; None if there is none."""
+        ...
+
     def file_of(self, key: str) -> str | None:
         """Return the path of the file of a blob; None where blobs are no files."""
         ...

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,14 +26,18 @@ from typing import TypeVar
 from timespine.client.engine_interface import CollectionHandle
 from timespine.core.state import State
 from timespine.core.transitions import CommitSink, DropSink
-from timespine.errors import BatchAlreadyCommitted, UsageError
+from timespine.errors import BatchAlreadyCommitted, TimespineError, UsageError
 from timespine.ids import check_segment
-from timespine.spark.quoted_names import local_path
+from timespine.location.opening.registry import place_of
+from timespine.location.opening.store_location import parse_location
 
 T = TypeVar("T")
 
 NAME_MAX = 40
 """The most characters in the name of a sink: the hash of its query must fit beside it."""
+
+METADATA_BYTES_MAX = 1 << 16
+"""Bytes of the file of a checkpoint that has the id of its query, at most."""
 
 _OF_QUERY = re.compile(r"-q[0-9a-f]{16}")
 
@@ -128,14 +131,18 @@ def _name_of(record: str) -> str:
     return record[:-18] if _OF_QUERY.fullmatch(record[-18:]) else record
 
 
-def find_query(checkpoint: str | None) -> str | None:
-    """Read the id of the query from a checkpoint; None if this process cannot read it."""
+def find_query(checkpoint: str | None, storage: tuple[tuple[str, str], ...] = ()) -> str | None:
+    """Read the id of the query from a checkpoint; None if this process cannot read it.
+
+    A checkpoint may be in a folder, or in a bucket that is reached like that of the store.
+    """
     if checkpoint is None:
         return None
-    path = os.path.join(local_path(checkpoint), "metadata")
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file).get("id")
-    except (OSError, ValueError, AttributeError):
+        is_folder = parse_location(checkpoint).is_folder
+        place = place_of(parse_location(checkpoint, None if is_folder else dict(storage)))
+        data = place.read_file("metadata", METADATA_BYTES_MAX)
+        found = None if data is None else json.loads(data).get("id")
+    except (TimespineError, ValueError, AttributeError):
         return None
     return found if isinstance(found, str) else None

@@ -262,7 +262,7 @@ class StreamSink(_SinkWriter, DataSourceStreamArrowWriter):
     @raises_plain_errors
     def commit(self, messages: list[Any], batchId: int) -> None:
         given = [message for message in messages if message is not None]
-        checkpoint = find_query(self._options.text("checkpointLocation"))
+        checkpoint = find_query(self._options.text("checkpointLocation"), self._options.target.storage)
         query = next((message.query for message in given if message.query), checkpoint)
         sink = SinkProgress(self._options.text("sinkId"), query, self._options.number("firstBatch") or 0)
         handle = self._handle()
