@@ -29,7 +29,7 @@ LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:src|tests|bench|docs|model|core|location|client|testing)/[\w./-]+)`")
 PLANTED = "".join(
     (ROOT / "tests" / "simulation" / name).read_text()
-    for name in ("planted.py", "planted_streams.py", "planted_client.py", "planted_turns.py")
+    for name in ("planted.py", "planted_streams.py", "planted_client.py", "planted_relay.py", "planted_turns.py")
 )
 
 

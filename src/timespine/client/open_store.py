@@ -32,6 +32,9 @@ CONSENSUS_FILES = tuple(
 )
 """The file of the logs, and the files beside it."""
 
+APPENDER_FILE = f"{CONSENSUS}.appender"
+"""The file of the process that appends for the others: there is none before processes lose to each other."""
+
 
 def accept_loss(location: str | os.PathLike[str]) -> tuple[int | None, int]:
     """Accept that the log of a store lost commits: no process can open the store before that.
@@ -73,7 +76,7 @@ def open(  # the name that users know
         raise UsageError(f"{short_repr(location)}: this version keeps stores in folders; give a path")
     if not create and not (root / CONSENSUS).exists():
         raise _missing_log(root)
-    refuse_links(*(os.path.join(root, name) for name in (BLOBS, *CONSENSUS_FILES)))
+    refuse_links(*(os.path.join(root, name) for name in (BLOBS, *CONSENSUS_FILES, APPENDER_FILE)))
     file_mode, folder_mode = shared_modes() if context else (PRIVATE_FILE, PRIVATE_FOLDER)
     try:
         if create:
