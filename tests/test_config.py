@@ -10,7 +10,7 @@ import pytest
 from timespine.config import DEFAULT, Config
 from timespine.errors import UsageError
 
-NAMES = [each.name for each in fields(Config) if each.name != "stats_always_keep"]
+NAMES = [each.name for each in fields(Config) if each.type == "int"]
 
 
 def test_defaults_are_a_valid_config() -> None:
@@ -24,6 +24,13 @@ def test_defaults_are_a_valid_config() -> None:
 def test_value_out_of_bounds_is_a_usage_error_that_names_the_field(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=name):
         Config(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "True"])
+def test_a_switch_is_true_or_false(value: Any) -> None:
+    assert Config(relay_appends=False) != DEFAULT
+    with pytest.raises(UsageError, match="relay_appends"):
+        Config(relay_appends=value)
 
 
 @pytest.mark.parametrize("value", [1, 1 << 40])

@@ -66,6 +66,10 @@ class Config:
     its turn too short claims twice as much the next time. It needs a few milliseconds; a process that dies in its turn
     delays the others for this long."""
 
+    relay_appends: bool = True
+    """Whether processes of one machine that lose compare-and-sets to each other let one of them commit the small
+    appends of all. Off, each commits its own, and most compare-and-sets of many processes are lost."""
+
     storage_attempts: int = 8
     """Attempts of one storage call that fails as Unavailable, with a growing pause between them."""
 
@@ -145,6 +149,10 @@ class Config:
             if each.name == "stats_always_keep":
                 if type(value) is not tuple or not all(type(text) is str and text.strip("*") for text in value):
                     raise UsageError(f"config stats_always_keep must be a tuple of names, not {short_repr(value)}")
+                continue
+            if each.name == "relay_appends":
+                if type(value) is not bool:
+                    raise UsageError(f"config relay_appends must be True or False, not {short_repr(value)}")
                 continue
             if type(value) is not int or not 1 <= value <= 1 << 40:
                 raise UsageError(f"config {each.name} must be an integer from 1 to 2^40, not {short_repr(value)}")

@@ -11,7 +11,16 @@ from state_harness import TERM_MS, WRITER, StateHarness, at, batch, inline_part,
 
 from timespine.core import transitions
 from timespine.core.batch import Part
-from timespine.core.group import Answers, CommandTransaction, Evaluated, Group, Refused, evaluate
+from timespine.core.group import (
+    Answers,
+    CommandTransaction,
+    Evaluated,
+    Group,
+    Origin,
+    Refused,
+    StaleOrigins,
+    evaluate,
+)
 from timespine.core.state import Commit, NoOp, new_state
 from timespine.core.transitions import (
     COMMAND_BYTES_MAX,
@@ -360,3 +369,64 @@ def test_command_is_measured_as_it_is_stored(monkeypatch: pytest.MonkeyPatch) ->
         outcome = apply(new_state("c"), command, 0)
         assert isinstance(outcome, Commit) is fits
         assert isinstance(outcome.reply, UsageError) is not fits
+
+
+# Transactions of other processes.
+
+
+def relayed(*commands: tuple[str, Any], number: int = 1, committer: str = "k2", before: int = 1) -> CommandTransaction:
+    return CommandTransaction(commands, origins=(Origin(committer, number, f"w-{committer}", before),))
+
+
+def relaying(*names: str) -> Stage:
+    stage = Stage(*names)
+    for scene in stage.scenes.values():
+        scene.do(RegisterCommitter("k2", TERM_MS))
+        scene.do(RegisterWriter("w-k2", TERM_MS))
+    return stage
+
+
+def test_commit_for_another_process_records_the_number_of_its_group_beside_the_own_one() -> None:
+    stage = relaying("a", "b")
+    stage.commit(relayed(append("a", 0, 5, "x"), number=7, before=2), tx(append("b", 0, 1, "y")), now_ms=TERM_MS // 2)
+    a, b = (stage.scenes[name].state for name in "ab")
+    assert (a.committers["k1"].group, a.committers["k2"].group) == (1, 7)
+    assert (a.committers["k1"].relayed, a.committers["k2"].relayed) == (None, (a.seqno, 3))
+    assert (b.committers["k1"].group, b.committers["k2"].group) == (1, 0), "nothing of it is there"
+    assert {a.committers["k2"].until_ms, a.writers["w-k2"].until_ms} == {TERM_MS // 2 + TERM_MS}
+    assert b.writers["w-k2"].until_ms == TERM_MS
+
+
+def test_own_commit_after_one_by_another_process_forgets_where_that_is() -> None:
+    stage = relaying("a")
+    stage.commit(relayed(append("a", 0, 5, "x")))
+    judged = evaluate({"a": stage.scenes["a"].state}, Group((tx(append("a", 5, 6)),), "k2", 2, "w-k2"), 0)
+    assert isinstance(judged, Evaluated)
+    assert judged.changed["a"].committers["k2"].relayed is None
+
+
+@pytest.mark.parametrize("number", [6, 7])
+def test_group_of_another_process_that_is_recorded_is_not_committed_again(number: int) -> None:
+    stage = relaying("a")
+    stage.commit(relayed(append("a", 0, 5, "x"), number=7))
+    judged = stage.commit(relayed(append("a", 5, 6, "x"), number=number), tx(append("a", 5, 6, "y")))
+    refused, answered = judged.replies
+    assert isinstance(refused, Refused)
+    assert refused.reason == StaleOrigins(("k2",))
+    assert answered == (at(6),)
+    assert stage.scenes["a"].snapshot(5) == {"x": 1, "y": 1}
+
+
+def test_late_commit_for_a_process_that_has_looked_is_refused() -> None:
+    stage = relaying("a", "b")
+    stage.scenes["b"].do(ExpireCommitter("k2"))
+    judged = stage.judge(stage.group(relayed(append("a", 0, 5, "x"), append("b", 0, 5, "x"))))
+    assert judged.changed == {}
+    assert judged.replies[0].reason == StaleOrigins(("k2",))
+
+
+def test_commit_for_another_process_to_a_collection_that_it_closes_records_no_time() -> None:
+    stage = relaying("a")
+    stage.commit(relayed(("a", Seal(Frontier()))))
+    state = stage.scenes["a"].state
+    assert state.committers["k2"].relayed == (state.seqno, 0)

@@ -40,6 +40,7 @@ PLANTED = "".join(
         "planted.py",
         "planted_streams.py",
         "planted_client.py",
+        "planted_relay.py",
         "planted_turns.py",
         "planted_spines.py",
         "planted_bucket.py",

@@ -4,8 +4,8 @@ Each is applied in tests only. `python tests/simulation/planted.py` searches, fo
 each, the first seed whose history gives it away; `--pin` writes them down for
 `test_planted.py`. A survivor means that a property is missing. Those of streams are
 in `planted_streams.py`, those of the client in `planted_client.py`, those of turns in
-`planted_turns.py`, those of spines of arrangements in `planted_spines.py`, those of a bucket
-alone in `planted_bucket.py`.
+`planted_turns.py`, those of the relay in `planted_relay.py`, those of spines of arrangements in
+`planted_spines.py`, those of a bucket alone in `planted_bucket.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 import planted_bucket  # noqa: F401 (for the bugs in it)
 import planted_client  # noqa: F401 (for the bugs in it)
+import planted_relay  # noqa: F401 (for the bugs in it)
 import planted_spines  # noqa: F401 (for the bugs in it)
 import planted_streams  # noqa: F401 (for the bugs in it)
 import planted_turns  # noqa: F401 (for the bugs in it)
@@ -108,7 +109,7 @@ the columnar layer and the client."""
 
 @bug
 def group_number_is_not_recorded() -> Iterator[None]:
-    def committed(state, group, now_ms):
+    def committed(state, group, origins, now_ms):
         return msgspec.structs.replace(state, seqno=state.seqno + 1)
 
     with patched(group_module, "_committed", committed):

@@ -22,6 +22,7 @@ from timespine.client.read.commit_stream import CommitStream
 from timespine.client.read.leases import Leases
 from timespine.client.write import append_batcher, delta, prepare_unsealed, read_current, step_commit
 from timespine.client.write.merge_builder import Merge
+from timespine.client.write.small_appends import group_append_step
 from timespine.client.write.transaction import Transaction
 from timespine.core.encoding.state_diff import apply_diff
 from timespine.core.group import Refused
@@ -141,7 +142,7 @@ def a_commit_in_doubt_is_tried_once_more() -> Iterator[None]:
         try:
             return real(self, transactions, extra_writes)
         except Indeterminate:
-            self._renew()
+            self.renew()
             return real(self, transactions, extra_writes)
 
     with patched(GroupCommitter, "_committed", committed):
@@ -189,14 +190,14 @@ def blobs_are_deleted_though_their_commit_is_in_doubt() -> Iterator[None]:
 @in_stores
 @bug
 def small_appends_are_told_the_times_of_others() -> Iterator[None]:
-    real = append_batcher._at_times
+    real = group_append_step._at_times
 
     def at_times(converted, times, time_name):
         places = sorted(times)
         swapped = dict(zip(places, [times[place] for place in reversed(places)], strict=True))
         return real(converted, swapped, time_name)
 
-    with patched(append_batcher, "_at_times", at_times):
+    with patched(group_append_step, "_at_times", at_times):
         yield
 
 

@@ -21,11 +21,11 @@ from timespine.model.frontier import Frontier
 def a_turn_ends_with_the_commit_of_another_process() -> Iterator[None]:
     real = group_module._committed
 
-    def committed(state, group, now_ms):
+    def committed(state, group, origins, now_ms):
         turn = state.turn
         if turn is not None and turn.writer not in ("", group.writer):
             state = msgspec.structs.replace(state, turn=Turn("", turn.from_ms, turn.until_ms))
-        return real(state, group, now_ms)
+        return real(state, group, origins, now_ms)
 
     with patched(group_module, "_committed", committed):
         yield

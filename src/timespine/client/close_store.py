@@ -28,6 +28,8 @@ def end_background(
     Each step may be done twice: the next close repeats an interrupted one.
     """
     end_listeners(context)
+    if context.committer.relay is not None:
+        context.committer.relay.close()
     maintenance.finish()
     heartbeat_thread.stop()
     for what, is_over in (("maintenance", maintenance.stop), ("the heartbeat", heartbeat_thread.join)):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from timespine.client.catalog.catalog import CatalogEntry, first_name
+from timespine.client.catalog.catalog import CatalogEntry, Names, first_name
 from timespine.client.context import CollectionHandle, StoreContext
 from timespine.locks import Lock
 
@@ -38,6 +38,14 @@ class Handles:
             handle.entry = entry
             self._set_name(handle, name)
         return handle
+
+    def open_by_id(self, context: StoreContext, catalog: Callable[[], Names], id: str) -> CollectionHandle | None:
+        """Return the handle of a collection by its id; None if the catalog, which `catalog` reads, does not name it."""
+        found = self.get(id)
+        if found is None:
+            named = next((each for each in catalog().entries.items() if each[1].id == id), None)
+            found = self.open(context, *named) if named is not None else None
+        return found
 
     def register_created(self, handle: CollectionHandle) -> None:
         """Register a handle that was made before its transaction created the collection."""

@@ -48,6 +48,7 @@ from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.leases import Leases
 from timespine.client.read.multi_snapshot import MultiSnapshot, snapshot_many
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, check_clock, parse_time
+from timespine.client.write.small_appends.answer_appends import make_relay
 from timespine.client.write.transaction import Transaction, as_list
 from timespine.client.write_results import SealResult
 from timespine.columnar.merge.engine import Engine
@@ -128,6 +129,9 @@ class Store(OneProcess):
         """The scheduler of merges, rollups, garbage collection and expiry."""
         self._committer.on_commit.append(self._on_commit)
         self._committer.name_of = self._handles.name_of
+        if config.relay_appends and not read_only:
+            handle_of = partial(self._handles.open_by_id, self._context, self._catalog.read)
+            self._committer.relay = make_relay(consensus, self._committer, handle_of, monotonic)
         self._heartbeat_thread = HeartbeatThread(self._context, self._engine)
         """The thread that renews the leases and registrations of this process."""
         self._heartbeat_thread.start()

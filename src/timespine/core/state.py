@@ -72,6 +72,8 @@ class Committer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of the lease: a process whose clock is later may remove it."""
     term_ms: Count
     """The term by which a commit or a heartbeat extends it."""
+    relayed: tuple[Count, int] | None = None
+    """If another process committed that group: the sequence number of the commit, and the first time of its rows."""
 
 
 class Rollup(msgspec.Struct, frozen=True, array_like=True, gc=False):

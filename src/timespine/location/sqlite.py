@@ -19,6 +19,7 @@ from timespine.location.checks import check_key, check_scan, check_text, check_t
 from timespine.location.consensus import LogEntry, LogWrite, differing_heads
 from timespine.location.durable import PRIVATE_FILE, mode_of
 from timespine.location.machine.role import FileRole
+from timespine.location.machine.socket_channel import SocketChannel
 from timespine.location.sqlite_file import SqliteFile
 from timespine.location.sqlite_mark import AppendedEntries
 from timespine.location.sqlite_readonly import ReadOnlySqliteFile
@@ -131,6 +132,10 @@ class SqliteConsensus:
     def role(self, name: str) -> FileRole:
         """Return the role of that name among the processes that have this file open (`location.machine.role`)."""
         return FileRole(f"{self._file.path}.{check_text(name, 'role')}", self._file.path)
+
+    def channel(self, name: str) -> SocketChannel:
+        """Return the role of that name, with requests to the process that has it (`location.machine.channel`)."""
+        return SocketChannel(f"{self._file.path}.{check_text(name, 'role')}", self._file.path)
 
     def close(self) -> None:
         self._file.close()

@@ -272,7 +272,7 @@ def test_the_writer_that_blobs_are_put_under_is_registered_whenever_it_is_asked_
     collection = numbers(store)
     first = store._committer.writer(collection.id)
     assert first in other["numbers"]._handle.state().writers
-    store._committer._renew()
+    store._committer.renew()
     second = store._committer.writer(collection.id)
     assert second != first
     assert second in other["numbers"]._handle.state().writers
@@ -304,7 +304,7 @@ def test_a_thread_that_learns_an_old_state_late_does_not_replace_a_newer_one(pla
     committer = store._committer
     session = committer.session
     if renewed:
-        committer._renew()
+        committer.renew()
     other = threading.Thread(target=lambda: committer.session.remember_state(states[2]))
 
     def meanwhile():

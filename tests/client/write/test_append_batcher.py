@@ -10,6 +10,7 @@ from memory_store import BLOBS, QUICK, Gate, Script, in_threads, together
 
 from timespine.client.commit.retry_policy import RETRY
 from timespine.client.write import append_batcher
+from timespine.client.write.small_appends import group_append_step
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import ClosedError, Indeterminate, InvalidRows, UsageError
 from timespine.location.unreliable import Fault
@@ -157,7 +158,7 @@ def test_an_append_with_options_or_of_many_or_nested_rows_is_not_batched(place, 
 def test_a_group_that_another_process_outruns_stands_at_later_times(place, gate, monkeypatch, config, lost):
     store, collection = opened(place, gate, config=config)
     other = place.open()["items"]
-    consolidate, first = append_batcher.consolidate, []
+    consolidate, first = group_append_step.consolidate, []
 
     def outrun(table, order):
         """Between the look at the free times and the commit."""
@@ -165,7 +166,7 @@ def test_a_group_that_another_process_outruns_stands_at_later_times(place, gate,
             first.append(other.append([{"n": 100}]).time)
         return consolidate(table, order)
 
-    monkeypatch.setattr(append_batcher, "consolidate", outrun)
+    monkeypatch.setattr(group_append_step, "consolidate", outrun)
     given = [[{"n": 1}], [{"n": 2}, {"n": 2}], [{"n": 3}], [{"n": "bad"}]]
     *done, bad = together(gate, store, [lambda rows=rows: collection.append(rows) for rows in given])
     assert first == list(range(2, 2 + lost))

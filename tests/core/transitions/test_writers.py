@@ -8,7 +8,7 @@ import pytest
 from state_harness import TERM_MS, WRITER, StateHarness, at, batch
 
 from timespine.core.batch import Part
-from timespine.core.state import Lease
+from timespine.core.state import Committer, Lease
 from timespine.core.transitions import (
     AlreadyCommitted,
     CommitSink,
@@ -154,7 +154,7 @@ def test_registering_a_committer_again_changes_nothing() -> None:
 def test_expired_committer_is_gone() -> None:
     scene = StateHarness()
     scene.do(RegisterCommitter("k1", TERM_MS))
-    assert scene.do(ExpireCommitter("k1")) is None
+    assert scene.do(ExpireCommitter("k1")) == Committer(0, TERM_MS, TERM_MS)
     assert scene.state.committers == {}
     assert scene.declined(ExpireCommitter("k1")) is None
 

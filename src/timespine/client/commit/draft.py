@@ -14,7 +14,7 @@ from collections.abc import Generator, Hashable
 from typing import Any, Protocol
 
 from timespine.client.commit.leader_queue import PendingCall
-from timespine.core.group import Answers, CommandTransaction, Refused
+from timespine.core.group import Answers, CommandTransaction, Origin, Refused
 
 Stages = Generator[CommandTransaction, Answers | Refused, None]
 """A generator that yields transactions to commit, and receives the replies."""
@@ -27,8 +27,28 @@ class Draft(Protocol):
     def kind(self) -> Hashable:
         """The kind of the draft: drafts of one kind are staged together."""
 
+    @property
+    def collection(self) -> str:
+        """The id of the collection that it is for."""
+
     def stages(self, group: list[PendingCall[Any]]) -> Stages:
         """Stage all drafts of a group, which are of this kind, and give each its reply or its error."""
+
+    def relay(self, group: list[PendingCall[Any]]) -> Handover | None:
+        """Return a group of drafts of this kind for another process to commit; None if only this one can."""
+
+
+class Handover(Protocol):
+    """Drafts of one kind, while another process commits them."""
+
+    def encode(self, origin: Origin) -> bytes | None:
+        """Encode the drafts, as the group `origin`; return None if another process could not take them."""
+
+    def accept(self, reply: bytes) -> bool:
+        """Give each draft its reply; return False if the other process did not commit them."""
+
+    def accept_recorded(self, seqno: int, first: int) -> None:
+        """Give each draft its reply, by the commit and the first time that the state recorded for them."""
 
 
 class StagedDrafts:

@@ -5,7 +5,6 @@ The leading thread commits the whole queue (`leader_queue`) as one group: eight 
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -15,13 +14,14 @@ from timespine.client.commit.draft import Draft, staged_by_kind
 from timespine.client.commit.effect_driver import Driver
 from timespine.client.commit.frees_space import is_freeing
 from timespine.client.commit.leader_queue import LeaderQueue, PendingCall
-from timespine.client.commit.replies import is_fenced, is_turn_taken, require_accepted
+from timespine.client.commit.relay import Relay
+from timespine.client.commit.replies import is_fenced, is_turn_taken, require_accepted, with_names
 from timespine.client.commit.schema_check import SchemaCheck, offer_checked
 from timespine.client.commit.shared_session import SharedSession
 from timespine.client.commit.turn import Patience
 from timespine.config import Config
 from timespine.core.effects import Protocol
-from timespine.core.group import Answers, CommandTransaction, Refused
+from timespine.core.group import Answers, CommandTransaction, Origin, Refused
 from timespine.core.protocols.commit import (
     ExtraWrites,
     SideLogMoved,
@@ -95,6 +95,8 @@ class GroupCommitter:
         self._kept: set[tuple[str, str]] = set()
         """Writers and collections whose leases outlive this process: it transmitted their batches to another one."""
         self._closed = False
+        self.relay: Relay | None = None
+        """The relay of the processes of this machine, if there is one."""
         self.on_commit: list[Callable[[set[str]], None]] = []
         """Functions to call after every commit, with the collections that it changed."""
         self.name_of: Callable[[str], str] = str
@@ -227,6 +229,15 @@ class GroupCommitter:
         self._notify({name for name, _ in transaction.commands})
         return answers
 
+    def as_next_group(self, collection: str, carry_out: Callable[[Origin], None]) -> None:
+        """Let another process commit the next group of this committer, while no thread of this one commits."""
+        with self._turn:
+            self._settle()
+            self._enter(collection)
+            self.session.group += 1
+            carry_out(Origin(self.session.committer, self.session.group, self.session.writer))
+        self._notify({collection})
+
     def commit_alone(self, transaction: CommandTransaction) -> Reply:
         """Commit one transaction alone, from inside of `commit_placed`. Caller holds the commit lock."""
         return self._committed((transaction,))[0]
@@ -247,14 +258,14 @@ class GroupCommitter:
                 except SideLogMoved:
                     continue
                 except Fenced:
-                    self._renew()
+                    self.renew()
                     raise
             else:
                 raise Determinate(
                     "nothing was committed: other processes keep changing the catalog, or a schema of this transaction"
                 )
             if is_fenced(reply) and not self._is_registered(transaction):
-                self._renew()  # the caller puts its blobs again, under a new writer, and tries again
+                self.renew()  # the caller puts its blobs again, under a new writer, and tries again
         return transaction, reply
 
     def _checked_by(self, check: SchemaCheck, transaction: CommandTransaction) -> CommandTransaction:
@@ -283,7 +294,7 @@ class GroupCommitter:
                 self._enter(collection, frees_space=frees_space)
                 return self.driver.run(make(self.session), frees_space=frees_space)
             except Fenced as fenced:
-                self._renew()
+                self.renew()
                 if fenced.in_doubt:
                     raise
             self._enter(collection, frees_space=frees_space)
@@ -349,12 +360,7 @@ class GroupCommitter:
 
     def named(self, error: TimespineError, transaction: CommandTransaction) -> TimespineError:
         """Return an error that names collections by their names."""
-        text = error.message
-        for id in {each for each, _ in (*transaction.commands, *transaction.reads)}.intersection(self.session.states):
-            text = text.replace(id, self.name_of(id))
-        named = copy.copy(error)
-        named.args = (f"{text}: it was dropped, or closed for good" if isinstance(error, ClosedError) else text,)
-        return named
+        return with_names(error, transaction, self.session.states, self.name_of)
 
     def _give_up(self) -> None:
         """End every id that this process ever had, also from before a renewal: the sweep can then delete blobs."""
@@ -386,9 +392,10 @@ class GroupCommitter:
         Drafts come first: no transaction of the group can take their times. Answered callers leave before drafts are
         staged again.
         """
+        group = group if self.relay is None else self.relay.hand_over(self, group)
         drafts = staged_by_kind(group)
         offers: list[Any] = [*drafts, *(each for each in group if isinstance(each.item, CommandTransaction))]
-        self.session.count("grouped", len(group) - 1)
+        self.session.count("grouped", max(len(group) - 1, 0))
         while offers:
             self._commit_offers(offers)
             offers = drafts = [each for each in drafts if each.advance()]
@@ -415,7 +422,7 @@ class GroupCommitter:
         except Fenced as fenced:
             # SUBTLE: under a new id the same transactions may be tried again only if it is certain that
             # they did not happen under the old one (tests/client/commit/test_group_commit.py).
-            self._renew()
+            self.renew()
             if fenced.in_doubt:
                 raise
             return self._committed(transactions)
@@ -424,7 +431,7 @@ class GroupCommitter:
         ]
         if not fenced_off:
             return replies
-        self._renew()
+        self.renew()
         try:
             again = self._committed(tuple(transactions[i] for i in fenced_off))
         except TimespineError as error:
@@ -459,9 +466,10 @@ class GroupCommitter:
             try:
                 self.driver.run(resolve(self.session))
             except Fenced:  # its outcome stays unknown: go on under a new id
-                self._renew()
+                self.renew()
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """Go on under new ids: those of before are expired, or never used again. Caller holds the commit lock."""
         self.session = self.session.renewed()
         self.session.count("renewed")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Container
 from typing import TypeGuard
 
-from timespine.core.group import Answers, Refused
+from timespine.core.group import Answers, CommandTransaction, Refused
 from timespine.core.protocols.commit import raise_refusal
 from timespine.core.transitions import TurnTaken
-from timespine.errors import Fenced
+from timespine.errors import ClosedError, Fenced, TimespineError
 
 
 def require_accepted(reply: Answers | Refused) -> Answers:
@@ -25,3 +27,15 @@ def is_fenced(reply: Answers | Refused) -> bool:
 def is_turn_taken(reply: Answers | Refused | None) -> TypeGuard[Refused]:
     """Return whether a transaction was refused because a change of another process has its turn."""
     return isinstance(reply, Refused) and isinstance(reply.reason, TurnTaken)
+
+
+def with_names(
+    error: TimespineError, transaction: CommandTransaction, known: Container[str], name_of: Callable[[str], str]
+) -> TimespineError:
+    """Return an error that names the collections of a transaction by their names, where they are known."""
+    text = error.message
+    for id in {each for each, _ in (*transaction.commands, *transaction.reads) if each in known}:
+        text = text.replace(id, name_of(id))
+    named = copy.copy(error)
+    named.args = (f"{text}: it was dropped, or closed for good" if isinstance(error, ClosedError) else text,)
+    return named

@@ -10,14 +10,13 @@ An append whose rows do not fit gets its error, and the others are committed wit
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Hashable, Iterable, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from timespine.client.commit.draft import Stages
 from timespine.client.commit.group_commit import NAMED
@@ -28,17 +27,18 @@ from timespine.client.context import CollectionHandle, decode_schema
 from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write.append import append_rows
 from timespine.client.write.bulk_load import bulk_load
-from timespine.client.write.prepare import PreparedRows, next_free_time, to_updates, upper_after
-from timespine.client.write.stage import Runs, StagedRuns, did_not_commit, stage, unplaced_description
-from timespine.client.write.transaction_steps import AppendStep, AtTransactionTime, append_command
+from timespine.client.write.prepare import PreparedRows, next_free_time, to_updates
+from timespine.client.write.small_appends.append_request import SmallAppends
+from timespine.client.write.small_appends.group_append_step import ConvertedAppends, GroupAppendStep
+from timespine.client.write.stage import StagedRuns, did_not_commit, stage
+from timespine.client.write.transaction_steps import AppendStep
 from timespine.client.write_results import CommitResult
-from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.schema.schema import TIME, Schema
-from timespine.core.batch import HollowBatch
-from timespine.core.group import Answers, CommandTransaction, Refused
-from timespine.core.transitions import AppendNext, Command
+from timespine.core.group import Answers, CommandTransaction, Origin, Refused, StaleOrigins
 from timespine.errors import (
     CorruptionError,
+    Determinate,
+    Indeterminate,
     InlineBudgetExceeded,
     InvalidRows,
     SchemaChanged,
@@ -48,7 +48,6 @@ from timespine.errors import (
     VersionError,
 )
 from timespine.model.frontier import Frontier
-from timespine.model.time import INT64_MAX
 
 ROWS_MAX = 64
 """Most rows of an append that is batched with others: more are worth a batch of their own."""
@@ -71,30 +70,66 @@ class PendingAppend(NamedTuple):
     """The conversion key: appends with the same one are converted together, as each would be alone."""
 
     @property
+    def collection(self) -> str:
+        """The id of the collection."""
+        return self.handle.id
+
+    @property
     def kind(self) -> Hashable:
         """The kind of the draft: appends to one collection are committed as one batch."""
         return self.handle.id
 
-    def stages(self, group: list[PendingCall[PendingAppend]]) -> Stages:
+    @property
+    def appends(self) -> Sequence[PendingAppend]:
+        """The appends of this draft: itself."""
+        return (self,)
+
+    @property
+    def origin(self) -> None:
+        """None: its own process commits it."""
+
+    def stages(self, group: list[PendingCall[AppendDraft]]) -> Stages:
         """Commit the appends of a group."""
         return _stages(self.handle, group)
+
+    def relay(self, group: list[PendingCall[PendingAppend]]) -> SmallAppends:
+        """Return the appends of a group, for another process to commit."""
+        return SmallAppends(self.handle, group)
+
+
+class RelayedAppends(NamedTuple):
+    """Appends that another process handed over: one draft of this process."""
+
+    handle: CollectionHandle
+    appends: Sequence[PendingAppend]
+    origin: Origin
+    """The group of the other process."""
+
+    @property
+    def collection(self) -> str:
+        """The id of the collection."""
+        return self.handle.id
+
+    @property
+    def kind(self) -> Hashable:
+        """The kind of the draft: it is staged together with the appends of this process."""
+        return self.handle.id
+
+    def stages(self, group: list[PendingCall[AppendDraft]]) -> Stages:
+        """Commit the appends of a group."""
+        return _stages(self.handle, group)
+
+    def relay(self, group: list[PendingCall[Any]]) -> None:
+        """Return None: it was handed over once."""
+
+
+AppendDraft = PendingAppend | RelayedAppends
 
 
 class ByItself(NamedTuple):
     """The reply to an append that could not be committed with others: its own thread commits it."""
 
     rows: Any
-
-
-class ConvertedAppends(NamedTuple):
-    """Some appends that were converted together."""
-
-    places: list[int]
-    """Their places in the group."""
-    rows: NDArray[np.int64]
-    """The number of rows of each."""
-    table: pa.Table
-    """Their updates, without times."""
 
 
 def append_or_wait(
@@ -106,10 +141,10 @@ def append_or_wait(
 ) -> CommitResult:
     """Append rows: in a batch with others that wait, if they are few and neither they nor the caller name a time."""
     if at is None and upper is None and expected_upper is None:
-        key, names = _conversion_key(rows)
         _, schema = handle.schema(handle.known())
-        if key is not None and schema.arity == 1 and schema.time_names[0] not in names:
-            reply = handle.committer.offer_draft(PendingAppend(handle, rows, key), handle.id)
+        pending = pending_append(handle, rows)
+        if pending is not None:
+            reply = handle.committer.offer_draft(pending, handle.id)
             if not isinstance(reply, ByItself):
                 committed: CommitResult = reply
                 return committed
@@ -118,6 +153,15 @@ def append_or_wait(
             # All rows get one time, so they can be stored as they arrive.
             return bulk_load(handle, rows, operation="append")
     return append_rows(handle, rows, at, upper, expected_upper)
+
+
+def pending_append(handle: CollectionHandle, rows: Any) -> PendingAppend | None:
+    """Return an append that is batched with others; None if the rows are many, name a time, or are not plain."""
+    key, names = _conversion_key(rows)
+    _, schema = handle.schema(handle.known())
+    if key is None or schema.arity != 1 or schema.time_names[0] in names:
+        return None
+    return PendingAppend(handle, rows, key)
 
 
 def _conversion_key(rows: Any) -> tuple[Hashable | None, Sequence[str]]:
@@ -145,33 +189,87 @@ def _row_signature(row: dict[str, Any]) -> tuple[tuple[str, ...], tuple[type, ..
 # The work of the leading thread.
 
 
-def _stages(handle: CollectionHandle, group: list[PendingCall[PendingAppend]]) -> Stages:
+class _Entry(NamedTuple):
+    """One append of a call of the group."""
+
+    call: PendingCall[AppendDraft]
+    rows: Any
+    key: Hashable
+
+
+def _stages(handle: CollectionHandle, group: list[PendingCall[AppendDraft]]) -> Stages:
     """Commit all appends of a group as one batch, and give each its reply or its error."""
     id, schema = handle.schema(handle.known())
-    converted = _convert(group, schema) if len(group) > 1 else []
-    places = sorted(place for each in converted for place in each.places) or [0]
-    fitting = [group[place] for place in places]
-    for each in group:
-        if each not in fitting:
-            each.reply = ByItself(each.item.rows)  # its own thread gets the error
-    alone = [AppendStep(handle, [each.item.rows], floats=True) for each in fitting]
+    entries, converted = _fitting(group, schema)
+    if not entries:
+        return
+    steps = [AppendStep(handle, [each.rows], floats=True) for each in entries]
+    calls = list(dict.fromkeys(each.call for each in entries))
     try:
-        if len(fitting) == 1:
-            results = yield from _commit_together(handle, alone)
+        origins = _origins(handle, entries)
+        if len(entries) == 1:
+            results = yield from _commit_together(handle, steps, origins)
         else:
-            results = yield from _commit_group(handle, GroupAppendStep(handle, id, schema, converted, places), alone)
+            places = sorted(place for each in converted for place in each.places)
+            step = GroupAppendStep(handle, id, schema, converted, places)
+            results = yield from _commit_group(handle, step, steps, origins)
     except SchemaChanged as changed:
-        _answer_by_newest_schema(handle, fitting, id, changed)
-    except _Separately:
-        for each in fitting:
-            each.reply = ByItself(each.item.rows)
+        _answer_by_newest_schema(handle, calls, id, changed)
+    except _Separately as separately:
+        _answer_separately(calls, separately.stale)
     else:
-        for each, result in zip(fitting, results, strict=True):
-            each.reply = result
+        for call in calls:
+            found = [result for each, result in zip(entries, results, strict=True) if each.call is call]
+            call.reply = found[0] if call.item.origin is None else found
+
+
+def _fitting(group: list[PendingCall[AppendDraft]], schema: Schema) -> tuple[list[_Entry], list[ConvertedAppends]]:
+    """Convert the appends of a group; return those that fit, and answer the calls of the others.
+
+    One append is not converted here: its step does so, and its error is that of its caller.
+    """
+    while True:
+        entries = [_Entry(call, each.rows, each.key) for call in group for each in call.item.appends]
+        if len(entries) <= 1:
+            return entries, []
+        converted = _convert(entries, schema)
+        fitting = {place for each in converted for place in each.places}
+        unfit = {each.call for place, each in enumerate(entries) if place not in fitting}
+        if not unfit:
+            return entries, converted
+        _answer_separately(unfit)
+        group = [call for call in group if call not in unfit]
+
+
+def _origins(handle: CollectionHandle, entries: list[_Entry]) -> tuple[Origin, ...]:
+    """Return the groups of other processes among some appends, each with the place of its first rows."""
+    found: dict[str, Origin] = {}
+    for place, each in enumerate(entries):
+        origin = each.call.item.origin
+        if origin is not None and origin.committer not in found:
+            before = 1 if handle.entry.timeline == "clock" else len(entries) - place
+            found[origin.committer] = msgspec.structs.replace(origin, before=before)
+    return tuple(found.values())
+
+
+def _answer_separately(calls: Iterable[PendingCall[AppendDraft]], stale: tuple[str, ...] = ()) -> None:
+    """Let the thread or the process of each call commit it, or get its error. `stale` committers look before that."""
+    for call in calls:
+        if isinstance(call.item, PendingAppend):
+            call.reply = ByItself(call.item.rows)
+        elif call.item.origin.committer in stale:
+            call.error = Indeterminate("this group is committed, or its committer was expired: look for it")
+        else:
+            call.error = Determinate("nothing was committed: these rows are left to their own process")
 
 
 class _Separately(Exception):
     """These appends cannot be committed by the leader: each is committed, or gets its error, in its own thread."""
+
+    def __init__(self, stale: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.stale = stale
+        """The committers of other processes that have to look first."""
 
 
 class _Outrun(Exception):
@@ -179,16 +277,18 @@ class _Outrun(Exception):
 
 
 def _commit_group(
-    handle: CollectionHandle, step: GroupAppendStep, alone: list[AppendStep]
+    handle: CollectionHandle, step: GroupAppendStep, alone: list[AppendStep], origins: tuple[Origin, ...]
 ) -> Generator[CommandTransaction, Answers | Refused, list[CommitResult]]:
     """Commit several appends as one batch."""
     results: list[CommitResult]
     try:
-        (results,) = yield from _commit_together(handle, [step])
-    except _Outrun:
+        (results,) = yield from _commit_together(handle, [step], origins)
+    except _Outrun as outrun:
+        if step.floats:  # each would get a time of its own
+            raise _Separately from outrun
         # Now the commit chooses the time of each append: that takes longer, but nothing is encoded again while
         # other processes commit.
-        results = yield from _commit_together(handle, alone)
+        results = yield from _commit_together(handle, alone, origins)
     except (UsageError, CorruptionError, VersionError) as error:
         if isinstance(error, SchemaChanged) or handle.committer.session.frozen is not None:
             raise
@@ -197,7 +297,7 @@ def _commit_group(
 
 
 def _commit_together(
-    handle: CollectionHandle, steps: Sequence[AppendStep | GroupAppendStep]
+    handle: CollectionHandle, steps: Sequence[AppendStep | GroupAppendStep], origins: tuple[Origin, ...]
 ) -> Generator[CommandTransaction, Answers | Refused, list[Any]]:
     """Prepare, stage and commit steps of one collection; return the result of each."""
     inline = True
@@ -213,7 +313,7 @@ def _commit_together(
                 for step, each, time in zip(steps, staged, at, strict=True)
                 for command in step.commands(each.runs, known.upper, time)
             ]
-            reply = yield from _judged(handle, CommandTransaction(tuple(commands)))
+            reply = yield from _judged(handle, CommandTransaction(tuple(commands), origins=origins))
         except (TimespineError, _Separately) as error:
             if len(staged) < len(steps) or isinstance(error, _Separately) or did_not_commit(error):
                 _discard(staged)
@@ -229,7 +329,7 @@ def _commit_together(
         if isinstance(reply.reason, InlineBudgetExceeded):
             inline = False
         elif not isinstance(reply.reason, UpperMismatch):
-            raise _Separately
+            raise _Separately(reply.reason.committers if isinstance(reply.reason, StaleOrigins) else ())
         handle.committer.session.count("commits started again")
     raise _Outrun
 
@@ -273,7 +373,7 @@ def _free_time(handle: CollectionHandle, upper: Frontier) -> int:
 
 
 def _answer_by_newest_schema(
-    handle: CollectionHandle, group: list[PendingCall[PendingAppend]], id: int, changed: SchemaChanged
+    handle: CollectionHandle, group: list[PendingCall[AppendDraft]], id: int, changed: SchemaChanged
 ) -> None:
     """Give the error to appends whose values would be lost; let the threads of the others commit them.
 
@@ -284,6 +384,9 @@ def _answer_by_newest_schema(
     newest, schema = handle.schema(state)
     written = decode_schema(state.schemas[id])
     for each in group:
+        if not isinstance(each.item, PendingAppend):
+            each.error = changed  # its own process looks at the newest schema
+            continue
         try:
             table, lost = convert_to_newest(to_updates(each.item.rows, written, (0,)), written, schema)
         except InvalidRows:
@@ -296,102 +399,26 @@ def _answer_by_newest_schema(
             each.reply = ByItself(table.drop_columns(list(schema.time_names)))
 
 
-@dataclass(slots=True)
-class GroupAppendStep(AtTransactionTime):
-    """Several appends as one batch. On a counter each has a time of its own, from that of the transaction on."""
-
-    id: int
-    """The id of the schema that they were converted with."""
-    schema: Schema
-    converted: list[ConvertedAppends]
-    places: list[int]
-    """The places of these appends in the group, in order."""
-    written: int = 0
-    """The first time that their rows were written with."""
-    rows: list[int] = field(default_factory=list)
-    """The number of updates of each."""
-    total: int = 0
-
-    @property
-    def floats(self) -> bool:
-        """Whether the commit chooses the time: on the wall clock all of them have one time, which it can move."""
-        return self.handle.entry.timeline == "clock"
-
-    def _last(self, at: int) -> int:
-        return at if self.floats else at + len(self.places) - 1
-
-    def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
-        if at is None:
-            at = next_free_time(self.handle, upper)
-        if at + len(self.places) > INT64_MAX:
-            raise UsageError("the time line has too few times left for these appends")
-        schema = self.schema
-        (time_name,) = schema.time_names
-        order = (*schema.order_names, time_name)
-        numbered = {place: at + number for number, place in enumerate(self.places)}
-        timed = pa.concat_tables(_at_times(each, numbered, time_name) for each in self.converted)
-        table = consolidate(timed, order)
-        self.rows = np.bincount(table.column(time_name).to_numpy() - at, minlength=len(self.places)).tolist()
-        if self.floats:
-            table = consolidate(_with_times(table, at, time_name), order)
-        self.written, self.total = at, table.num_rows
-        first, last = Frontier.at(at), (self._last(at),)
-        return PreparedRows(self.handle, self.id, schema, table, first, last, share=len(self.places))
-
-    def next_upper(self, upper: Frontier, at: int | None) -> Frontier:
-        return upper_after(self._last(at)) if at is not None else upper
-
-    def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
-        handle = self.handle
-        if at is None:
-            batch = HollowBatch(unplaced_description(1), self.total, runs)
-            return [AppendNext(batch, self.written, None, "append", handle.config.inline_total_bytes)]
-        return [append_command(handle, runs, self.total, upper, self.next_upper(upper, at), "append")]
-
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> list[CommitResult]:
-        if at is None:
-            reply = replies[-1]
-            return [CommitResult(reply.time, reply.upper, rows, seqno) for rows in self.rows]
-        times = range(at, at + len(self.places))
-        return [CommitResult(time, upper_after(time), rows, seqno) for time, rows in zip(times, self.rows, strict=True)]
-
-
-def _convert(group: list[PendingCall[PendingAppend]], schema: Schema) -> list[ConvertedAppends]:
+def _convert(entries: list[_Entry], schema: Schema) -> list[ConvertedAppends]:
     """Convert the appends to as few tables as possible; leave out those that do not fit the schema."""
     by_key: dict[Hashable, list[int]] = {}
-    for place, each in enumerate(group):
-        by_key.setdefault(each.item.key, []).append(place)
+    for place, each in enumerate(entries):
+        by_key.setdefault(each.key, []).append(place)
     found: list[ConvertedAppends] = []
     for places in by_key.values():
         try:
-            found.append(_convert_together(group, places, schema))
+            found.append(_convert_together(entries, places, schema))
         except InvalidRows:
             for place in places:
                 try:
-                    found.append(_convert_together(group, [place], schema))
+                    found.append(_convert_together(entries, [place], schema))
                 except InvalidRows:
                     continue  # its own thread gets the error
     return found
 
 
-def _convert_together(group: list[PendingCall[PendingAppend]], places: list[int], schema: Schema) -> ConvertedAppends:
-    given = [group[place].item.rows for place in places]
+def _convert_together(entries: list[_Entry], places: list[int], schema: Schema) -> ConvertedAppends:
+    given = [entries[place].rows for place in places]
     rows = pa.concat_tables(given) if isinstance(given[0], pa.Table) else list(chain.from_iterable(given))
     table = to_updates(rows, schema, (0,))
     return ConvertedAppends(places, np.array([len(each) for each in given]), table)
-
-
-def _at_times(converted: ConvertedAppends, times: dict[int, int], time_name: str) -> pa.Table:
-    """Set the time of the updates of each append."""
-    return _with_times(
-        converted.table,
-        np.repeat(np.array([times[place] for place in converted.places], np.int64), converted.rows),
-        time_name,
-    )
-
-
-def _with_times(table: pa.Table, times: int | NDArray[np.int64], time_name: str) -> pa.Table:
-    """Replace the times of updates."""
-    place = table.column_names.index(time_name)
-    column = pa.array(np.broadcast_to(times, table.num_rows))
-    return table.set_column(place, table.schema.field(place), column)

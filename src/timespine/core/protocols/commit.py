@@ -18,7 +18,16 @@ import msgspec
 from timespine.core.effects import CompareAndSet, Now, Protocol, Scan, Sleep
 from timespine.core.encoding.codec import encode_diff, encode_state
 from timespine.core.encoding.state_diff import diff
-from timespine.core.group import AlreadyCommittedGroup, Answers, CommandTransaction, Evaluated, Group, Refused, evaluate
+from timespine.core.group import (
+    AlreadyCommittedGroup,
+    Answers,
+    CommandTransaction,
+    Evaluated,
+    Group,
+    Refused,
+    StaleOrigins,
+    evaluate,
+)
 from timespine.core.protocols.load_state import refresh_state
 from timespine.core.protocols.session import InDoubt, Session, pause_ms, retry, retry_determinate
 from timespine.core.state import SEQNO_NOT_CREATED, Commit, State
@@ -69,6 +78,8 @@ def raise_refusal(refused: Refused) -> NoReturn:
         )
     elif isinstance(refused.reason, TurnTaken):
         error = Determinate("nothing was committed: a change of another process has its turn; try again")
+    elif isinstance(refused.reason, StaleOrigins):
+        error = Determinate("nothing was committed: a process that handed its rows over looks for them itself")
     else:
         error = refused.reason
     error.seqnos = refused.seqnos

@@ -119,11 +119,16 @@ def register_committer(state: State, command: RegisterCommitter, now_ms: int) ->
     return Commit(msgspec.structs.replace(state, committers=committers), None)
 
 
-def expire_committer(state: State, command: ExpireCommitter, now_ms: int) -> Commit[None] | NoOp[None]:
-    """Remove the committer, whatever the rest of its lease."""
-    if command.committer not in state.committers:
+def expire_committer(state: State, command: ExpireCommitter, now_ms: int) -> Commit[Committer] | NoOp[None]:
+    """Remove the committer, whatever the rest of its lease; reply with it as it was.
+
+    No later group of it can be committed, so the reply is the last word about those before.
+    """
+    known = state.committers.get(command.committer)
+    if known is None:
         return NoOp(None)
-    return Commit(msgspec.structs.replace(state, committers=without(state.committers, command.committer)), None)
+    committers = without(state.committers, command.committer)
+    return Commit(msgspec.structs.replace(state, committers=committers), known)
 
 
 def commit_sink(state: State, command: CommitSink, now_ms: int) -> Commit[None] | NoOp[AlreadyCommitted | UsageError]:

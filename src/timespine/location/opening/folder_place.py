@@ -29,6 +29,9 @@ CONSENSUS_FILES = tuple(
 )
 """The file of the logs, and the files beside it."""
 
+APPENDER_FILE = f"{CONSENSUS}.appender"
+"""The file of the process that appends for the others: there is none before processes lose to each other."""
+
 
 class FolderPlace:
     """A folder that holds a store, or can hold one."""
@@ -42,7 +45,7 @@ class FolderPlace:
             raise UsageError("a store in a folder has its logs there: leave out `consensus`")
         if not request.create and not (root / CONSENSUS).exists():
             raise missing_log(root)
-        refuse_links(*(os.path.join(root, name) for name in (BLOBS, *CONSENSUS_FILES)))
+        refuse_links(*(os.path.join(root, name) for name in (BLOBS, *CONSENSUS_FILES, APPENDER_FILE)))
         file_mode, folder_mode = shared_modes() if request.shared else (PRIVATE_FILE, PRIVATE_FOLDER)
         try:
             if request.create:

@@ -44,6 +44,9 @@ SMALL = replace(
 BLOBS = replace(QUICK, inline_part_bytes=1)
 """A configuration in which every row goes to a blob."""
 
+RELAYED = 0.4
+"""The chance that the processes of a history append for each other. Then there are several, and they append more."""
+
 MACHINES = (0, 0, 0, 1)
 """The machine of a process: most are on one, so that they share its roles; the others have their own maintainer."""
 
@@ -99,6 +102,7 @@ class History:
             *(getattr(faults, each) * self.random.choice((0.0, 0.25, 1.0)) for each in Faults.__slots__)
         )
         self.config = self.random.choice((QUICK, SMALL, BLOBS))
+        self.config = replace(self.config, relay_appends=self.random.random() < RELAYED)
         self._favour: dict[str, int] = {}
         self.calls: list[UserCall] = []
         self.running: list[UserCall] = []

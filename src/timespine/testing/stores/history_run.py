@@ -14,7 +14,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 from timespine.client.collection import Collection
-from timespine.client.commit import effect_driver, retry_policy, turn
+from timespine.client.commit import effect_driver, relay, retry_policy, turn
 from timespine.client.store import Store
 from timespine.core.state import State, Status
 from timespine.testing.simulator.checker import HistoryResult
@@ -36,7 +36,7 @@ PROCESSES = (1, 2, 2, 3)
 THREADS = (1, 2, 3)
 """Threads of each process that call the store."""
 
-BACKGROUND = ("timespine-heartbeat", "timespine-maintenance", "timespine-read", "timespine-delete")
+BACKGROUND = ("timespine-heartbeat", "timespine-maintenance", "timespine-read", "timespine-delete", "timespine-relay")
 """Threads of a store that end with it."""
 
 FORGET_S = 30.0
@@ -48,6 +48,10 @@ DAY_S = 25 * 3600.0
 
 FAULTS = Faults(fail=0.06, crash=0.002, pause=0.0015, clock=0.001, outage=0.0006)
 """Chances per call of storage, or per switch point. Each history has all of each, a quarter, or none."""
+
+
+RELAY_FAULTS = 4
+"""The factor by which requests to the appender fail more often than calls of storage: there are fewer of them."""
 
 
 class ReadOnlyUser(ReadingUser):
@@ -74,8 +78,9 @@ class HistoryRun:
         history, scheduler = self.history, self.history.scheduler
         self._alone(self._create)
         history.storage.fail, history.is_calm = history.faults.fail, False
+        history.storage.machines.fail = RELAY_FAULTS * history.faults.fail
         running: list[ScheduledThread] = []
-        processes = history.random.choice(PROCESSES)
+        processes = history.random.choice(PROCESSES) + history.config.relay_appends
         while self.left[0] > 0 or running:
             while len(running) < processes and self.left[0] > 0:
                 running.append(self._begin())
@@ -148,7 +153,7 @@ class HistoryRun:
         """Stop the faults, let everything settle, and check the promises about the end."""
         history, world = self.history, self.history.world
         history.is_calm = True
-        history.storage.fail = history.storage.away_until = 0.0
+        history.storage.fail = history.storage.away_until = history.storage.machines.fail = 0.0
         history.storage.release_ghosts()
         for call in history.calls:
             self.answers.check_effect(call)
@@ -293,13 +298,15 @@ def without_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_short_waits() -> Iterator[None]:
-    """Let changes claim a turn after their first loss: histories are too short for many."""
-    before = retry_policy.RETRY
+    """Let changes claim a turn after one loss, and processes share a relay at once: histories are short."""
+    before, at_once = retry_policy.RETRY, {"LOSSES": relay.LOSSES, "OWN_COMMITTERS": relay.OWN_COMMITTERS}
     vars(turn)["RETRY"] = dataclasses.replace(before, quick_losses=1)
+    vars(relay).update(dict.fromkeys(at_once, 0))
     try:
         yield
     finally:
         vars(turn)["RETRY"] = before
+        vars(relay).update(at_once)
 
 
 @contextlib.contextmanager

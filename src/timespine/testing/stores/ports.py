@@ -25,7 +25,8 @@ from timespine.location.checks import (
 )
 from timespine.location.consensus import LogEntry, LogWrite
 from timespine.testing.simulator.simulator import KINDS, as_conflict
-from timespine.testing.stores.thread_scheduler import Scheduler, VirtualProcess
+from timespine.testing.stores.machines import Machines, SimulatedChannel, SimulatedRole
+from timespine.testing.stores.thread_scheduler import Scheduler
 from timespine.testing.stores.world import StoreWorld
 
 T = TypeVar("T")
@@ -46,8 +47,11 @@ class Storage:
     """The time until which storage is away."""
     ghosts: list[Callable[[], object]] = field(default_factory=list)
     """Writes that happen later, when their callers have long moved on."""
-    roles: dict[tuple[int, str], VirtualProcess] = field(default_factory=dict)
-    """By machine and name of a role: the process that has it, or that died with it."""
+    machines: Machines = field(init=False)
+    """The roles and channels of the processes."""
+
+    def __post_init__(self) -> None:
+        self.machines = Machines(self.world, self.scheduler)
 
     def call(
         self, what: str, perform: Callable[[], T], *, writes: bool = False, conflict: Callable[[], T] | None = None
@@ -200,31 +204,8 @@ class SimulatedConsensus(_Port):
 
     def role(self, name: str) -> SimulatedRole:
         """Return a role among the processes of the machine of this process."""
-        return SimulatedRole(self._storage, name)
+        return SimulatedRole(self._storage.machines, name)
 
-
-class SimulatedRole:
-    """A role of the processes of one machine, which the machine takes from a process that dies."""
-
-    def __init__(self, storage: Storage, name: str) -> None:
-        self._storage = storage
-        self._name = name
-
-    def take(self) -> bool:
-        scheduler, roles = self._storage.scheduler, self._storage.roles
-        scheduler.switch(f"take the role of the {self._name}")
-        assert scheduler.current is not None
-        process = scheduler.current.process
-        holder = roles.setdefault((process.machine, self._name), process)
-        if holder.is_dead:
-            self._storage.world.counts["roles taken over"] += 1
-            holder = roles[process.machine, self._name] = process
-        return holder is process
-
-    def release(self) -> None:
-        scheduler, roles = self._storage.scheduler, self._storage.roles
-        scheduler.check_alive()
-        assert scheduler.current is not None
-        process = scheduler.current.process
-        if roles.get((process.machine, self._name)) is process:
-            del roles[process.machine, self._name]
+    def channel(self, name: str) -> SimulatedChannel:
+        """Return a channel among the processes of the machine of this process."""
+        return SimulatedChannel(self._storage.machines, name)

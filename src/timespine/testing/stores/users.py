@@ -68,7 +68,7 @@ class Caller:
     def run(self, left: list[int]) -> None:
         """Make one call after the other, until enough calls were made or the store is closed."""
         kinds = {work: weight * self.history.favour(work.__name__) for work, weight in self.kinds().items()}
-        kinds[self.usual] = 1
+        kinds[self.usual] = max(sum(kinds.values()), 1) if self.history.config.relay_appends else 1
         works, weights = list(kinds), list(kinds.values())
         while left[0] > 0 and not self.process.is_closing:
             left[0] -= 1

@@ -1,0 +1,158 @@
+"""The relay: one process of a machine commits the small appends of all of them.
+
+Processes that lose compare-and-sets to each other share a commit instead. One of them takes the role of the appender.
+The others hand their drafts over to it, and it commits them together with its own. A lone process never does any of
+this, and a process whose request is declined commits by itself, as it would without a relay.
+
+Exactly-once stays in the state. What is handed over is the next group of the committer of its own process: the commit
+of the appender records that committer and number (`core.group.Origin`). If no reply comes, the process expires its
+committer: the state replies with the last number that it recorded, and admits none after it. So the rows are there,
+with a time and a sequence number that the state recorded too, or they never will be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+from timespine.client.commit.draft import Handover
+from timespine.client.commit.leader_queue import PendingCall
+from timespine.core.group import CommandTransaction, Origin, Refused
+from timespine.core.state import Committer
+from timespine.core.transitions import ExpireCommitter
+from timespine.errors import Determinate, Indeterminate, TimespineError
+from timespine.location.machine.channel import Answer, Channel
+
+if TYPE_CHECKING:
+    from timespine.client.commit.group_commit import GroupCommitter
+
+LOSSES = 3
+"""Compare-and-sets that a process loses before it takes part: a few are cheaper than a relay."""
+
+OWN_COMMITTERS = 2
+"""Committers that a lone process registers with a collection: of its threads, and of its maintenance."""
+
+APART_S = 1.0
+"""Seconds for which a process commits by itself after the appender did not reply, or declined."""
+
+
+class Relay:
+    """The part of one process in the relay: it appends for the others, or hands its drafts over, or neither."""
+
+    def __init__(self, channel: Channel, answer: Answer, monotonic: Callable[[], float]) -> None:
+        self._channel = channel
+        self._answer = answer
+        """The function that carries out a request of another process."""
+        self._monotonic = monotonic
+        self._losses = 0
+        """The compare-and-sets that were lost when this process last looked."""
+        self._is_appender = False
+        self._is_following = False
+        self._apart_until = 0.0
+
+    def hand_over(self, committer: GroupCommitter, group: list[PendingCall[Any]]) -> list[PendingCall[Any]]:
+        """Hand the drafts of a group over to the appender; return the calls that are left to this process."""
+        by_kind: dict[Hashable, list[PendingCall[Any]]] = {}
+        for each in group:
+            if not isinstance(each.item, CommandTransaction):
+                by_kind.setdefault(each.item.kind, []).append(each)
+        for drafts in by_kind.values():
+            if self._follows(committer, drafts[0].item.collection):
+                self._hand_over(committer, drafts)
+        return [each for each in group if not each.is_done]
+
+    def _follows(self, committer: GroupCommitter, collection: str) -> bool:
+        """Return whether to hand drafts over: after a few losses, to the process that has the role."""
+        if self._is_following or self._is_appender:
+            return self._is_following
+        losses, now = committer.counters.get("lost", 0), self._monotonic()
+        is_alone = len(committer.known(collection).committers) <= OWN_COMMITTERS
+        if losses - self._losses < LOSSES or is_alone or now < self._apart_until:
+            return False
+        self._losses = losses
+        if self._channel.take():
+            self._is_appender = self._channel.listen(self._answer)
+            if not self._is_appender:
+                self._apart_until = float("inf")  # this system has no channel
+            return False
+        self._is_following = True
+        return True
+
+    def _hand_over(self, committer: GroupCommitter, drafts: list[PendingCall[Any]]) -> None:
+        """Let the appender commit some drafts of one kind. Those that it does not commit stay without a reply."""
+        item = drafts[0].item
+        handover: Handover | None = item.relay(drafts)
+        if handover is None:
+            return
+
+        def carry_out(origin: Origin) -> None:
+            is_done = False
+            try:
+                request = handover.encode(origin)
+                if request is None:
+                    return
+                is_done = handover.accept(self._channel.ask(request))
+            except Indeterminate as error:
+                is_done = self._look(committer, drafts, handover, origin, error)
+            except Determinate:
+                pass
+            committer.session.count("handed over" if is_done else "not handed over", len(drafts))
+            if not is_done:
+                self._step_aside()
+
+        with contextlib.suppress(TimespineError):  # before anything was sent: this process commits, or gets the error
+            committer.as_next_group(item.collection, carry_out)
+
+    def _look(
+        self,
+        committer: GroupCommitter,
+        drafts: list[PendingCall[Any]],
+        handover: Handover,
+        origin: Origin,
+        error: Indeterminate,
+    ) -> bool:
+        """Find out what became of drafts that were handed over; return whether they have a reply or an error."""
+        self._step_aside()
+        try:
+            found = self._last_word(committer, drafts[0].item.collection, origin, error)
+        except Indeterminate as in_doubt:
+            for each in drafts:
+                each.error = in_doubt
+            return True
+        if found is not None:
+            handover.accept_recorded(*found)
+        return found is not None
+
+    def _step_aside(self) -> None:
+        """Commit alone for a while: the appender ended, hangs, or has too much to do."""
+        self._is_following = False
+        self._apart_until = self._monotonic() + APART_S
+
+    def _last_word(
+        self, committer: GroupCommitter, collection: str, origin: Origin, error: Indeterminate
+    ) -> tuple[int, int] | None:
+        """Find out what became of a group that was handed over: where it was committed; None if it never will be.
+
+        SUBTLE: by expiring the committer. To read that its number is missing is not enough: the appender may still
+        commit it (planted bug a_follower_commits_again_after_a_look).
+        """
+        committer.session.count("looked for after a lost reply")
+        try:
+            reply = committer.commit_alone(CommandTransaction(((collection, ExpireCommitter(origin.committer)),)))
+        except TimespineError as failure:
+            raise Indeterminate(f"{error}; the state could not be asked either: {failure}") from failure
+        finally:
+            committer.renew()
+        last = None if isinstance(reply, Refused) else reply[0]
+        if not isinstance(last, Committer):
+            raise Indeterminate(f"{error}; its committer was expired, so the state does not tell")
+        if last.group < origin.number:
+            return None
+        if last.relayed is None:
+            raise Indeterminate(f"{error}; the state does not tell where it is")
+        return last.relayed
+
+    def close(self) -> None:
+        """Take no more requests, and give the role back."""
+        self._channel.release()

@@ -1,0 +1,265 @@
+"""A channel over a Unix socket, in a private folder of the process that has the role.
+
+The file of the role holds the path of the socket. The folder is new for every process that takes the role, with mode
+0700. Both sides compare the user id of the other one, as the kernel tells it, with their own. So a path that was made
+up leads to no process of another user. A frame is a length of 4 bytes, and as many bytes. An empty one says that a
+request was not carried out, and will not be.
+
+A process has one connection to the one with the role, and one request at a time on it. The listening side has a thread
+for each connection. Sockets do not survive a fork: the child closes its copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+
+from timespine.errors import Determinate, Indeterminate
+from timespine.location.durable import open_regular
+from timespine.location.machine.channel import ANSWER_S, REQUEST_BYTES_MAX, Answer
+from timespine.location.machine.role import FileRole
+from timespine.locks import Lock
+
+CONNECTIONS_MAX = 64
+"""Processes that one process works for at the same time. Others commit by themselves."""
+
+PATH_BYTES_MAX = 100
+"""The most bytes of the path of a socket: every system has room for them."""
+
+CLOSE_S = 60.0
+"""Seconds that `release` waits for requests that are being carried out."""
+
+PREFIX = "timespine-"
+"""How the names of folders of sockets begin."""
+
+HELLO = b"timespine channel 1"
+"""The first frame on a connection, from the listening side: only then the other one sends requests."""
+
+
+class SocketChannel(FileRole):
+    """A role as the lock of a file, whose content is the path of the socket of the process that has it."""
+
+    def __init__(self, path: str, beside: str, answer_s: float = ANSWER_S) -> None:
+        super().__init__(path, beside)
+        self._answer_s = answer_s
+        self._listener: socket.socket | None = None
+        self._folder = ""
+        """The folder of the socket, while this process listens."""
+        self._connections: dict[socket.socket, Lock] = {}
+        """The connections of processes that ask, each with a lock that is held while a request is carried out."""
+        self._connection: socket.socket | None = None
+        """The connection to the process that has the role."""
+
+    # The side that has the role.
+
+    def listen(self, answer: Answer) -> bool:
+        """Answer requests from now on, in threads; return False if this system has no way to."""
+        if self._listener is not None or not has_peer_credentials():
+            return self._listener is not None
+        try:
+            self._remove_last_folder()
+            folder = self._folder = tempfile.mkdtemp(prefix=PREFIX, dir=_runtime_folder())
+            path = os.path.join(folder, "s")
+            if len(os.fsencode(path)) > PATH_BYTES_MAX:
+                raise OSError(f"{path} is too long for a socket")
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                listener.bind(path)
+                listener.listen(CONNECTIONS_MAX)
+                self._publish(path)
+            except BaseException:
+                listener.close()
+                raise
+        except OSError:
+            self._remove_folder()
+            return False
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener, answer), name="timespine-accept", daemon=True).start()
+        return True
+
+    def _publish(self, path: str) -> None:
+        """Write the path of the socket to the file of the role."""
+        assert self._file is not None
+        os.ftruncate(self._file.fileno(), 0)
+        os.pwrite(self._file.fileno(), os.fsencode(path), 0)
+
+    def _remove_last_folder(self) -> None:
+        """Remove the folder of the process that had the role before, which may have been killed."""
+        assert self._file is not None
+        path = os.fsdecode(os.pread(self._file.fileno(), PATH_BYTES_MAX, 0))
+        folder = os.path.dirname(path)
+        if os.path.basename(folder).startswith(PREFIX) and _is_private(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _accept(self, listener: socket.socket, answer: Answer) -> None:
+        """Take connections until the listener is closed."""
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            if not _is_same_user(connection) or len(self._connections) >= CONNECTIONS_MAX:
+                connection.close()
+                continue
+            self._connections[connection] = Lock("a request of another process")
+            serve = threading.Thread(target=self._serve, args=(connection, answer), name="timespine-relay", daemon=True)
+            serve.start()
+
+    def _serve(self, connection: socket.socket, answer: Answer) -> None:
+        """Carry out the requests of one connection until it ends."""
+        lock = self._connections[connection]
+        with contextlib.suppress(OSError, _Ended), connection:
+            _send(connection, HELLO)
+            while True:
+                request = _receive(connection)
+                with lock:
+                    _send(connection, answer(request) if self._listener is not None else b"")
+        self._connections.pop(connection, None)
+
+    # The other side.
+
+    def ask(self, request: bytes) -> bytes:
+        """Send a request to the process that has the role; return its reply."""
+        if len(request) > REQUEST_BYTES_MAX:
+            raise Determinate(f"a request of {len(request)} bytes is over {REQUEST_BYTES_MAX}: it was not sent")
+        connection, self._connection = self._connection or self._connect(), None
+        # SUBTLE: set again only after the whole reply. An interrupt in between must not leave a connection on which the
+        # reply to this request would be taken for that to the next one (test_socket_channel.py).
+        with contextlib.ExitStack() as failing:
+            failing.enter_context(connection)
+            try:
+                _send(connection, request)
+            except OSError as error:  # no process carries out a part of a frame
+                raise Determinate(f"the process to ask has gone: {error}") from error
+            try:
+                reply = _receive(connection)
+            except (OSError, _Ended) as error:
+                raise Indeterminate(f"the process that was asked did not reply: {error}") from error
+            if not reply:
+                raise Determinate("the process to ask is closing its store: nothing was done")
+            failing.pop_all()
+        self._connection = connection
+        return reply
+
+    def _connect(self) -> socket.socket:
+        """Connect to the process that has the role."""
+        if self._pid != os.getpid() or not has_peer_credentials():
+            raise Determinate("this process has no channel")
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(self._answer_s)
+            connection.connect(self._published())
+            if not _is_same_user(connection) or _receive(connection) != HELLO:
+                raise OSError("it is not a channel of this user")
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, OSError | ValueError | _Ended):
+                raise Determinate(f"there is no process to ask: {error}") from error
+            raise
+        return connection
+
+    def _published(self) -> bytes:
+        fd = open_regular(self._path, os.O_RDONLY)
+        try:
+            return os.pread(fd, PATH_BYTES_MAX, 0)
+        finally:
+            os.close(fd)
+
+    # The end.
+
+    def release(self) -> None:
+        """Carry out what was begun, take no more requests, and give the role back. Twice is fine."""
+        if self._pid != os.getpid():
+            return
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            _shut(listener)
+            listener.close()
+        for connection, lock in list(self._connections.items()):
+            with contextlib.suppress(Determinate), lock.within(CLOSE_S):
+                _shut(connection)
+        self._remove_folder()
+        super().release()
+
+    def _remove_folder(self) -> None:
+        folder, self._folder = self._folder, ""
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def leave_to_parent(self) -> None:
+        """Close all descriptors in a forked child, and shut nothing down: the parent goes on."""
+        for each in (self._listener, self._connection, *self._connections):
+            if each is not None:
+                each.close()
+        self._listener = self._connection = None
+        self._connections = {}
+        self._folder = ""
+        super().leave_to_parent()
+
+
+class _Ended(Exception):
+    """The other side closed the connection, or sent what is no frame."""
+
+
+def has_peer_credentials() -> bool:
+    """Return whether the kernel tells which user is at the other end of a socket."""
+    return hasattr(socket, "SO_PEERCRED")
+
+
+def _is_same_user(connection: socket.socket) -> bool:
+    """Return whether the other end belongs to the user of this process, by the kernel."""
+    layout = struct.Struct("3i")  # struct ucred: pid, uid, gid
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
+    _, uid, _ = layout.unpack(found)
+    return bool(uid == os.geteuid())
+
+
+def _runtime_folder() -> str | None:
+    """Return the folder of this user for sockets, if the system made one; None: the one for temporary files."""
+    found = os.environ.get("XDG_RUNTIME_DIR", "")
+    return found if found and _is_private(found) else None
+
+
+def _is_private(folder: str) -> bool:
+    """Return whether a folder belongs to this user, and no other one can enter it."""
+    try:
+        found = os.stat(folder, follow_symlinks=False)
+    except (OSError, ValueError):
+        return False
+    return found.st_uid == os.geteuid() and found.st_mode & 0o170077 == 0o040000
+
+
+def _shut(connection: socket.socket) -> None:
+    """End a connection or a listener, also for a thread that waits in it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(len(data).to_bytes(4, "big") + data)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """Receive one frame; raise _Ended if there is none."""
+    size = int.from_bytes(_receive_exactly(connection, 4), "big")
+    if size > REQUEST_BYTES_MAX:
+        raise _Ended(f"a frame of {size} bytes is over {REQUEST_BYTES_MAX}")
+    return _receive_exactly(connection, size)
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        some = connection.recv(min(size - len(found), 1 << 18))
+        if not some:
+            raise _Ended("the connection ended")
+        found += some
+    return bytes(found)

@@ -1,0 +1,306 @@
+"""One process of a machine commits the small appends of all: exactly once, whatever becomes of requests and replies."""
+
+import contextlib
+import os
+import sys
+
+import pyarrow as pa
+import pytest
+from msgspec import msgpack
+
+import timespine as ts
+from timespine.client.commit import relay
+from timespine.client.commit.leader_queue import PendingCall
+from timespine.client.write.append_batcher import pending_append
+from timespine.client.write.small_appends.append_request import AppendReply
+from timespine.core.transitions import ExpireCommitter
+from timespine.errors import Determinate, Indeterminate, InvalidRows, WrongProcess
+
+KEY, VALUE = {"id": "int64"}, {"note": "string"}
+
+
+@pytest.fixture(params=["counter", "clock"])
+def pair(tmp_path, monkeypatch, request):
+    """Two stores of one folder, of which the first appends for the second from the start."""
+    monkeypatch.setattr(relay, "LOSSES", 0)
+    monkeypatch.setattr(relay, "OWN_COMMITTERS", 0)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(ts.open(tmp_path, maintenance=False))
+        log = first.create("log", key=KEY, value=VALUE, timeline=request.param)
+        log.append(row(-1))
+        log.append(row(-2))
+        assert first._committer.relay._is_appender
+        second = stack.enter_context(ts.open(tmp_path, maintenance=False))
+        yield first, second
+
+
+def row(id):
+    return [{"id": id, "note": "x"}]
+
+
+def ids(store):
+    return sorted(each["id"] for each in store["log"].snapshot().to_pylist() if each["id"] >= 0)
+
+
+def counted(store, name):
+    return store._committer.counters.get(name, 0)
+
+
+def asks(store, ask):
+    """Replace how a store asks the other one."""
+    channel = store._committer.relay._channel
+    real = channel.ask
+    channel.ask = lambda request: ask(real, request)
+    return real
+
+
+def test_appends_of_the_second_store_are_commits_of_the_first(pair):
+    first, second = pair
+    log = second["log"]
+    own = second._committer.counters.get("commits", 0)
+    done = [log.append(row(n)) for n in range(20)]
+    assert counted(second, "handed over") == 20
+    assert second._committer.counters.get("commits", 0) <= own + 1, "the registration"
+    assert ids(first) == ids(second) == list(range(20))
+    assert [each.seqno for each in done] == list(range(done[0].seqno, done[0].seqno + 20))
+    for number, each in enumerate(done):
+        assert each.rows == 1
+        assert number in {found["id"] for found in log.snapshot(as_of=each.time).to_pylist()}
+        assert each.upper == ts.Frontier.at(each.time + 1)
+        assert number not in {found["id"] for found in log.snapshot(as_of=each.time - 1).to_pylist()}
+
+
+def test_the_second_store_commits_by_itself_once_the_first_is_closed(pair):
+    first, second = pair
+    second["log"].append(row(0))
+    first.close()
+    for n in range(1, 5):
+        second["log"].append(row(n))
+    assert ids(second) == list(range(5))
+    assert second._committer.counters["handed over"] == 1
+
+
+def test_a_reply_that_is_lost_is_found_in_the_state(pair):
+    first, second = pair
+    log, told = second["log"], []
+
+    def ask(real, request):
+        told.append(msgpack.decode(real(request), type=AppendReply).results[0])
+        raise Indeterminate("the reply was lost")
+
+    asks(second, ask)
+    done = log.append(row(0))
+    assert (done.time, done.upper.time, done.rows, done.seqno) == told[0]
+    assert ids(second) == [0]
+    assert counted(second, "looked for after a lost reply") == 1
+    assert log.append(row(1)).seqno > done.seqno
+    assert ids(first) == [0, 1]
+
+
+def test_a_request_that_is_lost_is_committed_once_and_refused_when_it_comes_late(pair):
+    first, second = pair
+    log, late = second["log"], []
+
+    def ask(real, request):
+        late.append(request)
+        raise Indeterminate("the request was lost")
+
+    asks(second, ask)
+    log.append(row(0))
+    assert ids(first) == [0]
+    reply = msgpack.decode(first._committer.relay._answer(late[0]), type=AppendReply)
+    assert reply.outcome == "in doubt"
+    assert ids(first) == [0]
+
+
+def test_a_request_that_comes_twice_is_committed_once(pair):
+    first, second = pair
+    requests = []
+
+    def ask(real, request):
+        requests.append(request)
+        return real(request)
+
+    asks(second, ask)
+    second["log"].append(row(0))
+    reply = msgpack.decode(first._committer.relay._answer(requests[0]), type=AppendReply)
+    assert (reply.outcome, ids(first)) == ("in doubt", [0])
+
+
+def test_neighbours_of_a_stale_request_are_committed(pair):
+    first, second = pair
+    answer, requests, others = first._committer.relay._answer, [], []
+    asks(second, lambda real, request: requests.append(request) or real(request))
+    second["log"].append(row(0))
+    real = first._committer._line.offer
+
+    def offer(item, lead):
+        """Queue an append of the first store while the stale request is staged."""
+        if not others:
+            others.append(None)
+            group = [_call(item), _call(_pending(first, 1))]
+            first._committer._lead(group)
+            others[0] = group[1].reply
+            return group[0].answer()
+        return real(item, lead)
+
+    first._committer._line.offer = offer
+    assert msgpack.decode(answer(requests[0]), type=AppendReply).outcome == "in doubt"
+    first._committer._line.offer = real
+    assert others[0] == (row(1),), "its own thread commits it"
+    assert ids(first) == [0]
+
+
+def _call(item):
+    return PendingCall(item, sys._getframe())
+
+
+def _pending(store, id):
+    return pending_append(store["log"]._handle, row(id))
+
+
+def test_what_is_in_doubt_and_cannot_be_looked_for_is_said_to_be_in_doubt(pair, monkeypatch):
+    _, second = pair
+    log = second["log"]
+    log.append(row(0))
+
+    def ask(real, request):
+        real(request)
+        monkeypatch.setattr(second._committer, "commit_alone", unavailable)
+        raise Indeterminate("the reply was lost")
+
+    def unavailable(transaction):
+        raise Determinate("storage is away")
+
+    asks(second, ask)
+    with pytest.raises(Indeterminate, match="storage is away"):
+        log.append(row(1))
+    monkeypatch.undo()
+    log.append(row(2))
+    assert ids(second) == [0, 1, 2]
+
+
+def test_a_committer_that_was_expired_meanwhile_is_in_doubt(pair):
+    first, second = pair
+    log = second["log"]
+    log.append(row(0))
+
+    def ask(real, request):
+        first._committer.commit((log.id, ExpireCommitter(second._committer.session.committer)))
+        raise Indeterminate("the request was lost")
+
+    asks(second, ask)
+    with pytest.raises(Indeterminate, match="no longer registered"):
+        log.append(row(1))
+    assert log.append(row(2)).rows == 1
+    assert ids(first) == [0, 2]
+
+
+def test_rows_that_do_not_fit_are_the_error_of_their_caller(pair):
+    _, second = pair
+    log = second["log"]
+    with pytest.raises(InvalidRows):
+        log.append([{"id": "seven", "note": "x"}])
+    with pytest.raises(InvalidRows):
+        log.append([{"id": 1, "other": 5}])
+    second._committer.relay._apart_until = 0.0
+    log.append(row(1))
+    assert ids(second) == [1]
+
+
+def test_rows_that_only_their_own_process_can_convert_stay_there(pair):
+    _, second = pair
+    log = second["log"]
+    log.append(row(0))
+    asks(second, lambda real, request: pytest.fail("it was sent"))
+    log.append(pa.table({"id": [1], "note": ["x"]}))
+    with pytest.raises(InvalidRows):
+        log.append([{"id": 1 << 70, "note": "x"}])
+    assert ids(second) == [0, 1]
+
+
+def test_a_schema_that_the_other_process_does_not_know_is_left_to_the_own_one(pair):
+    first, second = pair
+    log = second["log"]
+    log.append(row(0))
+    first["log"].evolve(add={"more": "int64"})
+    requests = []
+    asks(second, lambda real, request: requests.append(request) or real(request))
+    log.append(row(1))
+    assert len(requests) == 1
+    assert counted(second, "not handed over") == 1
+    assert ids(second) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"",
+        b"\xff" * 100,
+        msgpack.encode({"version": 1}),
+        msgpack.encode((2, "c", 0, "k", 1, "w", [])),
+        msgpack.encode((1, "../c", 0, "k", 1, "w", [row(1)])),
+        msgpack.encode((1, "LOG", 0, "k", 1, "w", [[{"id": 1, "note": ["nested"]}]])),
+        msgpack.encode((1, "LOG", 0, "k", 1, "w", [[{"id": n, "note": "x"} for n in range(65)]])),
+        msgpack.encode((1, "LOG", 0, "k", 1, "w", [[{"id": 1}, {"note": "x"}]])),
+        msgpack.encode((1, "LOG", 0, "k", 1, "w", [row(1)], "more")),
+    ],
+)
+def test_bytes_that_are_no_request_get_a_refusal_and_change_nothing(pair, request_bytes):
+    first, _ = pair
+    log = first["log"]
+    before = log._handle.state().seqno
+    data = request_bytes.replace(b"\xa3LOG", msgpack.encode(log.id))
+    reply = msgpack.decode(first._committer.relay._answer(data), type=AppendReply)
+    assert (reply.outcome, reply.results) == ("refused", [])
+    assert reply.reason
+    assert log._handle.state().seqno == before
+
+
+@pytest.mark.parametrize("committer", ["k0", "k" + "0" * 32])
+def test_a_committer_that_is_not_registered_gets_nothing_committed(pair, committer):
+    first, _ = pair
+    log = first["log"]
+    request = msgpack.encode((1, log.id, 0, committer, 1, "w", [row(1)]))
+    assert msgpack.decode(first._committer.relay._answer(request), type=AppendReply).outcome == "in doubt"
+    missing = msgpack.encode((1, "missing", 0, committer, 1, "w", [row(1)]))
+    assert msgpack.decode(first._committer.relay._answer(missing), type=AppendReply).outcome == "declined"
+    assert ids(first) == []
+
+
+@pytest.mark.parametrize(
+    "reply", [b"", b"\xc1", msgpack.encode(("done", [], "")), msgpack.encode(("committed", [], ""))]
+)
+def test_a_reply_that_cannot_be_read_leaves_the_request_in_doubt_and_is_looked_for(pair, reply):
+    first, second = pair
+    asks(second, lambda real, request: real(request) and reply)
+    second["log"].append(row(0))
+    assert ids(first) == [0]
+    assert counted(second, "looked for after a lost reply") == 1
+
+
+def test_a_store_that_is_alone_takes_no_role(tmp_path):
+    with ts.open(tmp_path) as store:
+        log = store.create("log", key=KEY, value=VALUE)
+        for n in range(50):
+            log.append(row(n))
+        assert not store._committer.relay._is_appender
+    assert not (tmp_path / "consensus.db.appender").exists()
+
+
+def test_the_configuration_switches_it_off(tmp_path):
+    with ts.open(tmp_path, config=ts.Config(relay_appends=False)) as store:
+        assert store._committer.relay is None
+
+
+def test_a_forked_child_of_the_appender_is_refused(pair):
+    first, _ = pair
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        try:
+            first["log"].append(row(5))
+        except WrongProcess:
+            os.write(writing, b"refused")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 10) == b"refused"
