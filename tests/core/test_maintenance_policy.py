@@ -23,6 +23,7 @@ from timespine.core.maintenance_policy import (
     is_forgetting_due,
     next_collect_step,
     run_count,
+    run_rows,
     worth_compacting,
     written_rows_max,
 )
@@ -295,6 +296,13 @@ def test_runs_are_counted_as_readers_meet_them() -> None:
     scene.do(CompareAndAppend((both,), lower, upper))
     scene.write(up("x", 5), key=f"c/{WRITER}/c")
     assert run_count(scene.state) == 3 + 2 + 1
+
+
+def test_past_runs_count_as_runs_but_readers_of_the_newest_time_do_not_meet_them() -> None:
+    live, past = Run((Part("c/w/a", 9),)), Run((Part("c/w/b", 4),), zero_from=(0,))
+    both = HollowBatch(batch(at(0), at(1)).desc, 13, (live, past))
+    assert run_rows(both) == [9, 4]
+    assert run_rows(both, newest=True) == [9]
 
 
 # Rolling up the newest batches.
