@@ -68,3 +68,12 @@ def test_a_batch_survives_encoding(batch: HollowBatch) -> None:
 def test_counts_out_of_range_are_not_decoded(wrong: int) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(HollowBatch(DESC, wrong)), type=HollowBatch)
+
+
+def test_one_sorted_run_and_a_past_run_beside_it_are_sorted() -> None:
+    live, past = Run((Part("a", 1),)), Run((Part("b", 2),), zero_from=(3,))
+    loose = Run((Part("c", 1),), Order.UNORDERED)
+    for runs in ((), (live,), (past,), (live, past)):
+        assert HollowBatch(DESC, 0, runs).is_sorted
+    for runs in ((live, live), (past, past), (loose,), (loose, past), (live, live, past)):
+        assert not HollowBatch(DESC, 0, runs).is_sorted

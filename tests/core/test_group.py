@@ -42,6 +42,7 @@ from timespine.core.transitions import (
     apply,
 )
 from timespine.errors import Fenced, SchemaConflict, UpperMismatch, UsageError
+from timespine.model.frontier import Frontier
 
 # One transaction.
 

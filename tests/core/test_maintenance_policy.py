@@ -13,7 +13,7 @@ from state_harness import WRITER, StateHarness, at, batch, up
 
 from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.encoding.flat_spine import validate_deep
-from timespine.core.maintenance_policy import run_count, worth_compacting, written_rows_max
+from timespine.core.maintenance_policy import run_count, run_rows, worth_compacting, written_rows_max
 from timespine.core.spine.layers import Layer, MergePolicyKind, MergeProgress, SpineBatch
 from timespine.core.spine.rope import leaf
 from timespine.core.spine.spine import Spine
@@ -242,6 +242,13 @@ def test_runs_are_counted_as_readers_meet_them() -> None:
     scene.do(CompareAndAppend((both,), lower, upper))
     scene.write(up("x", 5), key=f"c/{WRITER}/c")
     assert run_count(scene.state) == 3 + 2 + 1
+
+
+def test_past_runs_count_as_runs_but_readers_of_the_newest_time_do_not_meet_them() -> None:
+    live, past = Run((Part("c/w/a", 9),)), Run((Part("c/w/b", 4),), zero_from=(0,))
+    both = HollowBatch(batch(at(0), at(1)).desc, 13, (live, past))
+    assert run_rows(both) == [9, 4]
+    assert run_rows(both, newest=True) == [9]
 
 
 # Rolling up the newest batches.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from state_harness import WRITER, StateHarness, at, inline_part, up
 
-from timespine.core.batch import Order, Part
+from timespine.core.batch import Order, Part, Run
 from timespine.core.read_plan import Plan, apply_parent_bounds, plan_ahead, plan_changes, plan_snapshot, plan_unsealed
 from timespine.core.transitions import Drain, Evict, Retain, RollUpAll, Seal, Trim
 from timespine.core.transitions.trace_push import truncate_batch
@@ -22,6 +22,37 @@ def plan(until: int, after: int | None = None) -> Plan:
 def keys(found: Any) -> list[str]:
     assert isinstance(found, Plan), found
     return [part.key for part in found.parts]
+
+
+# Past runs.
+
+PAST = Run((Part("c/w/p", 2),), zero_from=(4,))
+
+
+@pytest.mark.parametrize(("until", "is_read"), [(3, True), (4, False), (9, False)])
+def test_past_run_is_read_for_a_sum_before_its_last_time(until: int, is_read: bool) -> None:
+    live = Run((Part("c/w/q", 2),))
+    read = Plan(0, at(0), None, (until,), (live, PAST), at(10)).summed().runs
+    assert read == ((live, PAST) if is_read else (live,))
+
+
+@pytest.mark.parametrize(("after", "until", "is_read"), [(3, 9, True), (2, 3, True), (4, 9, False)])
+def test_past_run_is_read_for_changes_unless_it_is_over_at_both_ends(after: int, until: int, is_read: bool) -> None:
+    plan = Plan(0, at(0), (after,), (until,), (PAST,), at(10))
+    assert plan.summed().runs == ((PAST,) if is_read else ())
+    assert (plan.summed() is plan) is is_read
+
+
+@pytest.mark.parametrize("part", [Part("c/w/p", 2, lower=at(1)), Part("c/w/p", 2, rewrite=at(1))])
+def test_past_run_that_is_not_seen_as_it_was_written_is_read(part: Part) -> None:
+    run = Run((part,), zero_from=(4,))
+    assert Plan(0, at(0), None, (9,), (run,), at(10)).summed().runs == (run,)
+
+
+def test_past_run_of_two_coordinates_is_over_when_both_are() -> None:
+    run = Run((Part("c/w/p", 2),), zero_from=(4, 2))
+    assert Plan(0, at(0), None, (9, 1), (run,), at(10)).summed().runs == (run,)
+    assert Plan(0, at(0), None, (4, 2), (run,), at(10)).summed().runs == ()
 
 
 @pytest.fixture

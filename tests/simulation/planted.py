@@ -43,7 +43,7 @@ from mutations import (
 )
 
 from timespine.columnar.ingest import update_table
-from timespine.columnar.merge import engine as engine_module
+from timespine.columnar.merge import one_merge, past_rows
 from timespine.columnar.merge import plan as stretches_module
 from timespine.columnar.scan import prune as prune_module
 from timespine.columnar.scan import visibility
@@ -606,6 +606,12 @@ def compaction_folds_times_up_to_the_upper() -> Iterator[None]:
 
 
 @bug
+def past_runs_are_left_out_before_they_are_over() -> Iterator[None]:
+    with patched(plan_module, "_is_zero", lambda run, time: run.zero_from is not None):
+        yield
+
+
+@bug
 def inline_budget_is_not_counted() -> Iterator[None]:
     real = push_module.push_batch
 
@@ -724,15 +730,37 @@ def a_part_is_passed_through_although_another_one_overlaps_it() -> Iterator[None
 @on_real_storage
 @bug
 def a_part_is_passed_through_as_if_it_were_whole() -> Iterator[None]:
-    real_may, real_pass = engine_module._Merge._may_pass, engine_module._Merge._pass
+    real_may, real_pass = one_merge.RunMerge._may_pass, one_merge.RunMerge._pass
 
     def may_pass(self, piece):
         return real_may(self, replace(piece, part=_whole(piece.part)))
 
-    def pass_(self, piece):
-        real_pass(self, replace(piece, part=_whole(piece.part)))
+    def pass_(self, output, piece):
+        real_pass(self, output, replace(piece, part=_whole(piece.part)))
 
-    with patched(engine_module._Merge, "_may_pass", may_pass), patched(engine_module._Merge, "_pass", pass_):
+    with patched(one_merge.RunMerge, "_may_pass", may_pass), patched(one_merge.RunMerge, "_pass", pass_):
+        yield
+
+
+@on_real_storage
+@bug
+def the_update_after_the_last_zero_of_a_row_is_taken_for_past() -> Iterator[None]:
+    real = past_rows._past
+
+    def past(diffs, repeats):
+        found = real(diffs, repeats)
+        if found is not None:
+            found[1:] |= found[:-1] & repeats[1:]
+        return found
+
+    with patched(past_rows, "_past", past):
+        yield
+
+
+@on_real_storage
+@bug
+def the_past_is_dropped_before_it_is_expired() -> Iterator[None]:
+    with patched(one_merge.RunMerge, "_is_expired", lambda self, stretch: not stretch.tables):
         yield
 
 
@@ -794,13 +822,13 @@ def parts_are_skipped_by_times_that_were_rewritten_since() -> Iterator[None]:
 @on_real_storage
 @bug
 def updates_in_no_order_are_taken_for_sorted() -> Iterator[None]:
-    real = engine_module._Merge.run
+    real = one_merge.RunMerge.run
 
     def run(self, desc):
         self.runs = [Run(run.parts, Order.SORTED, run.schema) for run in self.runs]
         return real(self, desc)
 
-    with patched(engine_module._Merge, "run", run):
+    with patched(one_merge.RunMerge, "run", run):
         yield
 
 
@@ -819,27 +847,27 @@ def rows_from_before_a_column_was_added_do_not_hold_its_default() -> Iterator[No
 @on_real_storage
 @bug
 def a_failed_merge_deletes_what_it_passed_through() -> Iterator[None]:
-    real = engine_module._Merge._undo
+    real = one_merge.RunMerge._undo
 
     def undo(self):
         real(self)
-        engine_module.delete_keys([part.key for run in self.runs for part in run.parts if part.key], self.blob, None)
+        one_merge.delete_keys([part.key for run in self.runs for part in run.parts if part.key], self.blob, None)
 
-    with patched(engine_module._Merge, "_undo", undo):
+    with patched(one_merge.RunMerge, "_undo", undo):
         yield
 
 
 @on_real_storage
 @bug
 def the_parts_of_a_round_are_deleted_before_they_are_read() -> Iterator[None]:
-    real = engine_module._Merge._round
+    real = one_merge.RunMerge._round
 
     def round(self, found):
         written = real(self, found)
         self._delete_temporary()
         return written
 
-    with patched(engine_module._Merge, "_round", round):
+    with patched(one_merge.RunMerge, "_round", round):
         yield
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
+from timespine.model.time import Time
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
@@ -89,6 +90,9 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How the rows are ordered."""
     schema: int | None = None
     """The id of the schema that its rows were written with."""
+    zero_from: Time | None = None
+    """If it is a past run: a time at or after all its times. The diffs of every row in the run add up to zero, so from
+    this time on the run adds nothing to a sum. None: nothing is claimed."""
 
 
 class HollowBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -119,8 +123,9 @@ class HollowBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_sorted(self) -> bool:
-        """Whether it is a single sorted run, or empty: merging it alone gains nothing."""
-        return not self.runs or (len(self.runs) == 1 and self.runs[0].order is Order.SORTED)
+        """Whether it is one sorted run, with a past run beside it or not, or empty: merging it alone gains nothing."""
+        past = sum(run.zero_from is not None for run in self.runs)
+        return past <= 1 and len(self.runs) - past <= 1 and all(run.order is Order.SORTED for run in self.runs)
 
     @property
     def inline_bytes(self) -> int:

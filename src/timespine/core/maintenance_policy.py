@@ -21,14 +21,15 @@ Idle time alone is no reason for either: a spine without writers makes no reques
 
 ## When extra work pays
 
-A reader of r runs with m updates opens r runs and merges all updates but those of the largest run, which pass
-unsorted. Opening a run costs as much as reading RUN_ROWS updates. Merging these runs into one saves every later
-read
+A reader of the newest time, who needs no past run, opens r runs with m updates, and merges all of them but those of
+the largest run, which pass unsorted. Opening a run costs as much as reading RUN_ROWS updates. Merging these runs into
+one saves every later read
 
     (r - 1) * RUN_ROWS + m - largest run
 
-and costs m updates written. It pays if READS reads save that much. Among the newest batches, those are merged
-for which the difference is largest: a few small runs beside a large one are merged with each other, not with it.
+and costs m updates written, and those of past runs. It pays if READS reads save that much. Among the newest batches,
+those are merged for which the difference is largest: a few small runs beside a large one are merged with each other,
+not with it.
 
 ## When garbage is collected
 
@@ -100,16 +101,21 @@ def _asked(trace: Spine, lo: int) -> SpineBatch | None:
 
 def _gain(asked: SpineBatch) -> int:
     """Return what READS reads save by merging a batch into one run, less its cost, in updates."""
-    runs = [rows for leaf in ropes.leaves(asked.rope) for rows in run_rows(leaf.batch)]
+    runs = [rows for leaf in ropes.leaves(asked.rope) for rows in run_rows(leaf.batch, newest=True)]
     if len(runs) < 2:
         return 0
-    return READS * ((len(runs) - 1) * RUN_ROWS + asked.len - max(runs)) - asked.len
+    return READS * ((len(runs) - 1) * RUN_ROWS + sum(runs) - max(runs)) - asked.len
 
 
-def run_rows(batch: HollowBatch) -> list[int]:
-    """Return the updates of each run that a reader has to merge: every part of an unordered run counts as one."""
+def run_rows(batch: HollowBatch, *, newest: bool = False) -> list[int]:
+    """Return the updates of each run that a reader has to merge: every part of an unordered run counts as one.
+
+    A reader of the `newest` time needs no past run.
+    """
     rows: list[int] = []
     for run in batch.runs:
+        if newest and run.zero_from is not None:
+            continue
         parts = [part.rows for part in run.parts]
         rows.extend([sum(parts)] if run.order is Order.SORTED else parts)
     return rows

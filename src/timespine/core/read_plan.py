@@ -45,6 +45,16 @@ class Plan(msgspec.Struct, frozen=True):
         """All parts of all runs."""
         return (part for run in self.runs for part in run.parts)
 
+    def summed(self) -> Plan:
+        """Return the plan for a reader that sums diffs over all times that count: without runs that add nothing.
+
+        A past run adds nothing as of a time from which on its rows add up to zero. So it adds nothing to the
+        difference of two such times.
+        """
+        ends = (self.until,) if self.after is None else (self.after, self.until)
+        runs = tuple(run for run in self.runs if not all(_is_zero(run, time) for time in ends))
+        return self if len(runs) == len(self.runs) else msgspec.structs.replace(self, runs=runs)
+
     def counts(self, part: Part, time: Time) -> bool:
         """Tell whether an update of a part, at the time it was written with, counts."""
         if part.lower is not None and not part.lower.less_equal(time):
@@ -118,6 +128,16 @@ def apply_parent_bounds(run: Part, child: Part) -> Part:
         return child
     rewrite = run.rewrite if child.rewrite is None else child.rewrite.join(run.rewrite)
     return msgspec.structs.replace(child, rewrite=rewrite)
+
+
+def _is_zero(run: Run, time: Time) -> bool:
+    """Tell whether the diffs of every row of a run add up to zero as of a time.
+
+    SUBTLE: what a truncated reference shows need not add up (test_read_plan.py).
+    """
+    if run.zero_from is None or not times.less_equal(run.zero_from, time):
+        return False
+    return all(not part.is_truncated and part.rewrite is None for part in run.parts)
 
 
 def _last(state: State) -> Time:

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from timespine.client.engine_interface import fresh_id, merge_engine_of
 from timespine.client.store import Store
-from timespine.columnar.merge.engine import Engine, MergeTask
+from timespine.columnar.merge.engine import Engine
+from timespine.columnar.merge.one_merge import MergedParts, MergeTask
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.scan.part_access import Parts
@@ -26,7 +27,7 @@ from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.split_keys import split_keys
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import Schema
-from timespine.core.batch import Part, Run
+from timespine.core.batch import Run
 from timespine.errors import CorruptionError
 from timespine.spark.blob_location import BlobLocation, blob_location_of_store
 from timespine.spark.read.read_task import Batches
@@ -65,7 +66,7 @@ def merging_on(store: Store, spark: SparkSession, *, least_rows: int = LEAST_ROW
     """Let the executors of a session do merges of `least_rows` updates or more, while this context is open."""
     place = blob_location_of_store(store)
 
-    def delegate(work: MergeTask, schemas: Sequence[Schema], parts: Parts) -> list[Part] | None:
+    def delegate(work: MergeTask, schemas: Sequence[Schema], parts: Parts) -> MergedParts | None:
         if sum(part.rows for run in work.runs for part in run.parts) < least_rows:
             return None
         return _merged(spark, place, work, schemas, parts)
@@ -80,7 +81,7 @@ def merging_on(store: Store, spark: SparkSession, *, least_rows: int = LEAST_ROW
 
 def _merged(
     spark: SparkSession, place: BlobLocation, work: MergeTask, schemas: Sequence[Schema], parts: Parts
-) -> list[Part] | None:
+) -> MergedParts | None:
     """Merge by tasks; return the parts of all ranges in order, None if the keys have no ranges to cut at."""
     works = ranges(work, schemas[-1], parts)
     if len(works) < 2:
@@ -93,7 +94,10 @@ def _merged(
         raise CorruptionError(f"a merge has {len(works)} tasks, and {sorted(answers)} answered")
     if any(data is None for data in answers.values()):
         raise MissingBlob("(an input of a merge)")
-    return [part for place in sorted(answers) for part in _decoder.decode(answers[place])]
+    found = [_decoder.decode(answers[place]) for place in sorted(answers)]
+    return MergedParts(
+        tuple(part for each in found for part in each.live), tuple(part for each in found for part in each.past)
+    )
 
 
 def ranges(work: MergeTask, schema: Schema, parts: Parts) -> list[MergeTask]:
@@ -137,4 +141,4 @@ def merge_range(merging: MergeRangeTask, number: int) -> pa.RecordBatch:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[list[Part]] = msgspec.msgpack.Decoder(list[Part])
+_decoder = msgspec.msgpack.Decoder(MergedParts)

@@ -105,7 +105,8 @@ def runs(draw: DrawFn, name: str, length: int, arity: int = 1) -> tuple[Run, ...
             rewrite=draw(st.none() | frontiers(arity)),
             meta=draw(st.binary(max_size=3)),
         )
-        made.append(Run((part,), draw(st.sampled_from(Order)), draw(st.none() | st.integers(0, 3))))
+        zero_from = draw(st.none() | st.tuples(*[st.integers(0, 9)] * arity))
+        made.append(Run((part,), draw(st.sampled_from(Order)), draw(st.none() | st.integers(0, 3)), zero_from))
     return tuple(made)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -35,6 +36,7 @@ from timespine.location.unreliable import Fault, UnreliableBlob
 from timespine.model.description import Description
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.oracle import compact
+from timespine.model.time import less_equal
 
 some = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 TINY = replace(CONFIG, part_bytes=400, run_parts=2, inline_part_bytes=1, bound_bytes=64)
@@ -102,6 +104,26 @@ def rows_of(place, batch):
     return [update for table in tables for update in updates_of(table, place.newest)], tables
 
 
+def check_runs(place, batch):
+    """At most one run that is live and one of the past; each in order, with every update once; the past adds up."""
+    assert batch.is_sorted
+    names = (*place.newest.order_names, *place.newest.time_names)
+    for run in batch.runs:
+        given, tables = rows_of(place, HollowBatch(batch.desc, 0, (run,)))
+        ordered = [row for each in order_keys(tables, names) for row in each]
+        assert all(a < b for a, b in pairwise(ordered)), "sorted, each update once"
+        if run.zero_from is not None:
+            assert sums_of(given) == {}
+            assert all(less_equal(time, run.zero_from) for _, time, _ in given)
+
+
+def sums_of(updates):
+    sums = Counter()
+    for row, _, diff in updates:
+        sums[tuple(map(key, row))] += diff
+    return {row: diff for row, diff in sums.items() if diff}
+
+
 def comparable(updates):
     return sorted((tuple(map(key, row)), time, diff) for row, time, diff in updates)
 
@@ -147,7 +169,7 @@ def test_a_merge_gives_what_the_oracle_gives(data):
         for updates, part, schema in history
         for row, time, diff in visible(updates, part)
     ]
-    given, tables = rows_of(place, batch)
+    given, _ = rows_of(place, batch)
     rows = [(tuple(map(key, row)), time, diff) for row, time, diff in given]
     passed = [part for part in leaves(place, batch) if "/m1/" not in part.key and part.inline is None]
     if passed:
@@ -155,9 +177,7 @@ def test_a_merge_gives_what_the_oracle_gives(data):
         assert sorted(compact(rows, since)) == sorted(compact(seen, since))
     else:
         assert sorted(rows) == sorted(compact(seen, since))
-    names = (*place.newest.order_names, *place.newest.time_names)
-    ordered = [row for each in order_keys(tables, names) for row in each]
-    assert all(a < b for a, b in pairwise(ordered)), "one sorted run, each update once"
+    check_runs(place, batch)
     assert batch.len == len(rows) == sum(part.rows for part in batch.parts)
     assert batch.diff_sum == wrap_int64(sum(diff for _, _, diff in seen))
     assert (not batch.runs) == (not rows)

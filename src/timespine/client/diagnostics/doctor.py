@@ -20,6 +20,7 @@ from timespine.client.store import Store
 from timespine.columnar.parts.hollow_run import read_run
 from timespine.columnar.parts.inline_part import decode_inline
 from timespine.columnar.parts.part_reader import MissingBlob, open_part
+from timespine.columnar.scan.past_run import check_past_run
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Part
 from timespine.core.encoding.codec import decode_state
@@ -146,8 +147,11 @@ class _Examination:
         self._total += sum(part.size for part in state.parts()) + sum(each.size for each in state.rollups.values())
         self._list_sizes()
         self._rollups_ahead(state, is_there)
+        before = len(self._report.findings) + len(self._missing)
         for schema, part in _references(state):
             self._part(state, schema, part)
+        if len(self._report.findings) + len(self._missing) == before:
+            self._past_runs(state)
         for seqno, rollup in state.rollups.items():
             self._look("rollup", rollup.key, rollup.size, partial(self._rollup, seqno, rollup))
             self._report.rollups += 1
@@ -207,6 +211,12 @@ class _Examination:
         self._total += sum(child.size for child in children)
         for child in children:
             self._part(state, schema, child)
+
+    def _past_runs(self, state: State) -> None:
+        """Check that the rows of past runs add up to zero, once their parts are known to be sound."""
+        parts = self._handle.parts(state)
+        for run in (run for batch in state.hollow_batches() for run in batch.runs if run.zero_from is not None):
+            self._look("past run", "", 0, partial(check_past_run, parts, run))
 
     def _look(self, what: str, key: str, size: int, look: Callable[[], None]) -> None:
         """Run one check; turn any error into a finding."""

@@ -111,9 +111,9 @@ def is_claimed(state: State, request: MergeRequest, handle: CollectionHandle, *,
 
 
 def is_one_run(state: State, goal: Frontier) -> bool:
-    """Return whether all batches before a frontier are one run."""
+    """Return whether all batches before a frontier are one run, and perhaps a past run."""
     first = next(iter(state.hollow_batches()), None)
-    return first is None or (goal <= first.desc.upper and len(first.runs) <= 1)
+    return first is None or (goal <= first.desc.upper and first.is_sorted)
 
 
 def is_untidy(state: State) -> bool:

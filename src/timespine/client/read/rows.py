@@ -242,7 +242,7 @@ class Rows(OneProcess):
         """Return upper bounds for the updates and bytes to read."""
         if self.plan is None:
             return 0, 0
-        found = [part for run in self.plan.runs for part in run.parts]
+        found = [part for run in self._runs() for part in run.parts]
         return sum(part.rows for part in found), sum(part.total_bytes for part in found)
 
     def to_spark(self, spark: Any, **options: Any) -> Any:
@@ -295,7 +295,10 @@ class Rows(OneProcess):
         return parts
 
     def _runs(self) -> tuple[Run, ...]:
-        return self.plan.runs if self.plan is not None else ()
+        """Return the runs to read. A reader that sums over times needs no run that adds nothing."""
+        if self.plan is None:
+            return ()
+        return (self.plan if self.request.keep_times else self.plan.summed()).runs
 
     def _tables(self, memory_bytes: int, scan: Scan, limit: int | None = REPEATED_MAX) -> Iterator[pa.Table]:
         """Read, merge, and shape. Raise a UsageError if rows repeated by their counts exceed the limit."""

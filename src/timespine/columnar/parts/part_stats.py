@@ -213,23 +213,32 @@ def diff_sum_of(table: pa.Table) -> int:
 
 
 def count_repeats(table: pa.Table, schema: Schema) -> int | None:
-    """How many updates of a sorted, consolidated table are of the same row as the update before.
+    """How many updates of a sorted, consolidated table are of the same row as the update before; None if unknown."""
+    places = repeated_rows(table, schema)
+    return None if places is None else len(places)
+
+
+def repeated_rows(table: pa.Table, schema: Schema) -> NDArray[np.int64] | None:
+    """The places of updates, in a sorted and consolidated table, that are of the same row as the update before.
 
     Column by column, only the updates stay that are still equal. None if that is not known: Arrow does not compare
     nested values.
     """
+    places: NDArray[np.int64] | None = None
     if table.num_rows < 2 or all(low == high for low, high in _time_ranges(table, schema)):
-        return 0  # consolidated: a row has one update at each time
-    places = np.arange(1, table.num_rows)
+        return np.empty(0, np.int64)  # consolidated: a row has one update at each time
     for name in schema.order_names:
-        if not len(places):
-            break
-        column = table.column(name).combine_chunks()
+        chunks = table.column(name)
+        column = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
         if pa.types.is_nested(column.type):
             return None
-        these, before = column.take(pa.array(places)), column.take(pa.array(places - 1))
-        places = places[_equal(these, before)]
-    return len(places)
+        if places is None:
+            places = np.flatnonzero(_equal(column.slice(1), column.slice(0, len(column) - 1))) + 1
+        else:
+            places = places[_equal(column.take(pa.array(places)), column.take(pa.array(places - 1)))]
+        if not len(places):
+            break
+    return places
 
 
 def count_negatives(table: pa.Table) -> int:

@@ -1,9 +1,8 @@
 """A whole read of a settled run: its row groups are handed on as they are decoded, in any order.
 
-A run is settled if every row of it is there once, at one time that counts, and all of them are wanted
+A run is settled if every row of it is there once, at a time that counts, and all of them are wanted
 (`scan.parts_readable_as_is`). So there is nothing to merge, sum, mask or cut: each task decodes a stretch of row
-groups.
-Times and diffs are known from the statistics of the parts; their columns are not decoded where nothing is kept.
+groups. Every diff is 1, and all times count; their columns are not decoded where nothing is kept.
 
 What fits the cache goes through it, row group by row group, so that a second read decodes nothing. What does not would
 only push out what others come back to.

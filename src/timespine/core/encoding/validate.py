@@ -37,6 +37,9 @@ def check_hollow(batches: Iterable[HollowBatch], arity: int) -> None:
     for batch in batches:
         check_frontiers((batch.desc.lower, batch.desc.upper, batch.desc.since), arity)
         check_parts(batch.parts, arity)
+        for run in batch.runs:
+            if run.zero_from is not None:
+                check_time(run.zero_from, arity)
 
 
 def check_unsealed(batches: Iterable[UnsealedBatch], arity: int) -> None:

@@ -122,7 +122,7 @@ def _native(rows: Snapshot, spark: SparkSession, place: BlobLocation) -> DataFra
 def _check_footers(rows: Snapshot, found: list[Part]) -> None:
     """Check the checksums of footers, because Spark does not."""
     parts = part_access_of(rows)
-    (run,) = rows.plan.runs if rows.plan is not None else ()
+    (run,) = rows.plan.summed().runs if rows.plan is not None else ()
     id, schema = parts.schema(run)
     for part in found:
         parts.open(part, id, schema)

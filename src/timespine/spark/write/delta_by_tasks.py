@@ -161,5 +161,5 @@ def _slice_of(now: CurrentRows) -> bytes | None:
         return None
     state = now.state
     wanted = ScanRequest(now.schema, now.schema.names, Window(until=now.plan.until))
-    (whole,) = cut_slices(now.handle.parts(state), state.schemas, now.plan.runs, wanted, 1)
+    (whole,) = cut_slices(now.handle.parts(state), state.schemas, now.plan.summed().runs, wanted, 1)
     return whole.encode()

@@ -221,14 +221,28 @@ def merge_runs(effect: MergeRuns) -> Protocol[Output]:
     if not merged and not passed:
         return MergeOutput(HollowBatch(desc, 0))
     rest = sorted(((row, time, diff) for (row, time), diff in merged.items()), key=lambda u: (str(u[0]), u[1]))
-    written, size = yield from _write(effect, rest)
+    live, past = _split(rest)
+    written, size = yield from _write(effect, live)
+    written_past, past_size = yield from _write(effect, past)
+    size += past_size
     runs = [Run((part,)) for part, _ in passed]
     if any(part.key != origin for part, origin in passed) or len(passed) > PASSED_MAX:
         hollow = yield from _listed(effect, [part for part, _ in passed])
         runs, size = [Run((hollow,))], size + hollow.size
     rows = len(rest) + sum(part.rows for part, _ in passed)
-    batch = HollowBatch(desc, rows, tuple([*runs, Run(written)] if written else runs))
+    runs += [Run(written)] if written else []
+    if written_past:
+        runs.append(Run(written_past, zero_from=tuple(map(max, zip(*(time for _, time, _ in past), strict=True)))))
+    batch = HollowBatch(desc, rows, tuple(runs))
     return MergeOutput(batch, tuple(dict.fromkeys(origin for _, origin in passed)), len(rest), size)
+
+
+def _split(updates: Sequence[Update]) -> tuple[list[Update], list[Update]]:
+    """Split updates into those of rows that add up to something, and those of rows that add up to zero."""
+    sums: dict[Row, int] = {}
+    for row, _, diff in updates:
+        sums[row] = sums.get(row, 0) + diff
+    return [u for u in updates if sums[u[0]]], [u for u in updates if not sums[u[0]]]
 
 
 def _write(effect: MergeRuns, merged: list[Update]) -> Protocol[tuple[tuple[Part, ...], int]]:

@@ -48,6 +48,7 @@ def fetch_snapshot(session: Session, collection: str, as_of: Time) -> Protocol[F
         # The grant may come from an old state; "not yet" must be the present answer.
         plan = plan_snapshot((yield from refresh_state(session, collection)) or state, as_of)
     if isinstance(plan, Plan):
+        plan = plan.summed()
         fetched = yield from fetch_leased(session, collection, reader, plan)
         yield from release_lease(session, collection, reader)
         return plan, fetched
@@ -63,6 +64,7 @@ def fetch_changes(
     plan = plan_changes(state, after, until)
     if not isinstance(plan, Plan):
         return plan
+    plan = plan.summed()
     return plan, (yield from fetch_leased(session, collection, reader, plan))
 
 
@@ -92,6 +94,7 @@ def fetch_snapshot_without_lease(
         plan = plan_snapshot(state, as_of)
         if not isinstance(plan, Plan):
             return plan
+        plan = plan.summed()
         fetched = yield from _fetch(session, plan)
         if not isinstance(fetched, str):
             return plan, fetched

@@ -308,6 +308,7 @@ class StreamWorkload(Workload):
         for each, time in as_of.items():
             plan = plan_snapshot(states[each], time)
             if isinstance(plan, Plan):
+                plan = plan.summed()
                 fetched = yield from core_reads.fetch_leased(session, each, readers[each], plan)
                 found[each] = self.format.counted(plan, fetched, states[each])
             else:
