@@ -104,7 +104,7 @@ class MemoryStore:
         self.stores = []
 
     def open(self, *, script=None, blob=None, consensus=None, **options):
-        """A store: as if in a process of its own."""
+        """A store: as if in a process of its own. There is no heartbeat but `heartbeat_once`."""
         blob = blob if blob is not None else self.blob
         consensus = consensus if consensus is not None else self.consensus
         if script is not None:
@@ -118,6 +118,8 @@ class MemoryStore:
             **options,
         }
         store = Store(blob, consensus, **options)
+        # The thread goes by real seconds: on a busy machine it would renew leases that expired by the clock of a test.
+        store._heartbeat_thread.stop()
         store.ghosts = lambda: consensus.release_ghosts()
         self.stores.append(store)
         return store

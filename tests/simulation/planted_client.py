@@ -15,6 +15,7 @@ from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.maintenance import scheduler
 from timespine.client.maintenance.heartbeat import HeartbeatThread
+from timespine.client.maintenance.maintenance_thread import MaintenanceThread
 from timespine.client.maintenance.scheduler import Maintenance
 from timespine.client.read import leases
 from timespine.client.read.change_feed import ChangeFeed
@@ -412,15 +413,16 @@ def a_feed_tells_the_last_time_again() -> Iterator[None]:
 @bug
 def the_end_of_a_store_does_not_wait_for_its_background() -> Iterator[None]:
     def stop(self, limit_s):
-        self._stop.set()
+        self.stopping.set()
         self._wake.set()
         self._thread = None
+        self._role.release()
         return True
 
     def join(self, limit_s):
         return True
 
-    with patched(Maintenance, "stop", stop), patched(HeartbeatThread, "join", join):
+    with patched(MaintenanceThread, "stop", stop), patched(HeartbeatThread, "join", join):
         yield
 
 

@@ -180,9 +180,9 @@ def test_an_idle_hour_of_a_process_with_a_feed_costs(place, published):
             if place.clock.now >= schedule["beat"]:
                 schedule["beat"] += 2
                 store._leases.heartbeat()
-            if maintenance._wake.is_set() or place.clock.now >= schedule["round"]:
-                schedule["pause"] = 0.5 if maintenance._wake.is_set() else min(schedule["pause"] * 2, 30)
-                maintenance._wake.clear()
+            if maintenance._thread._wake.is_set() or place.clock.now >= schedule["round"]:
+                schedule["pause"] = 0.5 if maintenance._thread._wake.is_set() else min(schedule["pause"] * 2, 30)
+                maintenance._thread._wake.clear()
                 busy = maintenance.round()
                 schedule["round"] = place.clock.now + (0 if busy else schedule["pause"])
             return False

@@ -273,7 +273,7 @@ def test_a_job_ends_with_its_writer_and_a_long_one_is_kept_alive(items, store, s
         before = items._handle.state().writers[writer[1]].until_ms
         items._handle.context.writing[writer] -= 3600
         store._context.clock, clock = lambda: clock() + 600, store._context.clock
-        store._heartbeat_thread.beat()
+        store._heartbeat_thread.heartbeat_once()
         seen.append((writer[1], before))
         return original(*arguments)
 
