@@ -19,7 +19,7 @@ from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.schema.schema import Schema
 from timespine.config import Config
 from timespine.core.state import State, Status
-from timespine.errors import ClosedError, CorruptionError
+from timespine.errors import ClosedError, CorruptionError, OwnedCollection
 from timespine.location.blob import Blob
 from timespine.locks import Bell, Lock
 from timespine.model.frontier import Frontier
@@ -112,6 +112,11 @@ class CollectionHandle:
     def committer(self) -> GroupCommitter:
         """The committer of the store."""
         return self.context.committer
+
+    def check_unowned(self) -> None:
+        """Raise OwnedCollection if only the refresh of a view may change this collection."""
+        if self.entry.role:
+            raise OwnedCollection(self.name, self.entry.role)
 
     def state(self) -> State:
         """Read the newest state."""
