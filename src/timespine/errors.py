@@ -205,6 +205,8 @@ class OwnedCollection(UsageError):
         )
         self.name = name
         """The name of the collection."""
+        self.role = role
+        """What it is for: view, stage or registry."""
 
 
 class UnsupportedView(UsageError):

@@ -65,7 +65,7 @@ i / 4 | b / 3 | cast(i as double) | cast(i as string) | cast(b as string) | cast
 d + e | d - e | d * e | d * 2 | d * 0.5 | i * 0.5 | d + i | d - 1 | 1 - d | d * (1 - e) | d * (1 - e) * (1 + d) | d > e | d = e | d < 2.5 | d = i | d >= 0
 -d | abs(d) | cast(d as double) | cast(d as decimal(20,4)) | coalesce(d, 0) | case when d > 2 then d else 0 end | d in (1.00, 2.5) | d / 7 | 100.00 * d / 3.0
 x + y | x - y | x * y | x / 3 | x / 3.0D | y / 7 | x > y | x = y | x < 1.5 | x <=> y | x + i | i = x | abs(x) | -x | coalesce(x, 0) | d * y | d > y
-s = u | s <> u | s < u | s > 'a' | s like 'a%' | s like '%b%' | s like '_' | s like '%' | s like 'Abc%' | length(s) | trim(s) | ltrim(s) | rtrim(s)
+s = u | s <> u | s < u | s > 'a' | s like 'a%' | s like '%b%' | s like '_' | s not like 'a%' | not (s not like '%b%') | s like '%' | s like 'Abc%' | length(s) | trim(s) | ltrim(s) | rtrim(s)
 concat(s, u) | s || u | substring(s, 1, 2) | substring(s, 2) | substring(s, 0, 2) | replace(s, 'b', 'X') | s in ('a', 'abc') | coalesce(s, '?')
 startswith(s, 'a') | endswith(s, 'c') | contains(s, 'b') | nullif(s, '')
 t = t | t < date'2000-01-01' | t >= '2021-03-01' | t + interval 3 day | t - interval 3 day | t - interval 1 month | t - interval 2 year | date_add(t, 1) | date_sub(t, 1)

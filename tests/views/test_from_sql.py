@@ -58,6 +58,10 @@ def test_inputs_are_read_by_the_columns_that_matter():
         ("SELECT G, k FROM a GROUP BY G", 1, 11, "neither grouped"),
         ("SELECT k FROM a ORDER BY k LIMIT 5 OFFSET 2", 1, 43, "OFFSET"),
         ("SELECT cast(s AS int) AS i FROM a", 1, 13, "CAST"),
+        ("SELECT k FROM a WHERE s LIKE 'x!%' ESCAPE '!'", 1, 23, "escape"),
+        ("SELECT k FROM a WHERE s ILIKE 'x%'", 1, 23, "ilike"),
+        ("SELECT sum(DISTINCT k) AS n FROM a", 1, 8, "DISTINCT"),
+        ("SELECT k FROM a SORT BY k", 1, 25, "SORT"),
     ],
 )
 def test_what_has_no_rule_is_refused_with_its_place(sql, line, column, what):

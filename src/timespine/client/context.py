@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from timespine.client.catalog.catalog import CatalogEntry
+from timespine.client.catalog.catalog import CatalogEntry, check_role
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.read.leases import Leases
 from timespine.client.time_args import FrontierLike, TimeLike, parse_frontier, parse_time
@@ -19,7 +19,7 @@ from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.schema.schema import Schema
 from timespine.config import Config
 from timespine.core.state import State, Status
-from timespine.errors import ClosedError, CorruptionError, OwnedCollection
+from timespine.errors import ClosedError, CorruptionError
 from timespine.location.blob import Blob
 from timespine.locks import Bell, Lock
 from timespine.model.frontier import Frontier
@@ -115,8 +115,7 @@ class CollectionHandle:
 
     def check_unowned(self) -> None:
         """Raise OwnedCollection if only the refresh of a view may change this collection."""
-        if self.entry.role:
-            raise OwnedCollection(self.name, self.entry.role)
+        check_role(self.name, self.entry)
 
     def state(self) -> State:
         """Read the newest state."""

@@ -140,7 +140,7 @@ def catalog_entries(store: Store) -> dict[str, CatalogEntry]:
 
 def drop_owned(store: Store, name: str, *, force: bool) -> bool:
     """Drop a collection that is a view, or a stage of one."""
-    return store._drop_service.drop(name, force=force)
+    return store._drop_service.drop(name, force=force, owned=True)
 
 
 def merge_engine_of(store: Store) -> Engine:

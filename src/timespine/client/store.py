@@ -17,6 +17,7 @@ from timespine.client.catalog.catalog import (
     CatalogEntry,
     Names,
     check_collection_name,
+    check_role,
 )
 from timespine.client.catalog.create import Definition, PendingCreates, schema_of
 from timespine.client.catalog.drop import DropService
@@ -58,7 +59,7 @@ from timespine.columnar.schema.types import TypeLike
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
 from timespine.core.transitions import AdvanceUpper
-from timespine.errors import ClosedError, CollectionExists, UsageError, short_repr
+from timespine.errors import ClosedError, CollectionExists, OwnedCollection, UsageError, short_repr
 from timespine.hints import Hint
 from timespine.location.blob import Blob
 from timespine.location.consensus import WRITES_MAX, Consensus
@@ -236,12 +237,14 @@ class Store(ViewVerbs):
     def drop(self, name: str, *, force: bool = False) -> bool:
         """Remove a collection; return False if it was dropped before. Its name stays blocked: see `create`.
 
-        Maintenance deletes the data when no lease holds it. Open handles finish the reads that they have begun;
-        writes raise an error, and feeds end. `drop` raises CollectionInUse while the collection has critical holds or
-        views read it; `force` releases the holds. The stages of a view go with it.
+        Maintenance deletes the data when no lease holds it. Open handles finish the reads that they have begun; writes
+        raise an error, and feeds end. Critical holds and views on it raise CollectionInUse; `force` releases the holds.
         """
         self._committer.check_writable()
-        return self._drop_view(name, force=force) or self._drop_service.drop(name, force=force)
+        try:
+            return self._drop_service.drop(name, force=force)
+        except OwnedCollection as owned:
+            return self._drop_view(owned, force=force)
 
     def load(
         self,
@@ -454,7 +457,7 @@ class Store(ViewVerbs):
         """Raise CollectionInUse if a collection has a critical hold, which no process could release later."""
         known = self._catalog.read().entries.get(check_collection_name(name))
         if known is not None:
-            self._collection(name, known)._handle.check_unowned()
+            check_role(name, known)
             self._drop_service.check_unheld(name, known.id, Hint("release-or-drop", {"name": name}))
 
     def _sync_names(self, names: Names) -> None:

@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from timespine.client.catalog.catalog import check_collection_name
 from timespine.client.process_guard import OneProcess
 from timespine.errors import OwnedCollection, UsageError
 
@@ -62,12 +61,9 @@ class ViewVerbs(OneProcess):
         """Refresh some views, or all, to one time in one commit; return what was done by name."""
         return load_views_module("refresh").refresh_together(self, names, through, spark)
 
-    def _drop_view(self, name: str, *, force: bool) -> bool:
-        """Drop a view with its stages; return False if the name is that of no view."""
-        entry = self._catalog.read().entries.get(check_collection_name(name))
-        if entry is None or not entry.role:
-            return False
-        if entry.role != "view":
-            raise OwnedCollection(name, entry.role)
-        load_views_module("registry").drop_view(self, name, force=force)
+    def _drop_view(self, owned: OwnedCollection, *, force: bool) -> bool:
+        """Drop a view with its stages; raise the error again if the name is that of no view."""
+        if owned.role != "view":
+            raise owned
+        load_views_module("registry").drop_view(self, owned.name, force=force)
         return True

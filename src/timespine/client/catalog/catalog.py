@@ -30,6 +30,7 @@ from timespine.errors import (
     Determinate,
     Indeterminate,
     NameBlocked,
+    OwnedCollection,
     Unavailable,
     UnknownCollection,
     UsageError,
@@ -132,6 +133,12 @@ def check_collection_name(name: object) -> str:
             "beginning with a letter or digit"
         )
     return name
+
+
+def check_role(name: str, entry: CatalogEntry) -> None:
+    """Raise OwnedCollection if only refreshes of views may change a collection."""
+    if entry.role:
+        raise OwnedCollection(name, entry.role)
 
 
 def fresh_collection_id(name: str) -> str:

@@ -17,7 +17,7 @@ from timespine.views.plan.expressions import Expression, PlanColumn
 from timespine.views.sql.functions import NotListed
 from timespine.views.sql.grouping import SelectGroups, sort_key
 from timespine.views.sql.parse import Query, output_names, qualified
-from timespine.views.sql.reasons import NoRule, Reason, refuse
+from timespine.views.sql.reasons import NoRule, Reason, check_args, refuse
 from timespine.views.sql.relations import Fresh, Relation, aligned, combine, joined, outer_join
 from timespine.views.sql.scalars import Scalars, and_parts
 from timespine.views.sql.simplify import prune_columns
@@ -38,6 +38,11 @@ _REFUSED = {
     "connect": ("CONNECT BY has no rule", "store the hierarchy in a collection"),
     "match": ("MATCH_RECOGNIZE has no rule", "use policy 'full'"),
 }
+
+
+_SELECT_ARGS = {"expressions", "from_", "joins", "where", "group", "having", "order", "limit", "distinct", "with_"}
+_QUERY_ARGS: dict[type, set[str]] = {exp.Subquery: {"this", "alias"}, exp.Select: {*_SELECT_ARGS, *_REFUSED}}
+_SET_ARGS = {"this", "expression", "distinct", "with_", "order", "limit", "by_name"}
 
 
 def plan_of(query: Query, inputs: Mapping[str, pa.Schema]) -> tuple[Plan, Named]:
@@ -66,6 +71,7 @@ class Builder:
 
     def query(self, node: Any, ctes: Mapping[str, tuple[Plan, Named]], outer: Relation | None) -> tuple[Plan, Named]:
         """Translate a query; `outer` has the columns of the query around it, for subqueries."""
+        check_args(node, _QUERY_ARGS.get(type(node), _SET_ARGS))
         if isinstance(node, exp.Subquery):
             return self.query(node.this, ctes, outer)
         known = dict(ctes)
@@ -74,6 +80,7 @@ class Builder:
             if with_.args.get("recursive"):
                 raise refuse(with_, "recursion has no rule", "use policy 'full'")
             for each in with_.expressions:
+                check_args(each.args["alias"], {"this"})
                 known[each.alias.lower()] = self.query(each.this, known, None)
         if isinstance(node, exp.SetOperation):
             plan, named = self._set_operation(node, known)
@@ -87,9 +94,13 @@ class Builder:
 
     def relation(self, node: Any, ctes: Mapping[str, tuple[Plan, Named]]) -> Relation:
         """Translate one table, CTE or derived table of a FROM clause."""
+        alias_node = node.args.get("alias")
+        if alias_node is not None:
+            check_args(alias_node, {"this"})
         if isinstance(node, exp.Subquery):
-            plan, named = self.query(node.this, ctes, None)
+            plan, named = self.query(node, ctes, None)
         elif isinstance(node, exp.Table):
+            check_args(node, {"this", "alias", "laterals", "pivots"})
             for what in ("laterals", "pivots"):
                 if node.args.get(what):
                     raise refuse(node, *_REFUSED[what])
@@ -123,6 +134,7 @@ class Builder:
         plans, scope = [first.plan], dict(first.scope)
         conditions: list[Expression] = []
         for each in node.args.get("joins") or ():
+            check_args(each, {"this", "on", "side", "kind", "method"})
             other = self.relation(each.this, ctes)
             side, kind = str(each.args.get("side") or "").upper(), str(each.args.get("kind") or "").upper()
             both = {**scope, **other.scope}
@@ -254,6 +266,7 @@ class Builder:
             column = by_name.get(each.this.name.lower()) if isinstance(each.this, exp.Column) else None
             if column is None:
                 raise refuse(each, "ORDER BY with LIMIT takes columns of the result", "add it to SELECT and name it")
+            check_args(each, {"this", "desc", "nulls_first"})
             order.append(sort_key(each, column))
         if not order:
             raise refuse(limit, "LIMIT without ORDER BY keeps any rows", "add ORDER BY", forbidden=True)

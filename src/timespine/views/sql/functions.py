@@ -58,8 +58,11 @@ def adjusted(precision: int, scale: int) -> pa.DataType:
     return pa.decimal128(DIGITS, max(DIGITS - (precision - scale), min(scale, 6)))
 
 
-def common_type(args: Sequence[Expression]) -> pa.DataType:
-    """Return the type that values of several types are brought to, for comparisons, CASE and COALESCE."""
+def common_type(args: Sequence[Expression], *, bounded: bool = False) -> pa.DataType:
+    """Return the type that values of several types are brought to, for comparisons, CASE and COALESCE.
+
+    With `bounded`, decimals that need more than 38 digits get 38: a value that does not fit is an error, as in Spark.
+    """
     types = [each.type for each in args if not pa.types.is_null(each.type)]
     if not types:
         raise NotListed("NULL alone has no type")
@@ -74,9 +77,9 @@ def common_type(args: Sequence[Expression]) -> pa.DataType:
     known = [as_decimal(each) for each in args if not pa.types.is_null(each.type)]
     scale = max(scale for _, scale in known)
     whole = max(precision - scale for precision, scale in known)
-    if whole + scale > DIGITS:
+    if whole + scale > DIGITS and not bounded:
         raise NotListed("decimals of more than 38 digits")
-    return pa.decimal128(whole + scale, scale)
+    return pa.decimal128(min(whole + scale, DIGITS), scale)
 
 
 def call(name: str, *args: Expression) -> Expression:
@@ -119,7 +122,7 @@ def _is_null(name: str, args: list[Expression]) -> Expression:
 
 @_on("=", "<>", "<", "<=", ">", ">=", "<=>")
 def _compare(name: str, args: list[Expression]) -> Expression:
-    to = common_type(args)
+    to = common_type(args, bounded=True)
     if not (is_number(to) or to in (TEXT, DATE, BOOL) or pa.types.is_timestamp(to)):
         raise NotListed(f"comparing {to}")
     return Call(name, tuple(cast(each, to) for each in args), BOOL)

@@ -11,7 +11,7 @@ from sqlglot import exp
 from timespine.views.plan.algebra import Aggregate, AggregateCall, Plan, SortKey, WindowCall, WindowNode
 from timespine.views.plan.expressions import Expression, Literal, PlanColumn
 from timespine.views.sql.functions import NotListed, aggregate_type, call
-from timespine.views.sql.reasons import refuse
+from timespine.views.sql.reasons import check_args, refuse
 from timespine.views.sql.relations import Relation, filtered, with_columns
 from timespine.views.sql.scalars import Scalars
 
@@ -81,6 +81,7 @@ class SelectGroups:
         group = self._node.args.get("group")
         if group is None:
             return []
+        check_args(group, {"expressions", "all", "grouping_sets", "cube", "rollup", "totals"})
         for what in ("grouping_sets", "cube", "rollup", "totals"):
             if group.args.get(what):
                 raise refuse(group, f"{what.replace('_', ' ').upper()} has no rule", "write a UNION ALL of GROUP BYs")
@@ -108,8 +109,10 @@ class SelectGroups:
             raise refuse(
                 node, f"the aggregate {written} has no rule", "use sum, count, avg, min, max, or policy 'full'"
             )
+        check_args(inner, {"this", "expressions", "big_int"})
         argument = inner.this
         if isinstance(argument, exp.Distinct):
+            check_args(argument, {"expressions"})
             if function != "count" or len(argument.expressions) != 1:
                 raise refuse(
                     node, f"{function}(DISTINCT ...) of this form has no rule", "aggregate over a SELECT DISTINCT"
@@ -156,6 +159,7 @@ class SelectGroups:
             raise refuse(
                 node, "a window without PARTITION BY is recomputed whole at every change", "add one, or policy 'full'"
             )
+        check_args(node, {"this", "partition_by", "order", "spec", "over"})
         parts = [self.scalar(each) for each in node.args["partition_by"]]
         order = node.args["order"].expressions if node.args.get("order") else []
         rank = _RANKS.get(type(node.this))
@@ -164,6 +168,8 @@ class SelectGroups:
             raise refuse(
                 node, "this window function or frame has no rule", "use a rank, or an aggregate of the partition"
             )
+        for each in order:
+            check_args(each, {"this", "desc", "nulls_first"})
         wanted = [self.scalar(each.this) for each in order]
         plan, columns = with_columns(self._builder.fresh, self._relation.plan, [*parts, *wanted])
         self._builder.check_keys(node, columns, "a window")

@@ -48,3 +48,11 @@ def reason_at(node: Any, what: str, instead: str, *, forbidden: bool = False) ->
     ]
     line, column = min(places, default=(0, 0))
     return Reason(line, column, what, instead, forbidden)
+
+
+def check_args(node: Any, allowed: set[str]) -> None:
+    """Refuse a node with a part that its translation does not look at: to ignore it would change the meaning."""
+    for name, value in node.args.items():
+        if value and name not in allowed:
+            what = f"{name.strip('_').replace('_', ' ').upper()} of {node.key} has no rule"
+            raise refuse(value if hasattr(value, "walk") else node, what, "leave it out, or use policy 'full'")

@@ -15,7 +15,7 @@ from timespine.errors import UsageError
 from timespine.views.engine.lowering import Declined, fold
 from timespine.views.plan.expressions import Call, Expression, Literal, columns_of
 from timespine.views.sql.functions import BIGINT, DATE, DOUBLE, INT, TEXT, NotListed, call, explicit_cast
-from timespine.views.sql.reasons import refuse
+from timespine.views.sql.reasons import check_args, refuse
 
 Resolve = Callable[[Any], Expression | None]
 """A function that gives the expression of a node which the caller knows: a column, an aggregate; None for others."""
@@ -58,6 +58,26 @@ _UNARY: dict[type, str] = {
     exp.Hour: "hour",
     exp.Minute: "minute",
 }
+_ARGS = {
+    exp.Case: {"ifs", "default"},
+    exp.If: {"true", "false"},
+    exp.Between: {"low", "high"},
+    exp.Cast: {"to", "_type"},
+    exp.TryCast: {"to", "_type", "requires_string"},
+    exp.Substring: {"start", "length"},
+    exp.Trim: {"position"},
+    exp.TsOrDsAdd: {"unit"},
+    exp.Concat: {"safe"},
+    exp.DPipe: {"safe"},
+    exp.Replace: {"replacement"},
+    exp.Like: {"negate"},
+    exp.Literal: {"is_string"},
+    exp.Div: {"safe", "typed"},  # a division by zero is declined, so whether it is null does not matter
+}
+"""The parts of nodes that are translated, or mean nothing here, beside their operands."""
+
+_KNOWN = {*_BINARY, *_UNARY, *_ARGS, exp.In, exp.Is, exp.Coalesce, exp.Paren, exp.Extract, exp.TsOrDsToDate}
+
 _PARTS = {"YEAR": "year", "MONTH": "month", "DAY": "day", "QUARTER": "quarter", "DOY": "day of year"}
 
 
@@ -72,6 +92,8 @@ class Scalars:
         known = self._resolve(node)
         if known is not None:
             return known
+        if type(node) in _KNOWN:
+            check_args(node, {"this", "expression", "expressions", *_ARGS.get(type(node), ())})
         try:
             made = self._made(node)
             if isinstance(made, Call) and not columns_of(made) and made.type in (DATE, INT, BIGINT, TEXT):
@@ -91,7 +113,8 @@ class Scalars:
             return _plus_interval(go(node.this), node.expression, -1 if isinstance(node, exp.Sub) else 1)
         if type(node) in _BINARY:
             one, two = go(node.this), go(node.expression)
-            return call(_BINARY[type(node)], *_dates_of_texts(one, two))
+            made = call(_BINARY[type(node)], *_dates_of_texts(one, two))
+            return call("not", made) if node.args.get("negate") else made
         if type(node) in _UNARY:
             return call(_UNARY[type(node)], go(node.this))
         if isinstance(node, exp.Is):
