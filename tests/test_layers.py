@@ -24,8 +24,9 @@ ALLOWED = {
     "client": {"columnar", "core", "model", "location"},
     "arrangement": {"client", "columnar", "core", "model", "location"},
     "spark": {"client", "columnar", "core", "model", "location"},
-    "cli": {"spark", "client", "columnar", "core", "model", "location"},
-    "testing": {"arrangement", "client", "columnar", "core", "model", "location"},
+    "views": {"spark", "client", "columnar", "core", "model", "location"},
+    "cli": {"views", "spark", "client", "columnar", "core", "model", "location"},
+    "testing": {"views", "arrangement", "client", "columnar", "core", "model", "location"},
 }
 
 # What has an effect, or depends on one: the pure layers must not even be able to name it.
@@ -65,18 +66,19 @@ def test_a_layer_imports_only_what_lies_below_it(layer):
                 assert used in {layer} | SHARED | ALLOWED[layer], f"{path.relative_to(ROOT)} imports {name}"
 
 
-# What Spark may use of the client: what users have, and the interface for engines.
+# What Spark and views may use of the client: what users have, and the interface for engines.
 FOR_ENGINES = {"collection", "engine_interface", "open_store", "store"}
 
 
-def test_spark_stands_on_the_interface_for_engines():
-    for path in modules("spark"):
+@pytest.mark.parametrize("layer", ["spark", "views"])
+def test_an_engine_stands_on_the_interface_for_engines(layer):
+    for path in modules(layer):
         for name in imports(path):
             if name.startswith("timespine.client"):
                 assert name.split(".")[2] in FOR_ENGINES, f"{path.relative_to(ROOT)} imports {name}"
 
 
-@pytest.mark.parametrize("layer", ["spark", "cli"])
+@pytest.mark.parametrize("layer", ["spark", "views", "cli"])
 def test_what_a_collection_hides_is_asked_for_by_a_function(layer):
     hidden = {"_handle", "_plan", "_wanted", "_held", "_steps", "_leased"}
     for path in modules(layer):
@@ -114,6 +116,7 @@ INSIDE = {
         "diagnostics": set(),
         "write": {"commit", "load", "read", "catalog"},
     },
+    "views": {"plan": set(), "engine": {"plan"}, "sql": {"plan", "engine"}},
     "cli": {"input": set(), "output": {"input"}, "commands": {"input", "output"}},
 }
 
@@ -256,6 +259,7 @@ EXPORTED = {
         "NameBlocked",
         "NoSpace",
         "NotSealed",
+        "OwnedCollection",
         "PartInfo",
         "Predicate",
         "ReadOnlyStore",
@@ -280,6 +284,7 @@ EXPORTED = {
         "TypeLike",
         "Unavailable",
         "UnknownCollection",
+        "UnsupportedView",
         "Updates",
         "UpperMismatch",
         "UsageError",
@@ -295,6 +300,7 @@ EXPORTED = {
         "open",
     ],
     "timespine.model": ["CLOSED", "Description", "Frontier", "Time", "advance_by"],
+    "timespine.views": ["Reason", "Refreshed", "Verified", "View", "ViewStatus"],
     "timespine.testing.conformance": ["BlobConformance", "ConsensusConformance", "ConsensusUnderFaults"],
 }
 
@@ -312,7 +318,7 @@ def test_spark_is_there_when_it_is_asked_for_and_not_loaded_before():
         timespine.nothing  # noqa: B018
 
 
-EXTRAS = ("typer", "click", "rich", "prometheus_client", "pyspark", "obstore", "psycopg")
+EXTRAS = ("typer", "click", "rich", "prometheus_client", "pyspark", "obstore", "psycopg", "sqlglot")
 """Packages that only extras bring."""
 
 
@@ -338,6 +344,8 @@ def test_without_their_extras_the_command_and_the_export_say_what_to_install():
     assert done.stderr == "error: typer is not installed: pip install 'timespine[cli]'\n"
     done = ran("import sys; sys.modules['prometheus_client'] = None; import timespine.client.diagnostics.prometheus")
     assert done.stderr.splitlines()[-1].endswith("pip install 'timespine[metrics]'")
+    view = "import sys, timespine; sys.modules['sqlglot'] = None; timespine.Store.view(None, 'v', sql='SELECT 1')"
+    assert ran(view).stderr.splitlines()[-1].endswith("sqlglot is not installed: pip install 'timespine[views]'")
 
 
 def test_without_their_extras_object_stores_and_postgresql_say_what_to_install():

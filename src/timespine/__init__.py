@@ -71,6 +71,7 @@ from timespine.errors import (
     NameBlocked,
     NoSpace,
     NotSealed,
+    OwnedCollection,
     ReadOnlyStore,
     SchemaChanged,
     SchemaConflict,
@@ -79,6 +80,7 @@ from timespine.errors import (
     TimespineError,
     Unavailable,
     UnknownCollection,
+    UnsupportedView,
     UpperMismatch,
     UsageError,
     VersionError,
@@ -148,6 +150,7 @@ __all__ = [
     "NameBlocked",
     "NoSpace",
     "NotSealed",
+    "OwnedCollection",
     "PartInfo",
     "Predicate",
     "ReadOnlyStore",
@@ -172,6 +175,7 @@ __all__ = [
     "TypeLike",
     "Unavailable",
     "UnknownCollection",
+    "UnsupportedView",
     "Updates",
     "UpperMismatch",
     "UsageError",
@@ -189,9 +193,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load `ts.spark` on first use: it needs `timespine[spark]`."""
-    if name != "spark":
+    """Load `ts.spark` and `ts.views` on first use: they need `timespine[spark]` and `timespine[views]`."""
+    if name not in ("spark", "views"):
         raise AttributeError(f"module 'timespine' has no attribute {name!r}")
     import importlib
 
-    return importlib.import_module("timespine.spark")
+    return importlib.import_module(f"timespine.{name}")

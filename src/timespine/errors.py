@@ -8,7 +8,9 @@
     |  |- SchemaChanged                   a column was dropped that the new rows have values for
     |  |- CollectionExists                a collection has that name
     |  |- NameBlocked                     a dropped collection had that name
-    |  |- CollectionInUse                 a reader or a hold keeps the collection
+    |  |- CollectionInUse                 a reader, a hold or a view keeps the collection
+    |  |- OwnedCollection                 only the refresh of a view writes to the collection
+    |  |- UnsupportedView                 a view cannot be maintained as it was asked for: here are all reasons
     |  |- StoreClosed                     the store, or a port of it, was closed: open it again
     |  |- ReadOnlyStore                   the store was opened for reading only
     |  |- WrongProcess                    a handle belongs to the process that opened it: open the store in this one
@@ -190,7 +192,30 @@ class NameBlocked(UsageError):
 
 
 class CollectionInUse(UsageError):
-    """A reader or a hold keeps the collection from being dropped. Nothing was changed."""
+    """A reader, a hold or a view keeps the collection from being dropped. Nothing was changed."""
+
+
+class OwnedCollection(UsageError):
+    """Only the refresh of a view changes this collection. Nothing was changed."""
+
+    def __init__(self, name: str, role: str) -> None:
+        what = {"view": "is a view", "stage": "is state of a view", "registry": "holds the definitions of views"}[role]
+        super().__init__(
+            f"collection {name} {what}: only refreshes of views change it; write to the inputs of the view"
+        )
+        self.name = name
+        """The name of the collection."""
+        self.role = role
+        """What it is for: view, stage or registry."""
+
+
+class UnsupportedView(UsageError):
+    """A view cannot be maintained as it was asked for. Nothing was changed."""
+
+    def __init__(self, message: str, reasons: tuple[object, ...] = ()) -> None:
+        super().__init__("\n".join((message, *(f"  {reason}" for reason in reasons))))
+        self.reasons = reasons
+        """Each reason: its line and column in the SQL text, what is wrong, and what to write instead."""
 
 
 class StoreClosed(UsageError):

@@ -18,6 +18,7 @@ from timespine.cli.commands import (
     modify,
     read,
     retention,
+    views,
     write_and_seal,
 )
 
@@ -29,7 +30,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 
-VERBS = (collections, evolve, append_and_load, modify, write_and_seal, read, retention, maintain, migrate, inspect)
+VERBS = (
+    collections,
+    evolve,
+    append_and_load,
+    modify,
+    write_and_seal,
+    read,
+    retention,
+    maintain,
+    migrate,
+    inspect,
+    views,
+)
 """The modules of verbs, in the order of the help."""
 
 for module in VERBS:

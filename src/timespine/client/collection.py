@@ -167,10 +167,12 @@ class Collection(OneProcess):
 
     def finish(self) -> None:
         """Seal all times: no writer can add anything to the collection afterwards."""
+        self._handle.check_unowned()
         self._handle.committer.commit((self.id, AdvanceUpper(Frontier())))
 
     def writer(self) -> Writer:
         """Return a writer for callers that build batches themselves."""
+        self._handle.check_unowned()
         return Writer(self._handle)
 
     # Reading.
@@ -397,6 +399,8 @@ def handle_of(collection: Collection) -> CollectionHandle:
 def expire_command(handle: CollectionHandle, before: FrontierLike, *, ahead: bool) -> list[Command]:
     """List the commands that expire history before a time: they also return the leases that no read uses."""
     state = handle.state()
+    if ahead:
+        handle.check_unowned()  # the next refresh reads the newest complete time
     moved = handle.frontier_of(before)
     if not ahead and state.arity == 1 and moved.elements and state.upper.elements:
         moved = Frontier.at(max(min(moved.time, state.upper.time - 1), 0))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from timespine.client.catalog.catalog import CatalogEntry
+from timespine.client.catalog.catalog import CatalogEntry, check_role
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.read.leases import Leases
 from timespine.client.time_args import FrontierLike, TimeLike, parse_frontier, parse_time
@@ -112,6 +112,10 @@ class CollectionHandle:
     def committer(self) -> GroupCommitter:
         """The committer of the store."""
         return self.context.committer
+
+    def check_unowned(self) -> None:
+        """Raise OwnedCollection if only the refresh of a view may change this collection."""
+        check_role(self.name, self.entry)
 
     def state(self) -> State:
         """Read the newest state."""

@@ -20,10 +20,15 @@ else of the client.
     steps        Step, FlushesRuns, AppendStep, DeltaStep, DependsOnRead, UnsealedWriteStep, CommandStep;
                  unsealed_seen_by
     commit       commit_steps; results are CommitResult, WriteResult, NOTHING
+    views        begin_refresh gives a Transaction that may write to owned collections; Definition, CatalogEntry and
+                 catalog_entries are about these, drop_owned drops one; restrict_to_keys reads the rows of some keys
 """
 
 from __future__ import annotations
 
+import pyarrow as pa
+
+from timespine.client.catalog.catalog import CatalogEntry
 from timespine.client.catalog.create import Definition
 from timespine.client.collection import Collection, handle_of
 from timespine.client.commit.effect_driver import fresh_id
@@ -59,6 +64,7 @@ from timespine.client.write.read_current import (
 from timespine.client.write.stage import Runs, count_appended, did_not_commit, flush_inline
 from timespine.client.write.step_commit import commit_steps
 from timespine.client.write.time_column import milliseconds, with_times
+from timespine.client.write.transaction import Transaction
 from timespine.client.write.transaction_steps import (
     AppendStep,
     CommandStep,
@@ -70,6 +76,7 @@ from timespine.client.write.transaction_steps import (
 )
 from timespine.client.write_results import NOTHING, CommitResult, WriteResult
 from timespine.columnar.merge.engine import Engine
+from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.scan.slice import Slice
 from timespine.columnar.schema.schema import Schema
@@ -111,6 +118,31 @@ def undo_create(store: Store, id: str, name: str) -> bool:
     return store._drop_service.undo_create(id, name)
 
 
+def restrict_to_keys(rows: Rows, keys: pa.Table) -> None:
+    """Restrict rows to those that have one of some combinations of values; nulls are equal.
+
+    If the columns are the first ones of the key, parts and row groups without such rows are not read.
+    """
+    rows._only(KeySet(keys))
+
+
+def begin_refresh(store: Store) -> Transaction:
+    """Begin a transaction that may write to owned collections."""
+    transaction = store.transaction()
+    transaction.refreshes = True
+    return transaction
+
+
+def catalog_entries(store: Store) -> dict[str, CatalogEntry]:
+    """Return the entries of the newest catalog by name, hidden ones included."""
+    return store._catalog.read().entries
+
+
+def drop_owned(store: Store, name: str, *, force: bool) -> bool:
+    """Drop a collection that is a view, or a stage of one."""
+    return store._drop_service.drop(name, force=force, owned=True)
+
+
 def merge_engine_of(store: Store) -> Engine:
     """Return the engine that merges batches of a store."""
     return store._engine
@@ -128,13 +160,16 @@ __all__ = [
     "REFUSE",
     "AppendStep",
     "AppendTime",
+    "CatalogEntry",
     "Changes",
+    "Collection",
     "CollectionHandle",
     "CommandStep",
     "CommitResult",
     "Compute",
     "CriticalHold",
     "CurrentRows",
+    "Definition",
     "DeltaStep",
     "DependsOnRead",
     "FlushesRuns",
@@ -151,8 +186,10 @@ __all__ = [
     "Runs",
     "Snapshot",
     "Step",
+    "Store",
     "StoreContext",
     "TimeLike",
+    "Transaction",
     "UnsealedWriteStep",
     "Updates",
     "WriteResult",
@@ -161,12 +198,15 @@ __all__ = [
     "append_time",
     "apply_late_policy",
     "at_time",
+    "begin_refresh",
+    "catalog_entries",
     "commit_steps",
     "count_appended",
     "count_late",
     "delete_keys_delta",
     "delta_of",
     "did_not_commit",
+    "drop_owned",
     "extent_of",
     "flush_inline",
     "fresh_id",
@@ -189,6 +229,7 @@ __all__ = [
     "repeat_by_diff",
     "replace_delta",
     "restrict_columns",
+    "restrict_to_keys",
     "slices_of",
     "take_critical",
     "time_range",

@@ -17,7 +17,7 @@ from timespine.client.catalog.catalog import (
     CatalogEntry,
     Names,
     check_collection_name,
-    with_default_retention,
+    check_role,
 )
 from timespine.client.catalog.create import Definition, PendingCreates, schema_of
 from timespine.client.catalog.drop import DropService
@@ -28,6 +28,7 @@ from timespine.client.catalog.retention import (
     change_policy,
     policy_of_store,
     retention_of,
+    with_default_retention,
 )
 from timespine.client.catalog.same_definition import require_same_definition
 from timespine.client.close_store import end_background
@@ -43,11 +44,11 @@ from timespine.client.maintenance.merge_effect import perform_merge
 from timespine.client.maintenance.report import MaintenanceReport
 from timespine.client.maintenance.scheduler import Maintenance
 from timespine.client.maintenance.vacuum import VacuumResult, vacuum_collections
-from timespine.client.process_guard import OneProcess
 from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.leases import Leases
 from timespine.client.read.multi_snapshot import MultiSnapshot, snapshot_many
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, check_clock, parse_time
+from timespine.client.view_bridge import ViewVerbs
 from timespine.client.write.small_appends.answer_appends import make_relay
 from timespine.client.write.transaction import Transaction, as_list
 from timespine.client.write_results import SealResult
@@ -58,7 +59,7 @@ from timespine.columnar.schema.types import TypeLike
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol
 from timespine.core.transitions import AdvanceUpper
-from timespine.errors import ClosedError, CollectionExists, UsageError, short_repr
+from timespine.errors import ClosedError, CollectionExists, OwnedCollection, UsageError, short_repr
 from timespine.hints import Hint
 from timespine.location.blob import Blob
 from timespine.location.consensus import WRITES_MAX, Consensus
@@ -75,7 +76,7 @@ CLOSE_S = 600.0
 """Seconds that `close` waits for a running merge or call, unless the caller gives a timeout."""
 
 
-class Store(OneProcess):
+class Store(ViewVerbs):
     """An open store. Many threads of the process that opened it may use it; a forked child opens its own."""
 
     def __init__(
@@ -215,10 +216,11 @@ class Store(OneProcess):
         self._committer.check_open()
         return isinstance(name, str) and name in self._catalog.read().entries
 
-    def names(self) -> list[str]:
-        """List the names of all collections, sorted."""
+    def names(self, *, hidden: bool = False) -> list[str]:
+        """List the names of all collections, sorted; with `hidden` also those that keep the state of views."""
         self._committer.check_open()
-        return sorted(self._catalog.read().entries)
+        names = self._catalog.read()
+        return sorted(names.entries) if hidden else names.visible
 
     def description(self, name: str) -> Description:
         """Return the lower frontier of a collection, its upper and its since."""
@@ -235,12 +237,14 @@ class Store(OneProcess):
     def drop(self, name: str, *, force: bool = False) -> bool:
         """Remove a collection; return False if it was dropped before. Its name stays blocked: see `create`.
 
-        Maintenance deletes the data when no lease holds it. Open handles finish the reads that they have begun;
-        writes raise an error, and feeds end. `drop` raises CollectionInUse while the collection has critical holds;
-        `force` releases them.
+        Maintenance deletes the data when no lease holds it. Open handles finish the reads that they have begun; writes
+        raise an error, and feeds end. Critical holds and views on it raise CollectionInUse; `force` releases the holds.
         """
         self._committer.check_writable()
-        return self._drop_service.drop(name, force=force)
+        try:
+            return self._drop_service.drop(name, force=force)
+        except OwnedCollection as owned:
+            return self._drop_view(owned, force=force)
 
     def load(
         self,
@@ -312,7 +316,9 @@ class Store(OneProcess):
         """Run maintenance now, in this thread: merges, rollups, garbage collection, expiry."""
         self._committer.check_writable()
         self._sync_names(self._catalog.read())
-        report = self._maintenance.maintain([self.collection(n)._handle for n in names or self.names()], sweep=sweep)
+        report = self._maintenance.maintain(
+            [self.collection(n)._handle for n in names or self.names(hidden=True)], sweep=sweep
+        )
         if not names:
             before = self._maintenance.report.counts()
             report.collected += self._purge_dropped(at_once=True)
@@ -325,12 +331,12 @@ class Store(OneProcess):
         """Find orphaned blobs of expired writers; delete them unless `dry_run`."""
         if not dry_run:
             self._committer.check_writable()
-        handles = [self.collection(name)._handle for name in self.names()]
+        handles = [self.collection(name)._handle for name in self.names(hidden=True)]
         with self._maintenance.paused():
             return vacuum_collections(handles, self._context.blob, self._upkeep, dry_run=dry_run)
 
     def seal_idle(self, upper: int | datetime.datetime | None = None) -> int:
-        """Seal all collections of the wall clock that are behind a time (default: now); return the time.
+        """Seal all collections of the wall clock that are behind a time (default: now), except views; return the time.
 
         Up to 4,096 collections are sealed in one commit. Collections that are sealed further stay unchanged.
         """
@@ -339,7 +345,7 @@ class Store(OneProcess):
         commands = [
             (entry.id, AdvanceUpper(Frontier.at(time_ms)))
             for entry in self._catalog.read().entries.values()
-            if entry.timeline == "clock" and self._committer.state(entry.id).arity == 1
+            if not entry.role and entry.timeline == "clock" and self._committer.state(entry.id).arity == 1
         ]
         for start in range(0, len(commands), WRITES_MAX):
             self._committer.commit(*commands[start : start + WRITES_MAX])
@@ -451,6 +457,7 @@ class Store(OneProcess):
         """Raise CollectionInUse if a collection has a critical hold, which no process could release later."""
         known = self._catalog.read().entries.get(check_collection_name(name))
         if known is not None:
+            check_role(name, known)
             self._drop_service.check_unheld(name, known.id, Hint("release-or-drop", {"name": name}))
 
     def _sync_names(self, names: Names) -> None:

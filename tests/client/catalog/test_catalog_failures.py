@@ -125,7 +125,7 @@ def test_a_damaged_catalog_is_a_corruption_error_for_whatever_is_asked(place):
 def test_a_catalog_of_a_newer_version_is_refused_as_such(place):
     store = place.open()
     store.create("orders", key=KEY)
-    head, payload = b"TS\x05\x02", msgspec.msgpack.encode({"whatever": "it may hold"})
+    head, payload = b"TS\x05\x03", msgspec.msgpack.encode({"whatever": "it may hold"})
     overwrite(place, head + zlib.crc32(head + payload).to_bytes(4, "big") + payload)
     with pytest.raises(VersionError, match="upgrade"):
         place.open().names()
@@ -170,6 +170,10 @@ def test_a_catalog_that_is_forged_to_look_whole_is_an_error_and_never_a_crash():
         CatalogEntry("a-1", "sundial"),
         CatalogEntry("a-1", "clock", 0),
         CatalogEntry("a-1", "clock", -5),
+        CatalogEntry("a-1", role="king"),
+        CatalogEntry("a-1", role="stage"),
+        CatalogEntry("a-1", role="view", owner="b-1"),
+        CatalogEntry("a-1", role="stage", owner="../../etc"),
     ],
 )
 def test_an_entry_that_no_store_would_write_is_damage(entry):

@@ -22,7 +22,7 @@ from timespine.core.state import State
 from timespine.errors import UsageError, short_repr
 
 
-class View(enum.StrEnum):
+class InspectView(enum.StrEnum):
     """The views of a stored collection."""
 
     state = "state"
@@ -65,7 +65,7 @@ def add_commands(app: typer.Typer) -> None:
 def inspect_verb(
     store: StorePath,
     name: Name,
-    view: Annotated[View, typer.Argument(metavar="VIEW", help="The view.")] = View.state,
+    view: Annotated[InspectView, typer.Argument(metavar="VIEW", help="The view.")] = InspectView.state,
     key: Annotated[
         str | None,
         typer.Argument(metavar="KEY", help="With `part`: its key, or the end of it.", show_default=False),
@@ -88,14 +88,14 @@ def inspect_verb(
     Example:
       timespine inspect ./data orders batches
     """
-    where = (for_document if view in (View.state, View.part) else destination)(output, to)
-    if (key is not None) != (view is View.part):
+    where = (for_document if view in (InspectView.state, InspectView.part) else destination)(output, to)
+    if (key is not None) != (view is InspectView.part):
         raise UsageError("inspect STORE NAME part KEY shows one part; the other views take no key")
     with open_store_at(store, read_only=True) as open_store:
         collection = open_store.collection(name)
-        if view is View.part:
+        if view is InspectView.part:
             _part(collection, where, key or "")
-        elif view is View.state:
+        elif view is InspectView.state:
             _state(collection, where)
         else:
             names, rows = _VIEWS[view](collection)
@@ -206,11 +206,11 @@ def _changed(change: StateDiff) -> list[str]:
 
 
 _VIEWS = {
-    View.batches: _batches,
-    View.parts: _parts,
-    View.levels: _levels,
-    View.holds: _holds,
-    View.diffs: _diffs,
+    InspectView.batches: _batches,
+    InspectView.parts: _parts,
+    InspectView.levels: _levels,
+    InspectView.holds: _holds,
+    InspectView.diffs: _diffs,
 }
 
 

@@ -171,7 +171,7 @@ def metrics_verb(store: StorePath, output: Output = None, to: To = None) -> None
     """
     where = destination(output, to)
     with open_store_at(store, read_only=True) as open_store:
-        for name in open_store.names():
+        for name in open_store.names(hidden=True):
             open_store.description(name)
             open_store.collection(name)
         found = open_store.metrics()

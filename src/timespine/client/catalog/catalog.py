@@ -19,7 +19,7 @@ import msgspec
 from timespine.client.commit.effect_driver import Driver, fresh_id
 from timespine.core.effects import CompareAndSet, Protocol, Scan, Sleep, Truncate
 from timespine.core.encoding.codec import encode_state
-from timespine.core.encoding.envelope import EnvelopeKind, unwrap_payload, wrap_payload
+from timespine.core.encoding.envelope import VERSION, EnvelopeKind, unwrap_payload, wrap_payload
 from timespine.core.protocols.commit import ExtraWrites
 from timespine.core.protocols.session import Session, pause_ms, retry, retry_determinate
 from timespine.core.state import Commit, State, new_state
@@ -30,6 +30,7 @@ from timespine.errors import (
     Determinate,
     Indeterminate,
     NameBlocked,
+    OwnedCollection,
     Unavailable,
     UnknownCollection,
     UsageError,
@@ -43,6 +44,12 @@ LOG = "catalog"
 """The key of the log. No collection can have it: their ids end in a random part."""
 
 TIMELINES = ("clock", "counter")
+ROLES = ("", "view", "stage", "registry")
+"""The roles of collections: one of users, a view, the hidden state of a view, the definitions of all views."""
+
+OWNED_VERSION = 2
+"""The version of a catalog with owned collections: code that does not know them would seal or change them."""
+
 FOR_EVER = INT64_MAX
 """The policy of a collection that keeps all history, whatever the policy of the store is."""
 NAME_MAX = 128
@@ -68,6 +75,15 @@ class CatalogEntry(msgspec.Struct, frozen=True, array_like=True):
     """The time of creation."""
     forget_within_ms: int | None = None
     """The deadline for forgetting expired history; None: the deadline of the store."""
+    role: str = ""
+    """What the collection is for, one of ROLES. Only the refresh of views writes to one with a role."""
+    owner: str = ""
+    """The id of the view that a stage belongs to."""
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the collection is no concern of users: the state of a view, or the definitions of views."""
+        return self.role in ("stage", "registry")
 
 
 class Names(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -94,10 +110,15 @@ class Names(msgspec.Struct, frozen=True, omit_defaults=True):
     seqno: int | None = None
     """The sequence number of the entry that this was read from, which is not stored in it; None: there is no entry."""
 
+    @property
+    def visible(self) -> list[str]:
+        """The names of collections that users see, sorted."""
+        return sorted(name for name, entry in self.entries.items() if not entry.is_hidden)
+
     def unknown(self, name: str) -> UnknownCollection:
         """Make the error for a name that no collection has: it lists the existing ones."""
         gone = ": it was dropped" if name in self.tombstones else ""
-        there = ", ".join(sorted(self.entries)[:NAMED_MAX]) or "none"
+        there = ", ".join(self.visible[:NAMED_MAX]) or "none"
         return UnknownCollection(f"there is no collection {name}{gone}; there are: {there}", name)
 
 
@@ -114,6 +135,12 @@ def check_collection_name(name: object) -> str:
     return name
 
 
+def check_role(name: str, entry: CatalogEntry) -> None:
+    """Raise OwnedCollection if only refreshes of views may change a collection."""
+    if entry.role:
+        raise OwnedCollection(name, entry.role)
+
+
 def fresh_collection_id(name: str) -> str:
     """Return a fresh id that begins with the name, so that people recognize the folder."""
     slug = re.sub(r"[^a-z0-9_-]", "-", name.lower())[:40]
@@ -127,7 +154,9 @@ def first_name(id: str) -> str:
 
 def encode_catalog(names: Names) -> bytes:
     """Encode the catalog as an entry."""
-    return wrap_payload(EnvelopeKind.CATALOG, msgspec.msgpack.encode(msgspec.structs.replace(names, seqno=None)))
+    is_owned = any(entry.role for entry in names.entries.values())
+    payload = msgspec.msgpack.encode(msgspec.structs.replace(names, seqno=None))
+    return wrap_payload(EnvelopeKind.CATALOG, payload, OWNED_VERSION if is_owned else VERSION)
 
 
 def decode_catalog(seqno: int, data: bytes) -> Names:
@@ -176,6 +205,12 @@ def _check_entry(name: str, entry: CatalogEntry) -> None:
         raise UsageError(f"collection {name} keeps history for {entry.retain_ms} milliseconds")
     if entry.forget_within_ms is not None and entry.forget_within_ms <= 0:
         raise UsageError(f"collection {name} forgets within {entry.forget_within_ms} milliseconds")
+    if entry.role not in ROLES or bool(entry.owner) != (entry.role == "stage"):
+        raise UsageError(
+            f"collection {name} has a role {short_repr(entry.role)} and an owner {short_repr(entry.owner)}"
+        )
+    if entry.owner:
+        check_segment(entry.owner, "collection id")
 
 
 # Changes. Each may be applied twice, if many others came after a lost reply: it sees by ids that it is done.
@@ -231,11 +266,6 @@ def _with_name(names: Names, name: str, entry: CatalogEntry) -> Names:
     return msgspec.structs.replace(names, entries={**names.entries, name: entry}, dropped=gone, tombstones=tombstones)
 
 
-def no_retention_error() -> UsageError:
-    """Make the error for a retention policy of times that are not points of the wall clock."""
-    return UsageError("retain needs times of one coordinate that are points of the wall clock", hint=Hint("use-clock"))
-
-
 def check_not_blocked(names: Names, name: str) -> None:
     """Raise NameBlocked if a name was that of a dropped collection."""
     if name in names.tombstones:
@@ -272,17 +302,6 @@ def with_taken_over(id: str, name: str, names: Names) -> Names | None:
     return _with_name(msgspec.structs.replace(names, entries=entries), name, entry)
 
 
-def with_retention(id: str, retain_ms: int | None, names: Names) -> Names | None:
-    """Set the retention policy of a collection."""
-    name, entry = entry_by_id(id, names)
-    if retain_ms not in (None, FOR_EVER) and entry.timeline != "clock":
-        raise no_retention_error()
-    if entry.retain_ms == retain_ms:
-        return None
-    changed = msgspec.structs.replace(entry, retain_ms=retain_ms)
-    return msgspec.structs.replace(names, entries={**names.entries, name: changed})
-
-
 def entry_by_id(id: str, names: Names) -> tuple[str, CatalogEntry]:
     """Return the name and the entry of a collection; raise a UsageError if it was dropped."""
     found = next(((name, entry) for name, entry in names.entries.items() if entry.id == id), None)
@@ -297,11 +316,6 @@ def with_purged(id: str, names: Names) -> Names | None:
         return None
     left = tuple(each for each in names.dropped if each != id)
     return msgspec.structs.replace(names, dropped=left, forced=tuple(each for each in names.forced if each != id))
-
-
-def with_default_retention(retain_ms: int | None, names: Names) -> Names | None:
-    """Set the retention policy of collections without one of their own."""
-    return None if names.retain_ms == retain_ms else msgspec.structs.replace(names, retain_ms=retain_ms)
 
 
 class Catalog:

@@ -24,10 +24,9 @@ from timespine.client.catalog.catalog import (
     check_collection_name,
     first_state,
     fresh_collection_id,
-    no_retention_error,
 )
 from timespine.client.catalog.reservations import cancel_reservations, check_reserved
-from timespine.client.catalog.retention import RetentionLike, policy_of
+from timespine.client.catalog.retention import RetentionLike, no_retention_error, policy_of
 from timespine.client.collection import Collection
 from timespine.client.commit.turn import Patience
 from timespine.client.context import CollectionHandle, StoreContext
@@ -54,6 +53,10 @@ class Definition:
     """How long history is kept; None: the policy of the store."""
     forget_within: DurationLike | None
     """The deadline for forgetting expired history; None: the deadline of the store."""
+    role: str = ""
+    """What the collection is for: see `CatalogEntry`."""
+    owner: str = ""
+    """The id of the view that a stage belongs to."""
 
     @staticmethod
     def of(options: CreateOptions) -> Definition:
@@ -82,9 +85,8 @@ class Definition:
         if retain_ms not in (None, FOR_EVER) and (self.timeline != "clock" or self.schema.arity != 1):
             raise no_retention_error()
         within_ms = parse_duration_ms(self.forget_within) if self.forget_within is not None else None
-        return CatalogEntry(
-            fresh_collection_id(check_collection_name(name)), self.timeline, retain_ms, int(now * 1000), within_ms
-        )
+        id = fresh_collection_id(check_collection_name(name))
+        return CatalogEntry(id, self.timeline, retain_ms, int(now * 1000), within_ms, self.role, self.owner)
 
 
 def schema_of(

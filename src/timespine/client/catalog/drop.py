@@ -19,6 +19,7 @@ from timespine.client.catalog.catalog import (
     Catalog,
     Names,
     check_collection_name,
+    check_role,
     first_name,
     with_dropped,
     with_purged,
@@ -53,8 +54,8 @@ class DropService:
         self._looked_ms: dict[str, int] = {}
         """The last look of this process for blobs, by cancelled id."""
 
-    def drop(self, name: str, *, force: bool) -> bool:
-        """Drop a collection; return False if it was dropped before."""
+    def drop(self, name: str, *, force: bool, owned: bool = False) -> bool:
+        """Drop a collection; return False if it was dropped before. Raise OwnedCollection for others than `owned`."""
         check_collection_name(name)
         while True:
             names = self._catalog.read()
@@ -63,6 +64,8 @@ class DropService:
                 return False
             if entry is None:
                 raise names.unknown(name)
+            if not owned:
+                check_role(name, entry)
             if not force:
                 self.check_unheld(name, entry.id, Hint("release-or-force"))
             if self._catalog.change(partial(with_dropped, entry.id, name, force), frees_space=True):

@@ -20,6 +20,7 @@ def evolve_schema(
     expected: int | None,
 ) -> int:
     """Commit a changed schema; return its id. Without `expected`, try again on the schema of another process."""
+    handle.check_unowned()
     if isinstance(drop, str) or not isinstance(drop, Sequence):
         raise UsageError(f"drop is a list of names of columns, not {short_repr(drop)}")
     for what, given in (("add", add), ("rename", rename), ("widen", widen)):

@@ -19,8 +19,6 @@ from timespine.client.catalog.catalog import (
     CatalogEntry,
     Names,
     entry_by_id,
-    no_retention_error,
-    with_retention,
 )
 from timespine.client.time_args import DurationLike, parse_duration_ms
 from timespine.errors import UsageError
@@ -71,6 +69,27 @@ def policy_of_store(given: RetentionLike) -> int | None:
     if given == OF_STORE:
         raise UsageError("a store has no other policy to go by", hint=Hint("give-retention"))
     return None if given is None or given == _FOR_EVER else parse_duration_ms(given)
+
+
+def no_retention_error() -> UsageError:
+    """Make the error for a retention policy of times that are not points of the wall clock."""
+    return UsageError("retain needs times of one coordinate that are points of the wall clock", hint=Hint("use-clock"))
+
+
+def with_retention(id: str, retain_ms: int | None, names: Names) -> Names | None:
+    """Set the retention policy of a collection."""
+    name, entry = entry_by_id(id, names)
+    if retain_ms not in (None, FOR_EVER) and entry.timeline != "clock":
+        raise no_retention_error()
+    if entry.retain_ms == retain_ms:
+        return None
+    changed = msgspec.structs.replace(entry, retain_ms=retain_ms)
+    return msgspec.structs.replace(names, entries={**names.entries, name: changed})
+
+
+def with_default_retention(retain_ms: int | None, names: Names) -> Names | None:
+    """Set the retention policy of collections without one of their own."""
+    return None if names.retain_ms == retain_ms else msgspec.structs.replace(names, retain_ms=retain_ms)
 
 
 def change_policy(catalog: Catalog, id: str, arity: int, retain_ms: int | None) -> None:

@@ -94,7 +94,7 @@ def examine(store: Store, *names: str, progress: Progress | None = None) -> Heal
     """Examine some collections, or all of them."""
     report = HealthReport()
     try:
-        handles = [store.collection(name)._handle for name in names or store.names()]
+        handles = [store.collection(name)._handle for name in names or store.names(hidden=True)]
     except (CorruptionError, VersionError) as error:
         report.findings.append(Finding("", _kind(error), "catalog", "", str(error)))
         return report

@@ -140,6 +140,7 @@ def append_or_wait(
     expected_upper: FrontierLike | None,
 ) -> CommitResult:
     """Append rows: in a batch with others that wait, if they are few and neither they nor the caller name a time."""
+    handle.check_unowned()
     if at is None and upper is None and expected_upper is None:
         _, schema = handle.schema(handle.known())
         pending = pending_append(handle, rows)

@@ -48,9 +48,17 @@ class StepCommit:
     """One commit of some steps, all or nothing."""
 
     def __init__(
-        self, steps: Sequence[Step], reads: Reads = (), create: CommitPlaced | None = None, starts: int | None = None
+        self,
+        steps: Sequence[Step],
+        reads: Reads = (),
+        create: CommitPlaced | None = None,
+        starts: int | None = None,
+        *,
+        refreshes: bool = False,
     ) -> None:
         self.steps = steps
+        self._refreshes = refreshes
+        """Whether this is a refresh of views, which may write to owned collections."""
         self.times: dict[str, int] = {}
         """The time of the transaction on each time line that has a step at it."""
         self._at: list[int | None] = [None] * len(steps)
@@ -81,6 +89,9 @@ class StepCommit:
     def _commit(self) -> list[Committed]:
         self._committer.check_writable()
         steps = self.steps
+        for step in steps:
+            if not self._refreshes and not step.only_expires:
+                step.handle.check_unowned()
         self.times = _earliest_times(steps)
         changed = {step.handle.id: step.handle for step in steps if step.depends_on_read}
         if not changed:

@@ -65,6 +65,8 @@ class Transaction(OneProcess):
         self._reads: dict[str, tuple[CollectionHandle, Frontier]] = {}
         self._times: dict[str, int] = {}
         self._is_over = False
+        self.refreshes = False
+        """Whether this is a refresh of views, which may write to owned collections."""
         self.replies: list[Any] = []
         """The result of each step, in order, once the transaction is committed."""
 
@@ -80,8 +82,12 @@ class Transaction(OneProcess):
 
     def create(self, name: str, *, replace: bool = False, **options: Unpack[CreateOptions]) -> Collection:
         """Create a collection, as `store.create` does, and fill it: it exists once the transaction is committed."""
+        return self.create_as(name, Definition.of(options), replace=replace)
+
+    def create_as(self, name: str, definition: Definition, *, replace: bool = False) -> Collection:
+        """Create a collection by its definition: for engines, which also define owned ones."""
         self._check_open()
-        collection = self._pending.create(name, Definition.of(options), replace=replace)
+        collection = self._pending.create(name, definition, replace=replace)
         handle = collection._handle
         # A transaction creates the collections that its commands name, so every new one needs at least one command.
         self.add(CommandStep(handle, lambda: [AdvanceUpper(Frontier.minimum(handle.known().arity))]))
@@ -231,7 +237,7 @@ class Transaction(OneProcess):
             return
         self._float_lone_append()
         create = None if self._pending.is_empty else self._pending.commit
-        whole = StepCommit(self._steps, reads, create)
+        whole = StepCommit(self._steps, reads, create, refreshes=self.refreshes)
         self.replies = whole.run()
         self._times = whole.times
         for step, reply in zip(self._steps, self.replies, strict=True):

@@ -81,6 +81,11 @@ class Step:
         return False
 
     @property
+    def only_expires(self) -> bool:
+        """Whether it adds no row and moves no upper, so that users may do it to a view."""
+        return False
+
+    @property
     def earliest(self) -> int:
         """The earliest time of the transaction that the step allows."""
         return self.handle.next_time()
@@ -404,6 +409,10 @@ class CommandStep(Step):
     sealed: Frontier | None = None
     expired: Frontier | None = None
     """The frontier that the caller wants to expire, if this is an expiry."""
+
+    @property
+    def only_expires(self) -> bool:
+        return self.expired is not None
 
     @staticmethod
     def of(handle: CollectionHandle, *commands: Command) -> CommandStep:

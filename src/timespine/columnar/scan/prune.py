@@ -30,7 +30,7 @@ class Pruner:
         self._filtered = _filtered_fields(request)
         self._key_names = _key_names(request)
         key = tuple(request.schema.field(name).id for name in self._key_names)
-        self._by_key = key == request.schema.order_ids[: len(key)] and self._has_same(key)
+        self._by_key = bool(key) and key == request.schema.order_ids[: len(key)] and self._has_same(key)
         """Whether rows are ordered by the key first, and bounds compare with those of the wanted schema."""
         self._lower, self._upper, self._is_exact = self._range()
 

@@ -17,7 +17,7 @@ import msgspec
 from timespine.errors import CorruptionError, UsageError, VersionError
 
 VERSION = 1
-"""The version of the payloads that this code writes, and the newest that it reads."""
+"""The version of the payloads that this code writes, and the newest that it reads, unless `NEWEST` names another."""
 
 ENTRY_BYTES_MAX = 64 << 20
 """The largest entry of a log that this code writes or reads."""
@@ -54,12 +54,16 @@ BYTES_MAX = {kind: STATE_BYTES_MAX if kind is EnvelopeKind.STATE else ENTRY_BYTE
 """The most bytes of an envelope, its header included."""
 
 
-def wrap_payload(kind: EnvelopeKind, payload: bytes) -> bytes:
+NEWEST = {EnvelopeKind.CATALOG: 2}
+"""The newest versions that this code reads, of kinds that have several."""
+
+
+def wrap_payload(kind: EnvelopeKind, payload: bytes, version: int = VERSION) -> bytes:
     """Put a payload into an envelope."""
     limit = BYTES_MAX[kind]
     if len(payload) + HEADER > limit:
         raise UsageError(f"{kind.name.lower()} of {len(payload)} bytes is over the limit of {limit}")
-    head = MAGIC + bytes((kind, VERSION))
+    head = MAGIC + bytes((kind, version))
     checksum = zlib.crc32(payload, zlib.crc32(head))
     return head + checksum.to_bytes(4, "big") + payload
 
@@ -75,8 +79,9 @@ def unwrap_payload(kind: EnvelopeKind, data: bytes) -> memoryview:
     view = memoryview(data)
     if zlib.crc32(view[HEADER:], zlib.crc32(view[:4])) != int.from_bytes(data[4:8], "big"):
         raise CorruptionError(f"the checksum of a stored {kind.name.lower()} does not match")
-    if data[3] > VERSION:
-        raise VersionError(f"a stored {kind.name.lower()} has version {data[3]}, this is {VERSION}: upgrade to read it")
+    newest = NEWEST.get(kind, VERSION)
+    if data[3] > newest:
+        raise VersionError(f"a stored {kind.name.lower()} has version {data[3]}, this is {newest}: upgrade to read it")
     if data[3] < 1 or data[2] != kind:
         raise CorruptionError(
             f"a stored entry of kind {data[2]}, version {data[3]} where a {kind.name.lower()} should be"

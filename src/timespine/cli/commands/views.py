@@ -1,0 +1,156 @@
+"""Verbs about views: view create, refresh, explain, status, verify, list, drop."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from timespine.cli.input.input_file import InputFile
+from timespine.cli.options import Name, Output, Retain, StorePath, open_store_at, parse_time_option, to_names
+from timespine.cli.output.destination import for_document
+from timespine.cli.output.row_writers import write_document, write_done
+from timespine.cli.output.text import fields
+from timespine.errors import UsageError
+
+SqlFile = Annotated[
+    str | None, typer.Option("--sql", metavar="FILE", help="A file with the SELECT; - for standard input.")
+]
+ViewNames = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME...", help="Views; all, if none is named.", show_default=False)
+]
+
+view_app = typer.Typer(name="view", no_args_is_help=True, rich_markup_mode=None)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.add_typer(view_app, name="view", help="Create, refresh and check views: queries kept up to date.")
+
+
+def _text(file: str | None) -> str:
+    if file is None:
+        raise UsageError("give the SELECT of the view in a file: --sql FILE, or --sql - for standard input")
+    with InputFile(file).text() as text:
+        return text.read()
+
+
+@view_app.command("create")
+def create_view_verb(
+    store: StorePath,
+    name: Name,
+    sql: SqlFile = None,
+    key: Annotated[str | None, typer.Option("--key", metavar="A,B", help="Columns that identify a row.")] = None,
+    policy: Annotated[str, typer.Option("--policy", help="auto, incremental or full.")] = "auto",
+    retain: Retain = None,
+    output: Output = None,
+) -> None:
+    """Create a view from a SELECT over collections, and compute it.
+
+    \b
+    Example:
+      timespine view create ./data revenue --sql revenue.sql --key customer
+    """
+    where = for_document(output)
+    text = _text(sql)
+    with open_store_at(store, writes_rows=True) as open_store:
+        made = open_store.view(name, sql=text, key=to_names(key) or (), policy=policy, retain=retain)
+        done = {"name": name, "id": made.id, "mode": made.definition.mode, "reasons": list(made.definition.reasons)}
+        write_done(where, done, lambda: f"{made.explain()}\n")
+
+
+@view_app.command("refresh")
+def refresh_verb(
+    store: StorePath,
+    names: ViewNames = None,
+    through: Annotated[str | None, typer.Option("--through", metavar="TIME", help="Up to this time.")] = None,
+    output: Output = None,
+) -> None:
+    """Refresh views to one time of their inputs, by one commit.
+
+    \b
+    Example:
+      timespine view refresh ./data
+    """
+    where = for_document(output)
+    with open_store_at(store, writes_rows=True) as open_store:
+        done = open_store.refresh(names or None, through=parse_time_option(through))
+    lines = [
+        f"{name}: as of {each.time}, {each.engine}, {each.changes:,} changes" + (f" ({each.why})" if each.why else "")
+        for name, each in done.items()
+    ]
+    found = {name: asdict(each) for name, each in done.items()}
+    write_done(where, found, lambda: "".join(f"{each}\n" for each in lines))
+
+
+@view_app.command("explain")
+def explain_verb(store: StorePath, name: Name, output: Output = None) -> None:
+    """Say how changes of the inputs reach a view, and why not, where they do not.
+
+    \b
+    Example:
+      timespine view explain ./data revenue
+    """
+    where = for_document(output)
+    with open_store_at(store, read_only=True) as open_store:
+        text = open_store.view(name).explain()
+    write_document(where, {"name": name, "explanation": text.splitlines()}, lambda: f"{text}\n")
+
+
+@view_app.command("status")
+def status_verb(store: StorePath, name: Name, output: Output = None) -> None:
+    """Say how far a view is behind its inputs, and what it keeps.
+
+    \b
+    Example:
+      timespine view status ./data revenue
+    """
+    where = for_document(output)
+    with open_store_at(store, read_only=True) as open_store:
+        found = asdict(open_store.view(name).status())
+    write_document(where, found, lambda: fields([(key, _shown(value)) for key, value in found.items()]))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {each}" for key, each in value.items()) or "none"
+    return str(value)
+
+
+@view_app.command("verify")
+def verify_verb(
+    store: StorePath,
+    name: Name,
+    as_of: Annotated[str | None, typer.Option("--as-of", metavar="TIME", help="A refresh point.")] = None,
+    output: Output = None,
+) -> None:
+    """Compute the query of a view whole, and compare; exit with 6 if they differ.
+
+    \b
+    Example:
+      timespine view verify ./data revenue
+    """
+    where = for_document(output)
+    with open_store_at(store) as open_store:
+        found = open_store.view(name).verify(as_of=parse_time_option(as_of))
+    same = "is its query" if found.is_exact else f"differs: {found.missing} rows missing, {found.extra} extra"
+    write_document(where, asdict(found), lambda: f"{name} as of {found.time} {same}\n")
+    if not found.is_exact:
+        raise typer.Exit(6)
+
+
+@view_app.command("drop")
+def drop_view_verb(store: StorePath, name: Name, output: Output = None) -> None:
+    """Drop a view with its stages, and release its holds on the inputs.
+
+    \b
+    Example:
+      timespine view drop ./data revenue
+    """
+    where = for_document(output)
+    with open_store_at(store) as open_store:
+        if name not in open_store.views():
+            raise UsageError(f"there is no view {name}; there are: {', '.join(open_store.views()) or 'none'}")
+        open_store.drop(name)
+    write_done(where, {"dropped": name}, lambda: f"{name} was dropped\n")

@@ -1,0 +1,256 @@
+"""Aggregates by accumulators: what a stage keeps of each group, how changes are added, and what is shown.
+
+    count(*)        n                                   count(x)        the number of x that are not null
+    sum(x)          their sum and number                avg(x)          their sum and number
+    min(x), max(x)  the least, the greatest             others          their value
+
+Sums and numbers of changes are added to those of the group. A least or greatest is compared, unless a change retracts a
+value that is not beyond it: then the group is computed again from its rows. The others are computed again for every
+group that changed. A group goes when its n is 0.
+
+Sums of doubles are exact: x = m * 2^e with a whole m of 53 bits, and m is summed in whole numbers for each e. What is
+shown is the sum, rounded once, in whatever order the rows came; so the same rows always show the same sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from timespine.views.engine.lowering import (
+    DIGITS,
+    WEIGHT,
+    Declined,
+    evaluate_columns,
+    half_up,
+    memory_type,
+    scaled,
+    unscaled,
+)
+from timespine.views.plan.algebra import Aggregate, AggregateCall
+
+COUNT = "n"
+"""The accumulator of every group: the number of its rows."""
+
+ADD, LEAST, GREATEST, AGAIN = "add", "least", "greatest", "again"
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """One column that a stage keeps of a group."""
+
+    name: str
+    type: pa.DataType
+    kind: str
+    """How it follows changes: add, least, greatest, or again."""
+    call: AggregateCall
+    argument: str
+    """The column of the evaluated argument; empty for count(*)."""
+    part: str
+    """What it is of the aggregate: sum, number or value."""
+
+
+def accumulators_of(node: Aggregate) -> list[Accumulator]:
+    """List what a stage keeps of each group of an aggregate, beside its number of rows."""
+    found: list[Accumulator] = []
+    for place, (_, call) in enumerate(node.calls):
+        argument = f"arg{place}"
+
+        def keep(part: str, kind: str, type: pa.DataType, place: int = place, call: AggregateCall = call) -> None:
+            name = f"{part}{place}"
+            found.append(Accumulator(name, type, kind, call, f"arg{place}", part))
+
+        if call.argument is None:
+            continue
+        is_float = pa.types.is_floating(call.argument.type)
+        if call.function in ("sum", "avg"):
+            keep("sum", AGAIN if is_float else ADD, pa.float64() if is_float else _sum_type(call.argument.type))
+            keep("number", ADD, pa.int64())
+        elif call.function == "count":
+            keep("number", ADD, pa.int64())
+        elif call.function in ("min", "max"):
+            keep("value", LEAST if call.function == "min" else GREATEST, call.type)
+        else:
+            assert call.function == "count distinct", (call, argument)
+            keep("value", AGAIN, pa.int64())
+    return found
+
+
+def _sum_type(given: pa.DataType) -> pa.DataType:
+    return pa.decimal128(DIGITS, given.scale) if pa.types.is_decimal(given) else pa.int64()
+
+
+class Grouping:
+    """The work of one aggregate node on frames."""
+
+    def __init__(self, node: Aggregate) -> None:
+        self.node = node
+        self.keys = [column.name for column in node.keys]
+        self.accumulators = accumulators_of(node)
+        self.names = [*self.keys, *(each.name for each in self.accumulators), COUNT]
+        """The columns of accumulated groups."""
+
+    def accumulate(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Accumulate weighted rows by group: keys, accumulators and the number of rows."""
+        arguments = [(f"arg{place}", call.argument) for place, (_, call) in enumerate(self.node.calls) if call.argument]
+        frame = evaluate_columns(rows, [(n, e) for n, e in arguments if e is not None], [*self.keys, WEIGHT])
+        try:
+            made = [_accumulated(each).alias(each.name) for each in self.accumulators if not _is_exact_sum(each)]
+            made.append(pl.col(WEIGHT).sum().cast(pl.Int64).alias(COUNT))
+            groups = frame.group_by(self.keys).agg(made) if self.keys else frame.select(made)
+            for each in self.accumulators:
+                if _is_exact_sum(each):
+                    groups = _join_groups(groups, exact_sums(frame, self.keys, each.argument, each.name), self.keys)
+        except pl.exceptions.PolarsError as error:
+            raise Declined(str(error).splitlines()[0]) from error
+        return groups.select(self.names)
+
+    def show(self, groups: pl.DataFrame) -> pl.DataFrame:
+        """Show the aggregates of accumulated groups, each with a count of 1."""
+        made = [pl.col(name) for name in self.keys]
+        for place, (column, call) in enumerate(self.node.calls):
+            made.append(_shown(call, place).cast(memory_type(call.type)).alias(column.name))
+        try:
+            return groups.select(
+                [*made, pl.lit(1, pl.Int64).alias(WEIGHT)] if made else [pl.lit(1, pl.Int64).alias(WEIGHT)]
+            )
+        except pl.exceptions.PolarsError as error:
+            raise Declined(str(error).splitlines()[0]) from error
+
+    def fold(
+        self, old: pl.DataFrame, changes: pl.DataFrame, retracted: pl.DataFrame
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Add the accumulators of changes to those of their groups; return the new ones, and the keys to compute again.
+
+        `old` has the groups that were there, of those that changed. `retracted` has the accumulators of the
+        retractions alone, with positive counts: what they retract may have been the least or the greatest.
+        """
+        if not len(changes):
+            return changes, changes.select(self.keys)
+        # Groups that are new have nothing to add to: null.
+        both = _join_groups(changes, old, self.keys, "_old")
+        both = _join_groups(both, retracted, self.keys, "_gone")
+        made, again = [], pl.lit(False)
+        for each in self.accumulators:
+            now, before, gone = pl.col(each.name), pl.col(f"{each.name}_old"), pl.col(f"{each.name}_gone")
+            if each.kind == ADD:
+                made.append((now.fill_null(0) + before.fill_null(0)).alias(each.name))
+                continue
+            if each.kind == AGAIN:
+                again = pl.lit(True)
+            elif each.kind == LEAST:
+                again = again | (gone <= before).fill_null(False)
+            else:
+                again = again | (gone >= before).fill_null(False)
+            made.append(
+                (pl.min_horizontal(now, before) if each.kind == LEAST else pl.max_horizontal(now, before)).alias(
+                    each.name
+                )
+                if each.kind != AGAIN
+                else now
+            )
+        number = (pl.col(COUNT) + pl.col(f"{COUNT}_old").fill_null(0)).alias(COUNT)
+        folded = both.select([*self.keys, *made, number, again.alias("_again")])
+        if self.keys:
+            folded = folded.filter(pl.col(COUNT) != 0)
+        return folded.filter(~pl.col("_again")).select(self.names), folded.filter(pl.col("_again")).select(self.keys)
+
+
+def _join_groups(one: pl.DataFrame, other: pl.DataFrame, keys: list[str], suffix: str = "_right") -> pl.DataFrame:
+    """Put the columns of the groups of another frame beside those of a frame."""
+    other = other.rename(
+        {name: f"{name}{suffix}" for name in other.columns if name not in keys and name in one.columns}
+    )
+    if keys:
+        return one.join(other, on=keys, how="left", nulls_equal=True)
+    if len(other) == 0:
+        other = other.clear(1)
+    return pl.concat([one, other], how="horizontal")
+
+
+def _is_exact_sum(each: Accumulator) -> bool:
+    return each.kind == AGAIN and each.part == "sum"
+
+
+def _accumulated(each: Accumulator) -> pl.Expr:
+    """Return the accumulator over the weighted rows of a group."""
+    value, weight = pl.col(each.argument), pl.col(WEIGHT)
+    if each.part == "number":
+        return weight.filter(value.is_not_null()).sum().cast(pl.Int64)
+    if each.part == "sum":
+        if pa.types.is_decimal(each.type):
+            return (value.cast(pl.Decimal(DIGITS, each.type.scale)) * weight.cast(pl.Decimal(DIGITS, 0))).sum()
+        return (value.cast(pl.Int128) * weight.cast(pl.Int128)).sum().cast(pl.Int64, strict=True)
+    if each.call.function == "count distinct":
+        return value.drop_nulls().n_unique().cast(pl.Int64)
+    # SUBTLE: of changes, only rows that were added. Those that were retracted are looked at apart (test_engine.py).
+    added = value.filter(weight > 0)
+    return added.min() if each.kind == LEAST else added.max()
+
+
+def _shown(call: AggregateCall, place: int) -> pl.Expr:
+    """Return the value of an aggregate from its accumulators."""
+    if call.argument is None:
+        return pl.col(COUNT)
+    if call.function == "count":
+        return pl.col(f"number{place}")
+    if call.function in ("min", "max", "count distinct"):
+        return pl.col(f"value{place}")
+    total, number = pl.col(f"sum{place}"), pl.col(f"number{place}")
+    if call.function == "sum":
+        return pl.when(number != 0).then(total)
+    safe = pl.when(number != 0).then(number)
+    if pa.types.is_decimal(call.type):
+        shift = call.type.scale - call.argument.type.scale
+        digits = unscaled(total, call.argument.type.scale) * 10**shift
+        return scaled(half_up(digits, safe.cast(pl.Int128)), call.type.scale)
+    return total.cast(pl.Float64) / safe.cast(pl.Float64)
+
+
+def exact_sums(frame: pl.DataFrame, keys: list[str], argument: str, name: str) -> pl.DataFrame:
+    """Sum doubles by group, exactly: the result is the sum, rounded once."""
+    rows = frame.select([*keys, pl.col(argument).cast(pl.Float64).alias("_x"), WEIGHT]).filter(
+        pl.col("_x").is_not_null()
+    )
+    values = rows["_x"].to_numpy()
+    finite = np.isfinite(values)
+    mantissa, exponent = np.frexp(np.where(finite, values, 0.0))
+    whole = np.ldexp(mantissa, 53).astype(np.int64)
+    rows = rows.with_columns(
+        pl.Series("_m", whole, pl.Int64),
+        pl.Series("_e", exponent - 53, pl.Int32),
+        pl.Series("_finite", finite, pl.Boolean),
+    )
+    parts = rows.group_by([*keys, "_e"]).agg(
+        (pl.col("_m").cast(pl.Int128) * pl.col(WEIGHT).cast(pl.Int128)).sum().alias("_sum"),
+        (pl.col("_x").is_nan()).any().alias("_nan"),
+        (pl.col("_x") == float("inf")).any().alias("_up"),
+        (pl.col("_x") == float("-inf")).any().alias("_down"),
+    )
+    grouped = parts.group_by(keys) if keys else parts.with_columns(pl.lit(0).alias("_all")).group_by("_all")
+    sums = grouped.agg("_e", "_sum", "_nan", "_up", "_down")
+    columns = [sums[each].to_list() for each in ("_e", "_sum", "_nan", "_up", "_down")]
+    totals: list[float | None] = [_rounded_sum(*each) for each in zip(*columns, strict=True)]
+    if keys:
+        return sums.select(keys).with_columns(pl.Series(name, totals, pl.Float64))
+    return pl.DataFrame({name: totals or [None]}, schema={name: pl.Float64})
+
+
+def _rounded_sum(exponents: list[int], parts: list[int], nan: list[bool], up: list[bool], down: list[bool]) -> float:
+    """Return the sum of part * 2^exponent, rounded once; there is one part for each exponent."""
+    if any(nan) or (any(up) and any(down)):
+        return float("nan")
+    if any(up) or any(down):
+        return float("inf") if any(up) else float("-inf")
+    lowest = min(exponents)
+    total = sum(part << (exponent - lowest) for part, exponent in zip(parts, exponents, strict=True))
+    exact: Any = Fraction(total) * Fraction(2) ** lowest
+    try:
+        return float(exact)
+    except OverflowError:
+        return float("inf") if total > 0 else float("-inf")

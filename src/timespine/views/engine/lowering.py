@@ -1,0 +1,344 @@
+"""Typed expressions as expressions of Polars, operand by operand, with Spark's answers.
+
+Traps that this avoids (tests/spark/test_view_expressions.py compares each function with Spark):
+
+- Polars keeps the larger scale of a decimal product, and rounds: the left side gets the digits of the product first.
+- Whole numbers wrap: they are worked out in 128 bits and cast back strictly, so that an overflow is an error.
+- Division by a constant multiplies by its reciprocal: the constant becomes a column.
+- A comparison of a constant with a CASE loses rows of a frame in several chunks: frames are made one chunk first, and
+  every evaluation includes a column, so that a result of another length is an error.
+- A remainder has the sign of the divisor: in Spark, that of the dividend.
+
+Every decimal of a plan has 38 digits in memory, and the scale of its type. What only some values would break has a
+guard: if a row fails it, the whole evaluation is declined, and Spark has to do it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from timespine.views.plan.expressions import Call, Expression, Literal, PlanColumn
+
+WEIGHT = "_w"
+"""The column of counts."""
+
+DIGITS = 38
+_WIDE = pl.Int128
+
+
+class Declined(Exception):
+    """This process cannot be sure of Spark's answer for these rows; the message says why."""
+
+
+def memory_type(given: pa.DataType) -> Any:
+    """Return the type of a column in memory."""
+    if pa.types.is_decimal(given):
+        return pl.Decimal(DIGITS, given.scale)
+    if pa.types.is_null(given):
+        return pl.Null
+    return pl.Series(pl.from_arrow(pa.array([], given))).dtype
+
+
+def to_memory(frame: pl.DataFrame) -> pl.DataFrame:
+    """Give all decimals of a frame 38 digits."""
+    wide = [
+        pl.col(name).cast(pl.Decimal(DIGITS, kind.scale))
+        for name, kind in frame.schema.items()
+        if isinstance(kind, pl.Decimal) and kind.precision != DIGITS
+    ]
+    return frame.with_columns(wide) if wide else frame
+
+
+class Lowering:
+    """The lowering of some expressions, with the guards that their rows must pass."""
+
+    def __init__(self) -> None:
+        self.guards: list[tuple[pl.Expr, str]] = []
+        """Conditions that no row may satisfy, and what is wrong with one that does."""
+
+    def lower(self, expression: Expression) -> pl.Expr:
+        """Return an expression of Polars."""
+        if isinstance(expression, PlanColumn):
+            return pl.col(expression.name)
+        if isinstance(expression, Literal):
+            return pl.lit(expression.value).cast(memory_type(expression.type))
+        made = _FUNCTIONS.get(expression.function)
+        if made is None:
+            raise Declined(f"{expression.function} is not on the list of functions of this process")
+        return made(self, expression)
+
+    def refuse(self, condition: pl.Expr, why: str) -> None:
+        """Add a guard."""
+        self.guards.append((condition.any(), why))
+
+    def select(self, frame: pl.DataFrame, outputs: Iterable[pl.Expr]) -> pl.DataFrame:
+        """Evaluate expressions over a frame; raise Declined if a guard finds a row, or a value overflows."""
+        # SUBTLE: Polars compares a constant with a CASE chunk by chunk, and gets fewer rows (test_engine.py).
+        frame = frame.rechunk()
+        try:
+            if self.guards:
+                checks = [condition.alias(str(place)) for place, (condition, _) in enumerate(self.guards)]
+                found = frame.select(checks).row(0) if len(frame) else ()
+                for hit, (_, why) in zip(found, self.guards, strict=False):
+                    if hit:
+                        raise Declined(why)
+            return frame.select(list(outputs))
+        except pl.exceptions.PolarsError as error:
+            raise Declined(str(error).splitlines()[0]) from error
+
+
+def keep_rows(frame: pl.DataFrame, condition: Expression) -> pl.DataFrame:
+    """Keep the rows for which a condition is true."""
+    lowering = Lowering()
+    made = lowering.lower(condition)
+    kept = lowering.select(frame, [made.alias("keep"), pl.col(frame.columns[0]).alias("_rows")])
+    return frame.filter(kept["keep"].fill_null(False))
+
+
+def evaluate_columns(
+    frame: pl.DataFrame, outputs: Sequence[tuple[str, Expression]], keep: Sequence[str] = ()
+) -> pl.DataFrame:
+    """Evaluate expressions over the rows of a frame, and keep some columns."""
+    lowering = Lowering()
+    made = [lowering.lower(each).alias(name) for name, each in outputs]
+    names = [pl.col(name) for name in keep]
+    if not names and made:  # constants alone give one row: a column gives their number
+        first = frame.columns[0]
+        return lowering.select(frame, [*made, pl.col(first).alias("_rows")]).drop("_rows")
+    return lowering.select(frame, [*made, *names])
+
+
+# The functions.
+
+Maker = Callable[[Lowering, Call], pl.Expr]
+_FUNCTIONS: dict[str, Maker] = {}
+
+
+def _on(*names: str) -> Callable[[Maker], Maker]:
+    def register(made: Maker) -> Maker:
+        for name in names:
+            _FUNCTIONS[name] = made
+        return made
+
+    return register
+
+
+def _args(lowering: Lowering, call: Call) -> list[pl.Expr]:
+    return [lowering.lower(each) for each in call.args]
+
+
+@_on("and", "or", "not", "is null", "coalesce")
+def _logic(lowering: Lowering, call: Call) -> pl.Expr:
+    args = _args(lowering, call)
+    if call.function == "and":
+        return args[0] & args[1]
+    if call.function == "or":
+        return args[0] | args[1]
+    if call.function == "not":
+        return ~args[0]
+    return args[0].is_null() if call.function == "is null" else pl.coalesce(args)
+
+
+@_on("=", "<>", "<", "<=", ">", ">=", "<=>")
+def _compare(lowering: Lowering, call: Call) -> pl.Expr:
+    one, two = _args(lowering, call)
+    made: dict[str, Callable[[], pl.Expr]] = {
+        "=": lambda: one == two,
+        "<>": lambda: one != two,
+        "<": lambda: one < two,
+        "<=": lambda: one <= two,
+        ">": lambda: one > two,
+        ">=": lambda: one >= two,
+        "<=>": lambda: one.eq_missing(two),
+    }
+    return made[call.function]()
+
+
+@_on("case")
+def _case(lowering: Lowering, call: Call) -> pl.Expr:
+    *pairs, otherwise = _args(lowering, call)
+    made: Any = pl
+    for place in range(0, len(pairs), 2):
+        made = made.when(pairs[place].fill_null(False)).then(pairs[place + 1])
+    result: pl.Expr = made.otherwise(otherwise)
+    return result
+
+
+@_on("cast")
+def _cast(lowering: Lowering, call: Call) -> pl.Expr:
+    (argument,) = _args(lowering, call)
+    before, after = call.args[0].type, call.type
+    if pa.types.is_timestamp(before) and pa.types.is_date(after):
+        return argument.dt.date()
+    return argument.cast(memory_type(after))
+
+
+@_on("+", "-", "*")
+def _arithmetic(lowering: Lowering, call: Call) -> pl.Expr:
+    one, two = _args(lowering, call)
+    if pa.types.is_integer(call.type):
+        one, two = one.cast(_WIDE), two.cast(_WIDE)
+        done = {"+": one + two, "-": one - two, "*": one * two}[call.function]
+        return done.cast(memory_type(call.type), strict=True)
+    if pa.types.is_decimal(call.type) and call.function == "*":
+        return one.cast(pl.Decimal(DIGITS, call.type.scale)) * two
+    return {"+": one + two, "-": one - two, "*": one * two}[call.function]
+
+
+@_on("/")
+def _divide(lowering: Lowering, call: Call) -> pl.Expr:
+    one, two = _args(lowering, call)
+    lowering.refuse(two == 0, "a division by zero")
+    if pa.types.is_floating(call.type):
+        if isinstance(call.args[1], Literal):
+            two = pl.when(one.is_null()).then(pl.lit(1.0)).otherwise(two)  # a column: see above
+        return one / two
+    left, right = call.args
+    shift = call.type.scale + right.type.scale - left.type.scale
+    number, divisor = unscaled(one, left.type.scale), unscaled(two, right.type.scale)
+    if shift < 0:
+        divisor = divisor * 10**-shift
+    else:
+        lowering.refuse(number.abs() > (1 << 125) // 10**shift, "a quotient of decimals with too many digits")
+        number = number * 10**shift
+    return scaled(half_up(number, divisor), call.type.scale)
+
+
+def unscaled(decimal: pl.Expr, scale: int) -> pl.Expr:
+    """Return the digits of a decimal as a whole number."""
+    return (decimal.cast(pl.Decimal(DIGITS, scale)) * pl.lit(10**scale).cast(pl.Decimal(DIGITS, 0))).cast(_WIDE)
+
+
+def scaled(digits: pl.Expr, scale: int) -> pl.Expr:
+    """Return the decimal with these digits."""
+    unit = (
+        pl.lit(1).cast(pl.Decimal(DIGITS, 0))
+        if scale == 0
+        else pl.lit(f"0.{'0' * (scale - 1)}1").str.to_decimal(scale=scale)
+    )
+    return digits.cast(pl.Decimal(DIGITS, 0)).cast(pl.Decimal(DIGITS, scale)) * unit.cast(pl.Decimal(DIGITS, scale))
+
+
+def half_up(number: pl.Expr, divisor: pl.Expr) -> pl.Expr:
+    """Divide whole numbers, and round halves away from zero, as Spark does."""
+    size, by = number.abs(), divisor.abs()
+    quotient = (size * 2 + by) // (by * 2)
+    return pl.when((number < 0) != (divisor < 0)).then(pl.lit(0, _WIDE) - quotient).otherwise(quotient)
+
+
+@_on("%", "div")
+def _remainder(lowering: Lowering, call: Call) -> pl.Expr:
+    one, two = (each.cast(_WIDE) for each in _args(lowering, call))
+    lowering.refuse(two == 0, "a division by zero")
+    zero = pl.lit(0, _WIDE)
+    if call.function == "%":
+        rest = one.abs() % two.abs()
+        return pl.when(one < 0).then(zero - rest).otherwise(rest).cast(memory_type(call.type), strict=True)
+    whole = one.abs() // two.abs()
+    return pl.when((one < 0) != (two < 0)).then(zero - whole).otherwise(whole).cast(memory_type(call.type), strict=True)
+
+
+@_on("negative", "abs")
+def _sign(lowering: Lowering, call: Call) -> pl.Expr:
+    (argument,) = _args(lowering, call)
+    if not pa.types.is_integer(call.type):
+        return -argument if call.function == "negative" else argument.abs()
+    wide = argument.cast(_WIDE)
+    done = pl.lit(0, _WIDE) - wide if call.function == "negative" else wide.abs()
+    return done.cast(memory_type(call.type), strict=True)
+
+
+# Text.
+
+
+def like_pattern(pattern: str) -> str:
+    """Return the regular expression of a LIKE pattern, with a backslash as the escape."""
+    parts: list[str] = []
+    letters = iter(pattern)
+    for letter in letters:
+        if letter == "\\":
+            escaped = next(letters, None)
+            if escaped is None or escaped not in "%_\\":
+                raise Declined("a LIKE pattern in which a backslash escapes nothing")
+            parts.append(re.escape(escaped))
+        else:
+            parts.append({"%": ".*", "_": "."}.get(letter) or re.escape(letter))
+    return rf"(?s)\A{''.join(parts)}\z"
+
+
+@_on("like")
+def _like(lowering: Lowering, call: Call) -> pl.Expr:
+    pattern = call.args[1]
+    assert isinstance(pattern, Literal)
+    return lowering.lower(call.args[0]).str.contains(like_pattern(str(pattern.value)))
+
+
+@_on("upper", "lower")
+def _letters(lowering: Lowering, call: Call) -> pl.Expr:
+    (text,) = _args(lowering, call)
+    lowering.refuse(~text.str.contains(r"\A[\x00-\x7F]*\z"), f"{call.function} of a text with other than ASCII letters")
+    return text.str.to_uppercase() if call.function == "upper" else text.str.to_lowercase()
+
+
+@_on("length", "concat", "substring", "trim", "ltrim", "rtrim", "starts with", "ends with", "contains", "replace")
+def _text(lowering: Lowering, call: Call) -> pl.Expr:
+    text, *others = _args(lowering, call)
+    values: list[Any] = [each.value for each in call.args[1:] if isinstance(each, Literal)]
+    made: dict[str, Callable[[], pl.Expr]] = {
+        "length": lambda: text.str.len_chars().cast(pl.Int32),
+        "concat": lambda: pl.concat_str([text, *others]),
+        "substring": lambda: text.str.slice(max(values[0] - 1, 0), *values[1:]),
+        "trim": lambda: text.str.strip_chars(" "),
+        "ltrim": lambda: text.str.strip_chars_start(" "),
+        "rtrim": lambda: text.str.strip_chars_end(" "),
+        "starts with": lambda: text.str.starts_with(values[0]),
+        "ends with": lambda: text.str.ends_with(values[0]),
+        "contains": lambda: text.str.contains(values[0], literal=True),
+        "replace": lambda: text.str.replace_all(values[0], values[1], literal=True),
+    }
+    return made[call.function]()
+
+
+# Dates.
+
+
+@_on("year", "month", "day", "quarter", "day of year", "hour", "minute")
+def _date_part(lowering: Lowering, call: Call) -> pl.Expr:
+    (date,) = _args(lowering, call)
+    parts = {
+        "year": date.dt.year,
+        "month": date.dt.month,
+        "day": date.dt.day,
+        "quarter": date.dt.quarter,
+        "day of year": date.dt.ordinal_day,
+        "hour": date.dt.hour,
+        "minute": date.dt.minute,
+    }
+    return parts[call.function]().cast(pl.Int32)
+
+
+@_on("add days", "add months", "days between")
+def _date_arithmetic(lowering: Lowering, call: Call) -> pl.Expr:
+    date, number = _args(lowering, call)
+    if call.function == "days between":
+        return date.cast(pl.Int32) - number.cast(pl.Int32)
+    if call.function == "add days":
+        return (date.cast(pl.Int32).cast(_WIDE) + number.cast(_WIDE)).cast(pl.Int32, strict=True).cast(pl.Date)
+    months = call.args[1]
+    assert isinstance(months, Literal)
+    return date.dt.offset_by(f"{months.value}mo")
+
+
+def fold(expression: Expression) -> Expression:
+    """Evaluate an expression without columns."""
+    frame = pl.DataFrame({"_": [0]})
+    value = evaluate_columns(frame, [("value", expression)])["value"][0]
+    if isinstance(value, datetime.datetime | float):
+        return expression  # their Python values may differ in the last digits
+    return Literal(value, expression.type)

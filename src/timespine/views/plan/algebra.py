@@ -1,0 +1,307 @@
+"""The algebra of views: frozen nodes, each with its meaning as an equation over counts.
+
+A relation is a multiset: a count for each row, written R(row). With [condition] being 1 or 0:
+
+    InputScan       R(row) = the count of the row in a collection
+    Filter          R(row) = C(row) * [condition(row) is true]
+    Project         R(out) = sum of C(row) over the rows with outputs(row) = out
+    Union           R(row) = sum of C(row) over the children
+    Join inner      R(l, r) = L(l) * Q(r) * [keys are equal and not null, and condition(l, r) is true]
+    Join semi       R(l) = L(l) * [some r with Q(r) > 0 is matched by l]
+    Join anti       R(l) = L(l) * [no r with Q(r) > 0 is matched by l]
+    Aggregate       R(keys, values) = [some row has the keys], values taken over C; without keys always 1
+    SetOperation    R(row) = f(L(row), Q(row)): min(l, q), max(l - q, 0), [l > 0 and q > 0], [l > 0 and q = 0]
+    WindowNode      R(row, values) = C(row), values taken over the rows of its partition
+    Top             R(row) = how many of the row are among the first `limit` rows of C in an order
+
+Nulls are equal to each other as keys of groups, partitions and set operations, and in no join.
+Outer joins are inner joins beside anti joins (`sql.from_sql`). `plan.delta` has the rules for changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from timespine.views.plan.expressions import Expression, PlanColumn
+
+# Nodes compare by identity: a subquery that is used twice is one node, and is computed once.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputScan:
+    """The rows of an input."""
+
+    input: str
+    """The name of the input in the definition."""
+    outputs: tuple[tuple[PlanColumn, str], ...]
+    """The columns of the plan, and the columns of the input that they are."""
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return tuple(column for column, _ in self.outputs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Filter:
+    """The rows that satisfy a condition."""
+
+    child: Plan
+    condition: Expression
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return self.child.columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Project:
+    """Expressions over rows."""
+
+    child: Plan
+    outputs: tuple[tuple[PlanColumn, Expression], ...]
+    """The columns of the result, each with its expression."""
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return tuple(column for column, _ in self.outputs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Union:
+    """All rows of several plans, which have the same columns."""
+
+    children: tuple[Plan, ...]
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return self.children[0].columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Join:
+    """Rows of two plans that match."""
+
+    kind: str
+    """inner, semi or anti."""
+    left: Plan
+    right: Plan
+    keys: tuple[tuple[PlanColumn, PlanColumn], ...]
+    """Columns of the left and right that are equal, of one type each."""
+    condition: Expression | None = None
+    """What must be true as well."""
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return (*self.left.columns, *self.right.columns) if self.kind == "inner" else self.left.columns
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateCall:
+    """An aggregate function of one argument."""
+
+    function: str
+    """count, sum, avg, min, max, count distinct; count without an argument counts rows."""
+    argument: Expression | None
+    type: pa.DataType
+    """The type of the result."""
+
+    def __str__(self) -> str:
+        return f"{self.function}({'*' if self.argument is None else self.argument})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aggregate:
+    """Groups of rows. Without aggregate functions it gives the distinct rows."""
+
+    child: Plan
+    keys: tuple[PlanColumn, ...]
+    """Columns of the child that identify a group; none: one group of all rows, which is there without rows too."""
+    calls: tuple[tuple[PlanColumn, AggregateCall], ...]
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return (*self.keys, *(column for column, _ in self.calls))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SetOperation:
+    """INTERSECT and EXCEPT, with and without ALL, of plans with the same columns."""
+
+    kind: str
+    """intersect, intersect all, except, except all."""
+    left: Plan
+    right: Plan
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return self.left.columns
+
+
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    """A column to sort by."""
+
+    column: PlanColumn
+    descending: bool
+    nulls_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCall:
+    """A function over the partition of a row."""
+
+    function: str
+    """row_number, rank, dense_rank; or, of all rows of the partition: count, sum, min, max."""
+    argument: Expression | None
+    order: tuple[SortKey, ...]
+    type: pa.DataType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowNode:
+    """Rows with values over their partitions."""
+
+    child: Plan
+    partition: tuple[PlanColumn, ...]
+    calls: tuple[tuple[PlanColumn, WindowCall], ...]
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return (*self.child.columns, *(column for column, _ in self.calls))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Top:
+    """The first rows in an order; the columns that the order does not name break ties, in their order."""
+
+    child: Plan
+    order: tuple[SortKey, ...]
+    limit: int
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return self.child.columns
+
+
+# What rules for changes are made of.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class At:
+    """A plan over the inputs as they were before the refresh ("old"), or are after it ("new")."""
+
+    node: Plan
+    version: str
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return self.node.columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """The change of a plan: R_new(row) - R_old(row)."""
+
+    node: Plan
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return self.node.columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Negate:
+    """The opposite counts."""
+
+    child: Plan
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return self.child.columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Restrict:
+    """The rows whose values in some columns occur in another plan, with any count but 0; nulls are equal.
+
+    Without columns: all rows if the other plan has any, else none.
+    """
+
+    child: Plan
+    names: tuple[str, ...]
+    """Columns of the child."""
+    by: Plan
+    by_names: tuple[str, ...]
+    """Columns of the other plan."""
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return self.child.columns
+
+
+Plan = (
+    InputScan
+    | Filter
+    | Project
+    | Union
+    | Join
+    | Aggregate
+    | SetOperation
+    | WindowNode
+    | Top
+    | At
+    | Delta
+    | Negate
+    | Restrict
+)
+
+
+def children_of(plan: Plan) -> tuple[Plan, ...]:
+    """Return the plans right below a plan."""
+    if isinstance(plan, InputScan):
+        return ()
+    if isinstance(plan, Union):
+        return plan.children
+    if isinstance(plan, Join | SetOperation):
+        return plan.left, plan.right
+    if isinstance(plan, At | Delta):
+        return (plan.node,)
+    if isinstance(plan, Restrict):
+        return plan.child, plan.by
+    return (plan.child,)
+
+
+def nodes_of(plan: Plan) -> Iterator[Plan]:
+    """Give every node of a plan once, children first."""
+    seen: set[int] = set()
+
+    def walk(node: Plan) -> Iterator[Plan]:
+        if id(node) in seen:
+            return
+        seen.add(id(node))
+        for child in children_of(node):
+            yield from walk(child)
+        yield node
+
+    yield from walk(plan)
+
+
+def names_of(plan: Plan) -> list[str]:
+    """Return the names of the columns of a plan."""
+    return [column.name for column in plan.columns]

@@ -1,0 +1,135 @@
+"""SQL text to one qualified query: parsed by sqlglot in Spark's dialect, with the names as they were written.
+
+Of sqlglot only `parse_one` and `qualify` are used: its types and its rewriting of subqueries are not Spark's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import OptimizeError, ParseError, SqlglotError
+from sqlglot.optimizer.qualify import qualify
+
+from timespine.errors import UnsupportedView, UsageError, short_repr
+from timespine.views.sql.reasons import Reason, reason_at
+
+NOT_DETERMINISTIC = {
+    *("rand", "random", "randn", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id"),
+    *("input_file_name", "current_user", "first", "first_value", "last", "last_value", "any_value", "collect_list"),
+    *("approx_percentile", "percentile_approx", "current_timestamp", "now", "current_date", "current_time"),
+    *("array_agg", "approx_quantile", "approx_distinct"),
+}
+"""Functions whose answer does not follow from the rows of the inputs alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query that was parsed."""
+
+    text: str
+    """The text as it was written."""
+    tree: Any
+    """The syntax tree, before names are resolved."""
+    tables: tuple[str, ...]
+    """The names of the collections that it reads, as they were written."""
+
+
+def parse_query(text: str) -> Query:
+    """Parse one SELECT; raise UnsupportedView for anything else, and for what has no definite answer."""
+    if not isinstance(text, str) or not text.strip():
+        raise UsageError(f"sql is the text of a SELECT, not {short_repr(text)}")
+    try:
+        trees = sqlglot.parse(text, read="spark")
+    except ParseError as error:
+        found = error.errors[0] if error.errors else {}
+        what = str(found.get("description") or error).splitlines()[0].rstrip(".")
+        place = Reason(int(found.get("line") or 0), int(found.get("col") or 0), what, "write one SELECT of Spark SQL")
+        raise UnsupportedView("the query does not parse", (place,)) from None
+    except (SqlglotError, RecursionError) as error:
+        raise UnsupportedView(f"the query does not parse: {str(error).splitlines()[0]}") from None
+    if len(trees) != 1 or not isinstance(trees[0], exp.Query):
+        raise UnsupportedView("a view is one SELECT", (reason_at(trees[0], "this is none", "write a SELECT, or WITH"),))
+    tree = trees[0]
+    forbidden = [*_without_answer(tree)]
+    if forbidden:
+        raise UnsupportedView("the query has no definite answer", tuple(forbidden))
+    return Query(text, tree, _tables(tree))
+
+
+def _without_answer(tree: Any) -> list[Reason]:
+    """List what makes the answer depend on more than the rows of the inputs."""
+    found = []
+    for node in tree.walk():
+        name = (
+            str(node.this) if isinstance(node, exp.Anonymous) else node.sql_name() if isinstance(node, exp.Func) else ""
+        )
+        if name.lower() in NOT_DETERMINISTIC:
+            what = f"{name.lower()}() gives another answer each time"
+            found.append(reason_at(node, what, "leave it out, or store its value in a collection", forbidden=True))
+        elif isinstance(node, exp.TableSample):
+            found.append(reason_at(node, "a sample is another one each time", "leave it out", forbidden=True))
+        elif isinstance(node, exp.Version):
+            found.append(reason_at(node, "a view follows its inputs", "leave out AS OF", forbidden=True))
+    return found
+
+
+def _tables(tree: Any) -> tuple[str, ...]:
+    """Return the names of the tables of a query that are no CTE of it."""
+    ctes = {each.alias.lower() for each in tree.find_all(exp.CTE)}
+    found: dict[str, None] = {}
+    for table in tree.find_all(exp.Table):
+        name = ".".join(part.name for part in table.parts)
+        if name.lower() not in ctes:
+            found[name] = None
+    if not found:
+        raise UnsupportedView("a view reads at least one collection", (reason_at(tree, "this reads none", "add FROM"),))
+    return tuple(found)
+
+
+def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
+    """Resolve all names of a query; raise UnsupportedView, with the place, for unknown and ambiguous ones."""
+    schema: dict[str, object] = {
+        name.lower(): {each.name.lower(): "INT" for each in columns} for name, columns in inputs.items()
+    }
+    tree = query.tree.copy()
+    for table in tree.find_all(exp.Table):
+        if len(table.parts) > 1:  # a collection whose name has a dot
+            name = ".".join(part.name for part in table.parts)
+            alias = exp.TableAlias(this=exp.to_identifier(table.alias or table.name, quoted=True))
+            table.replace(exp.Table(this=exp.to_identifier(name, quoted=True), alias=alias))
+    try:
+        return qualify(tree, schema=schema, dialect="spark", expand_alias_refs=True)
+    except (OptimizeError, SqlglotError) as error:
+        what = str(error).splitlines()[0].rstrip(".")
+        raise UnsupportedView(
+            "the names of the query do not resolve", (Reason(0, 0, what, "look at the names"),)
+        ) from None
+
+
+def output_names(query: Query, inputs: Mapping[str, pa.Schema], names: list[str]) -> list[str]:
+    """Return the names of the result as they were written; raise UnsupportedView if one was not named."""
+    first = query.tree
+    while not isinstance(first, exp.Select):
+        first = first.this
+    written: dict[str, str] = {}
+    for columns in inputs.values():
+        written.update({each.name.lower(): each.name for each in columns})
+    unnamed = []
+    for each in first.expressions:
+        if isinstance(each, exp.Alias | exp.Column):
+            if not isinstance(each, exp.Column) or not each.is_star:
+                written[each.alias_or_name.lower()] = each.alias_or_name
+        elif not each.is_star:
+            unnamed.append(reason_at(each, f"{each.sql('spark')} has no name", "name it: ... AS name"))
+    if unnamed:
+        raise UnsupportedView("every column of a view needs a name", tuple(unnamed))
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        place = reason_at(first, f"two columns are called {twice[0]}", "name one of them differently with AS")
+        raise UnsupportedView("the columns of a view need different names", (place,))
+    return [written.get(name, name) for name in names]

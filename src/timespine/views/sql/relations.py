@@ -1,0 +1,147 @@
+"""Relations of a FROM clause: their columns by name, and how they are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from timespine.views.plan.algebra import Filter, Join, Plan, Project, Union, names_of
+from timespine.views.plan.expressions import Call, Expression, Literal, PlanColumn, columns_of, conjunction, conjuncts
+from timespine.views.sql.functions import NotListed, cast, common_type
+
+
+class Fresh:
+    """The source of names that are unique in one plan."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def column(self, name: str, type: pa.DataType) -> PlanColumn:
+        """Make a column with a new name."""
+        self._number += 1
+        return PlanColumn(f"{name}#{self._number}", type)
+
+
+@dataclass(slots=True)
+class Relation:
+    """A plan, and the names that a query knows its columns by."""
+
+    plan: Plan
+    scope: dict[tuple[str, str], PlanColumn] = field(default_factory=dict)
+    """Columns by the alias of their table and their name, in lower case."""
+
+
+def filtered(plan: Plan, conditions: Sequence[Expression]) -> Plan:
+    """Return the rows of a plan that satisfy all conditions."""
+    whole = conjunction(list(conditions))
+    return plan if whole is None else Filter(plan, whole)
+
+
+def joined(fresh: Fresh, kind: str, left: Plan, right: Plan, conditions: Sequence[Expression]) -> Plan:
+    """Join two plans by conditions: equalities of one side with the other become keys."""
+    left, right, keys, rest = join_keys(fresh, left, right, conditions)
+    return Join(kind, left, right, keys, conjunction(rest))
+
+
+def join_keys(
+    fresh: Fresh, left: Plan, right: Plan, conditions: Sequence[Expression]
+) -> tuple[Plan, Plan, tuple[tuple[PlanColumn, PlanColumn], ...], list[Expression]]:
+    """Turn equalities between two plans into keys; return the plans with columns for them, and what is left."""
+    here, there = set(names_of(left)), set(names_of(right))
+    keys: list[tuple[Expression, Expression]] = []
+    rest: list[Expression] = []
+    for each in conditions:
+        pair = _equality(each, here, there)
+        if pair is None:
+            rest.append(each)
+        else:
+            keys.append(pair)
+    left, ones = with_columns(fresh, left, [one for one, _ in keys])
+    right, twos = with_columns(fresh, right, [two for _, two in keys])
+    pairs = tuple(dict.fromkeys(zip(ones, twos, strict=True)))
+    return left, right, pairs, rest
+
+
+def _equality(condition: Expression, here: set[str], there: set[str]) -> tuple[Expression, Expression] | None:
+    """Return both sides of an equality of one plan with another; None for other conditions."""
+    if not isinstance(condition, Call) or condition.function != "=":
+        return None
+    one, two = condition.args
+    if pa.types.is_floating(one.type):
+        return None  # doubles have two zeros: they are compared, and not hashed
+    for first, second in ((one, two), (two, one)):
+        if columns_of(first) and columns_of(second) and columns_of(first) <= here and columns_of(second) <= there:
+            return first, second
+    return None
+
+
+def with_columns(fresh: Fresh, plan: Plan, expressions: Sequence[Expression]) -> tuple[Plan, list[PlanColumn]]:
+    """Add expressions to a plan as columns, unless they are columns of it."""
+    added: list[tuple[PlanColumn, Expression]] = []
+    columns: list[PlanColumn] = []
+    for each in expressions:
+        if isinstance(each, PlanColumn):
+            columns.append(each)
+        else:
+            columns.append(fresh.column("key", each.type))
+            added.append((columns[-1], each))
+    if not added:
+        return plan, columns
+    return Project(plan, (*((each, each) for each in plan.columns), *added)), columns
+
+
+def outer_join(fresh: Fresh, side: str, left: Plan, right: Plan, conditions: Sequence[Expression]) -> Plan:
+    """Return an outer join: the inner one, beside the rows without a match with nulls for the other side."""
+    one, two, keys, rest = join_keys(fresh, left, right, conditions)
+    condition = conjunction(rest)
+    columns = (*left.columns, *right.columns)
+    parts: list[Plan] = [Project(Join("inner", one, two, keys, condition), tuple((each, each) for each in columns))]
+    if side in ("LEFT", "FULL"):
+        parts.append(_padded(Join("anti", one, two, keys, condition), columns))
+    if side in ("RIGHT", "FULL"):
+        back = tuple((second, first) for first, second in keys)
+        parts.append(_padded(Join("anti", two, one, back, condition), columns))
+    return Union(tuple(parts))
+
+
+def _padded(plan: Plan, columns: Sequence[PlanColumn]) -> Plan:
+    there = set(names_of(plan))
+    return Project(plan, tuple((each, each if each.name in there else Literal(None, each.type)) for each in columns))
+
+
+def combine(fresh: Fresh, relations: list[Plan], conditions: Sequence[Expression]) -> Plan:
+    """Join relations by conditions: each as early as its columns are there, along equalities where there are some."""
+    left = [part for each in conditions for part in conjuncts(each)]
+    waiting = []
+    for plan in relations:
+        own = [each for each in left if columns_of(each) <= set(names_of(plan)) and columns_of(each)]
+        left = [each for each in left if each not in own]
+        waiting.append(filtered(plan, own))
+    whole = waiting.pop(0)
+    while waiting:
+        here = set(names_of(whole))
+        linked = (each for each in waiting if any(_equality(c, here, set(names_of(each))) for c in left))
+        following = next(linked, waiting[0])
+        waiting.remove(following)
+        there = here | set(names_of(following))
+        now = [each for each in left if columns_of(each) <= there and columns_of(each)]
+        left = [each for each in left if each not in now]
+        whole = joined(fresh, "inner", whole, following, now)
+    return filtered(whole, left)
+
+
+def aligned(fresh: Fresh, left: Plan, right: Plan) -> tuple[Plan, Plan]:
+    """Bring the columns of two plans to common types, each under names of its own; raise NotListed if it cannot be."""
+    if len(left.columns) != len(right.columns):
+        raise NotListed(f"one side has {len(left.columns)} columns, the other {len(right.columns)}")
+    types = [common_type(pair) for pair in zip(left.columns, right.columns, strict=True)]
+
+    def side(plan: Plan) -> Plan:
+        made = zip(plan.columns, types, strict=True)
+        return Project(
+            plan, tuple((fresh.column(each.name.partition("#")[0], to), cast(each, to)) for each, to in made)
+        )
+
+    return side(left), side(right)

@@ -1,0 +1,255 @@
+"""Scalar expressions of SQL as typed expressions of the closed list."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+from sqlglot import exp
+
+from timespine.columnar.schema.types import parse_type
+from timespine.errors import UsageError
+from timespine.views.engine.lowering import Declined, fold
+from timespine.views.plan.expressions import Call, Expression, Literal, columns_of
+from timespine.views.sql.functions import BIGINT, DATE, DOUBLE, INT, TEXT, NotListed, call, explicit_cast
+from timespine.views.sql.reasons import check_args, refuse
+
+Resolve = Callable[[Any], Expression | None]
+"""A function that gives the expression of a node which the caller knows: a column, an aggregate; None for others."""
+
+_BINARY: dict[type, str] = {
+    exp.Add: "+",
+    exp.Sub: "-",
+    exp.Mul: "*",
+    exp.Div: "/",
+    exp.Mod: "%",
+    exp.IntDiv: "div",
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+    exp.NullSafeEQ: "<=>",
+    exp.And: "and",
+    exp.Or: "or",
+    exp.Like: "like",
+    exp.StartsWith: "starts with",
+    exp.EndsWith: "ends with",
+    exp.Contains: "contains",
+    exp.Nullif: "nullif",
+    exp.DateDiff: "days between",
+}
+_UNARY: dict[type, str] = {
+    exp.Not: "not",
+    exp.Neg: "negative",
+    exp.Abs: "abs",
+    exp.Upper: "upper",
+    exp.Lower: "lower",
+    exp.Length: "length",
+    exp.Year: "year",
+    exp.Month: "month",
+    exp.Day: "day",
+    exp.Quarter: "quarter",
+    exp.DayOfYear: "day of year",
+    exp.Hour: "hour",
+    exp.Minute: "minute",
+}
+_ARGS = {
+    exp.Case: {"ifs", "default"},
+    exp.If: {"true", "false"},
+    exp.Between: {"low", "high"},
+    exp.Cast: {"to", "_type"},
+    exp.TryCast: {"to", "_type", "requires_string"},
+    exp.Substring: {"start", "length"},
+    exp.Trim: {"position"},
+    exp.TsOrDsAdd: {"unit"},
+    exp.Concat: {"safe"},
+    exp.DPipe: {"safe"},
+    exp.Replace: {"replacement"},
+    exp.Like: {"negate"},
+    exp.Literal: {"is_string"},
+    exp.Div: {"safe", "typed"},  # a division by zero is declined, so whether it is null does not matter
+}
+"""The parts of nodes that are translated, or mean nothing here, beside their operands."""
+
+_KNOWN = {*_BINARY, *_UNARY, *_ARGS, exp.In, exp.Is, exp.Coalesce, exp.Paren, exp.Extract, exp.TsOrDsToDate}
+
+_PARTS = {"YEAR": "year", "MONTH": "month", "DAY": "day", "QUARTER": "quarter", "DOY": "day of year"}
+
+
+class Scalars:
+    """The translation of scalar expressions, with the columns that a caller resolves."""
+
+    def __init__(self, resolve: Resolve) -> None:
+        self._resolve = resolve
+
+    def translate(self, node: Any) -> Expression:
+        """Return the typed expression of a node; raise NoRule, with the place, if the list does not have it."""
+        known = self._resolve(node)
+        if known is not None:
+            return known
+        if type(node) in _KNOWN:
+            check_args(node, {"this", "expression", "expressions", *_ARGS.get(type(node), ())})
+        try:
+            made = self._made(node)
+            if isinstance(made, Call) and not columns_of(made) and made.type in (DATE, INT, BIGINT, TEXT):
+                return fold(made)
+            return made
+        except (NotListed, Declined) as error:
+            raise refuse(node, str(error), "this process cannot compute it as Spark does; Spark has to") from None
+
+    def _made(self, node: Any) -> Expression:
+        go = self.translate
+        if isinstance(node, exp.Paren | exp.TsOrDsToDate):
+            inner = go(node.this)
+            return _date_of(inner) if isinstance(node, exp.TsOrDsToDate) else inner
+        if isinstance(node, exp.Literal | exp.Boolean | exp.Null):
+            return literal(node)
+        if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
+            return _plus_interval(go(node.this), node.expression, -1 if isinstance(node, exp.Sub) else 1)
+        if type(node) in _BINARY:
+            one, two = go(node.this), go(node.expression)
+            made = call(_BINARY[type(node)], *_dates_of_texts(one, two))
+            return call("not", made) if node.args.get("negate") else made
+        if type(node) in _UNARY:
+            return call(_UNARY[type(node)], go(node.this))
+        if isinstance(node, exp.Is):
+            return self._is(node)
+        if isinstance(node, exp.In) and node.expressions:
+            tests = [call("=", *_dates_of_texts(go(node.this), go(each))) for each in node.expressions]
+            whole = tests[0]
+            for each in tests[1:]:
+                whole = call("or", whole, each)
+            return whole
+        if isinstance(node, exp.Between):
+            low, high = (_dates_of_texts(go(node.this), go(node.args[end])) for end in ("low", "high"))
+            return call("and", call(">=", *low), call("<=", *high))
+        if isinstance(node, exp.Case):
+            return self._case(node)
+        if isinstance(node, exp.If):
+            otherwise = go(node.args["false"]) if node.args.get("false") else Literal(None, pa.null())
+            return call("case", go(node.this), go(node.args["true"]), otherwise)
+        if isinstance(node, exp.Coalesce):
+            return call("coalesce", go(node.this), *map(go, node.expressions))
+        if isinstance(node, exp.Cast | exp.TryCast):
+            return self._cast(node)
+        return self._function(node)
+
+    def _function(self, node: Any) -> Expression:
+        go = self.translate
+        if isinstance(node, exp.Concat):
+            return call("concat", *map(go, node.expressions))
+        if isinstance(node, exp.DPipe):
+            return call("concat", go(node.this), go(node.expression))
+        if isinstance(node, exp.Substring):
+            bounds = [node.args[each] for each in ("start", "length") if node.args.get(each) is not None]
+            return call("substring", go(node.this), *map(go, bounds))
+        if isinstance(node, exp.Trim) and node.expression is None:
+            side = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(str(node.args.get("position") or ""), "trim")
+            return call(side, go(node.this))
+        if isinstance(node, exp.Replace) and node.args.get("replacement") is not None:
+            return call("replace", go(node.this), go(node.expression), go(node.args["replacement"]))
+        if isinstance(node, exp.Extract) and str(node.this).upper() in _PARTS:
+            return call(_PARTS[str(node.this).upper()], go(node.expression))
+        if isinstance(node, exp.TsOrDsAdd) and str(node.args.get("unit")).upper() == "DAY":
+            return call("add days", _date_of(go(node.this)), go(node.expression))
+        name = node.sql_name() if isinstance(node, exp.Func) else node.key
+        written = str(node.this) if isinstance(node, exp.Anonymous) else name
+        raise refuse(
+            node, f"{written.lower()} is not on the list of this process", "Spark has to compute it: use policy 'full'"
+        )
+
+    def _is(self, node: Any) -> Expression:
+        if isinstance(node.expression, exp.Null):
+            return call("is null", self.translate(node.this))
+        return call("<=>", self.translate(node.this), self.translate(node.expression))
+
+    def _case(self, node: Any) -> Expression:
+        go = self.translate
+        args: list[Expression] = []
+        for each in node.args["ifs"]:
+            tested = go(each.this) if node.this is None else call("=", *_dates_of_texts(go(node.this), go(each.this)))
+            args += [tested, go(each.args["true"])]
+        default = node.args.get("default")
+        return call("case", *args, go(default) if default is not None else Literal(None, pa.null()))
+
+    def _cast(self, node: Any) -> Expression:
+        inner = self.translate(node.this)
+        try:
+            to = parse_type(node.to.sql("spark").lower())
+        except UsageError:
+            raise NotListed(f"CAST to {node.to.sql('spark')}") from None
+        if isinstance(inner, Literal) and inner.type == TEXT and to == DATE:
+            return _date_of(inner)
+        return explicit_cast(inner, to)
+
+
+def literal(node: Any) -> Expression:
+    """Return a constant, with the type that Spark gives it."""
+    if isinstance(node, exp.Null):
+        return Literal(None, pa.null())
+    if isinstance(node, exp.Boolean):
+        return Literal(bool(node.this), pa.bool_())
+    if node.is_string:
+        return Literal(node.this, TEXT)
+    text = str(node.this)
+    if "e" in text.lower():
+        return Literal(float(text), DOUBLE)
+    if "." in text:
+        value = Decimal(text)
+        digits = value.as_tuple()
+        scale = -int(digits.exponent)
+        return Literal(value, pa.decimal128(max(len(digits.digits), scale), scale))
+    number = int(text)
+    if abs(number) > (1 << 63) - 1:
+        return Literal(Decimal(number), pa.decimal128(len(text), 0))
+    return Literal(number, INT if abs(number) < 1 << 31 else BIGINT)
+
+
+def _date_of(expression: Expression) -> Expression:
+    """Return a text constant as a date; others unchanged."""
+    if isinstance(expression, Literal) and isinstance(expression.value, str):
+        try:
+            return Literal(datetime.date.fromisoformat(expression.value.strip()), DATE)
+        except ValueError:
+            raise NotListed(f"{expression.value!r} as a date") from None
+    return expression
+
+
+def _dates_of_texts(one: Expression, two: Expression) -> tuple[Expression, Expression]:
+    """Read a text constant beside a date as a date, as Spark does."""
+    if one.type == DATE and two.type == TEXT:
+        return one, _date_of(two)
+    if two.type == DATE and one.type == TEXT:
+        return _date_of(one), two
+    return one, two
+
+
+def _plus_interval(date: Expression, interval: Any, sign: int) -> Expression:
+    """Add a constant interval to a date."""
+    if date.type == TEXT:
+        raise NotListed("a text plus an interval")
+    unit = str(interval.args.get("unit") or "").upper().removesuffix("S")
+    if not isinstance(interval.this, exp.Literal) or not str(interval.this.this).lstrip("-").isdigit():
+        raise NotListed("an interval that is no whole constant")
+    number = sign * int(interval.this.this)
+    if unit in ("DAY", "WEEK"):
+        return call("add days", date, Literal(number * (7 if unit == "WEEK" else 1), INT))
+    if unit in ("MONTH", "YEAR", "QUARTER"):
+        return call("add months", date, Literal(number * {"MONTH": 1, "YEAR": 12, "QUARTER": 3}[unit], INT))
+    raise NotListed(f"an interval of {unit.lower() or 'no unit'}")
+
+
+def and_parts(node: Any) -> list[Any]:
+    """Split a condition of the syntax tree into those that all must hold."""
+    if node is None:
+        return []
+    if isinstance(node, exp.Paren):
+        return and_parts(node.this)
+    if isinstance(node, exp.And):
+        return [*and_parts(node.this), *and_parts(node.expression)]
+    return [node]

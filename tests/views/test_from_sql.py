@@ -1,0 +1,111 @@
+"""SQL to plans: names and types as Spark has them, and refusals with places."""
+
+import pyarrow as pa
+import pytest
+
+from timespine.errors import UnsupportedView
+from timespine.views.plan.algebra import InputScan, nodes_of
+from timespine.views.sql.from_sql import plan_of
+from timespine.views.sql.parse import parse_query
+
+INPUTS = {
+    "a": pa.schema(
+        [("k", pa.int64()), ("G", pa.int32()), ("d", pa.decimal128(15, 2)), ("x", pa.float64()), ("s", pa.string())]
+    ),
+    "b": pa.schema([("k", pa.int64()), ("day", pa.date32())]),
+}
+
+
+def planned(sql):
+    plan, named = plan_of(parse_query(sql), INPUTS)
+    return plan, {name: str(column.type) for name, column in named}
+
+
+@pytest.mark.parametrize(
+    ("sql", "columns"),
+    [
+        ("SELECT * FROM a", {"k": "int64", "G": "int32", "d": "decimal128(15, 2)", "x": "double", "s": "string"}),
+        ("SELECT sum(d) AS Total, avg(d) AS m FROM a", {"Total": "decimal128(25, 2)", "m": "decimal128(19, 6)"}),
+        ("SELECT d * (1 - d) AS p FROM a", {"p": "decimal128(32, 4)"}),
+        ("SELECT g + 1 AS i, k / 2 AS h, g * k AS m FROM a", {"i": "int32", "h": "double", "m": "int64"}),
+        ("SELECT sum(g) AS s, avg(g) AS m, count(*) AS n FROM a", {"s": "int64", "m": "double", "n": "int64"}),
+        ("SELECT year(day) AS y, day + INTERVAL 1 MONTH AS m FROM b", {"y": "int32", "m": "date32[day]"}),
+        (
+            "SELECT coalesce(d, 0) AS c, CASE WHEN k > 1 THEN 1.5 ELSE k END AS w FROM a",
+            {"c": "decimal128(15, 2)", "w": "decimal128(21, 1)"},
+        ),
+    ],
+)
+def test_names_and_types_are_those_of_spark(sql, columns):
+    assert planned(sql)[1] == columns
+
+
+def test_inputs_are_read_by_the_columns_that_matter():
+    plan, _ = planned("SELECT a.s FROM a JOIN b ON a.k = b.k WHERE b.day > DATE'2020-01-01'")
+    scans = {
+        node.input: [source for _, source in node.outputs] for node in nodes_of(plan) if isinstance(node, InputScan)
+    }
+    assert scans == {"a": ["k", "s"], "b": ["k", "day"]}
+
+
+@pytest.mark.parametrize(
+    ("sql", "line", "column", "what"),
+    [
+        ("SELECT k,\n  regexp_replace(s, 'a', 'b') AS t FROM a", 2, 3, "regexp_replace"),
+        ("SELECT x, count(*) AS n FROM a GROUP BY x", 1, 41, "GROUP BY by x"),
+        ("SELECT k FROM a WHERE k > 1\n OR k IN (SELECT k FROM b)", 1, 23, "under OR"),
+        ("SELECT sum(k) OVER (ORDER BY d) AS s FROM a", 1, 8, "PARTITION BY"),
+        ("SELECT G, k FROM a GROUP BY G", 1, 11, "neither grouped"),
+        ("SELECT k FROM a ORDER BY k LIMIT 5 OFFSET 2", 1, 43, "OFFSET"),
+        ("SELECT cast(s AS int) AS i FROM a", 1, 13, "CAST"),
+        ("SELECT k FROM a WHERE s LIKE 'x!%' ESCAPE '!'", 1, 23, "escape"),
+        ("SELECT k FROM a WHERE s ILIKE 'x%'", 1, 23, "ilike"),
+        ("SELECT sum(DISTINCT k) AS n FROM a", 1, 8, "DISTINCT"),
+        ("SELECT k FROM a SORT BY k", 1, 25, "SORT"),
+    ],
+)
+def test_what_has_no_rule_is_refused_with_its_place(sql, line, column, what):
+    with pytest.raises(UnsupportedView) as refused:
+        planned(sql)
+    reason = refused.value.reasons[0]
+    assert (reason.line, reason.column) == (line, column), reason
+    assert what in str(reason)
+
+
+def test_all_reasons_are_found_at_once():
+    with pytest.raises(UnsupportedView) as refused:
+        planned("SELECT md5(s) AS m, soundex(s) AS n FROM a WHERE s RLIKE 'x' AND G > 1")
+    assert len(refused.value.reasons) == 3
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT rand() AS r FROM a",
+        "SELECT now() AS r FROM a",
+        "SELECT current_date() AS r FROM a",
+        "SELECT first(k) AS r FROM a",
+        "SELECT k FROM a TABLESAMPLE (10 PERCENT)",
+        "SELECT k FROM a LIMIT 3",
+    ],
+)
+def test_what_has_no_definite_answer_is_forbidden(sql):
+    with pytest.raises(UnsupportedView) as refused:
+        planned(sql)
+    assert all(reason.forbidden for reason in refused.value.reasons)
+
+
+@pytest.mark.parametrize(
+    ("sql", "what"),
+    [
+        ("SELECT k + 1 FROM a", "has no name"),
+        ("SELECT a.k, b.k FROM a, b", "two columns"),
+        ("SELECT nope FROM a", "nope"),
+        ("SELECT k FROM a; SELECT k FROM b", "one SELECT"),
+        ("SELECT (", "does not parse"),
+        ("SELECT 1 AS one", "at least one collection"),
+    ],
+)
+def test_texts_that_define_no_view_are_refused(sql, what):
+    with pytest.raises(UnsupportedView, match=what):
+        planned(sql)
