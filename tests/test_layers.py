@@ -250,6 +250,7 @@ EXPORTED = {
         "NameBlocked",
         "NoSpace",
         "NotSealed",
+        "OpenArrangement",
         "PartInfo",
         "Predicate",
         "ReadOnlyStore",
@@ -288,6 +289,7 @@ EXPORTED = {
         "examine",
         "open",
     ],
+    "timespine.arrangement": ["Arrangement", "ArrangementView", "Spine"],
     "timespine.model": ["CLOSED", "Description", "Frontier", "Time", "advance_by"],
     "timespine.testing.conformance": ["BlobConformance", "ConsensusConformance", "ConsensusUnderFaults"],
 }

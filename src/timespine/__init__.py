@@ -20,6 +20,7 @@ from timespine.client.argument_types import (
     SetLike,
     Timeline,
 )
+from timespine.client.arrangement_bridge import OpenArrangement
 from timespine.client.catalog.retention import Retention, RetentionLike
 from timespine.client.collection import Collection
 from timespine.client.diagnostics.amplification import Amplification
@@ -148,6 +149,7 @@ __all__ = [
     "NameBlocked",
     "NoSpace",
     "NotSealed",
+    "OpenArrangement",
     "PartInfo",
     "Predicate",
     "ReadOnlyStore",
@@ -189,9 +191,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load `ts.spark` on first use: it needs `timespine[spark]`."""
-    if name != "spark":
+    """Load `ts.spark`, which needs `timespine[spark]`, and `ts.arrangement` on first use."""
+    if name not in ("arrangement", "spark"):
         raise AttributeError(f"module 'timespine' has no attribute {name!r}")
     import importlib
 
-    return importlib.import_module("timespine.spark")
+    return importlib.import_module(f"timespine.{name}")

@@ -11,6 +11,8 @@ CLASSES = [name for name in timespine.__all__ if inspect.isclass(getattr(timespi
 UNTYPED = {
     "Rows.to_spark": "Spark is not installed everywhere, and classic and Connect sessions are two classes",
     "Rows.to_pylist": "values of rows are of any type",
+    "OpenArrangement.get": "values of rows are of any type",
+    "OpenArrangement.get_one": "values of rows are of any type",
     "Inspection.to_dict": "values of JSON are of any type",
 }
 """Public names whose hints have Any, and why."""

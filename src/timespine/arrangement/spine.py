@@ -136,6 +136,12 @@ class Spine:
             raise SinceError(time, state.since)
         return ArrangementView(self.layout, state.batches, time, self._counts, self._driver.courtesy)
 
+    def newest_view(self) -> ArrangementView:
+        """Return the rows as of the last time before the upper: times have one coordinate, and inserts moved it."""
+        state = self._driver.levels
+        last = None if state.upper is None else state.upper.last_complete()
+        return ArrangementView(self.layout, state.batches, (last or 0,), self._counts, self._driver.courtesy)
+
     @property
     def since(self) -> Frontier | None:
         """Return the frontier from which on reads are exact; None if all are."""
