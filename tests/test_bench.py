@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import bucket, figures, mark, report, rows, streams
+from bench import arrangements, bucket, figures, mark, report, rows, streams
 from bench.__main__ import main
 from bench.harness import About, Kept, Plan, measure
 from bench.works import WORKS
@@ -31,6 +31,14 @@ def test_one_work_on_every_system_that_is_installed(tmp_path: Path) -> None:
         assert entry["results"][system]["peak_mb"] > 10
     assert "| commit-1 | commit |" in page.read_text()
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith("bench-")] == []
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("rocksdict"), reason="a peer that the extra `bench` brings")
+def test_arrangements_are_measured_beside_peers(capsys: pytest.CaptureFixture[str]) -> None:
+    arrangements.main(["--rows", "20000", "--inserts", "20"])
+    printed = capsys.readouterr().out
+    for title in ("get, settled", "get, 69 batches", "fetch of 1,000, settled", "inserts of 1,000 rows"):
+        assert title in printed
 
 
 def test_a_process_over_its_limit_is_ended_and_reported(tmp_path: Path) -> None:

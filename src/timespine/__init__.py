@@ -20,6 +20,7 @@ from timespine.client.argument_types import (
     SetLike,
     Timeline,
 )
+from timespine.client.arrangement_bridge import OpenArrangement
 from timespine.client.catalog.retention import Retention, RetentionLike
 from timespine.client.collection import Collection
 from timespine.client.diagnostics.amplification import Amplification
@@ -150,6 +151,7 @@ __all__ = [
     "NameBlocked",
     "NoSpace",
     "NotSealed",
+    "OpenArrangement",
     "OwnedCollection",
     "PartInfo",
     "Predicate",
@@ -193,8 +195,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load `ts.spark` and `ts.views` on first use: they need `timespine[spark]` and `timespine[views]`."""
-    if name not in ("spark", "views"):
+    """Load `ts.arrangement`, `ts.spark` and `ts.views` on first use. Spark and views need extras of the same names."""
+    if name not in ("arrangement", "spark", "views"):
         raise AttributeError(f"module 'timespine' has no attribute {name!r}")
     import importlib
 

@@ -278,8 +278,8 @@ def test_a_merge_that_fails_loses_nothing_and_is_tried_again():
         for n in range(6):
             spine.insert(orders([(n, "")]))
         assert ids(spine) == list(range(6))
+        until(lambda: spine.pause(wait=False) or spine.resume() or spine.is_settled())  # every call merges what it can
         assert sum(slot["failures"] for slot in spine.metrics()["levels"]) == 2
-        assert spine.is_settled()
 
 
 # Threads.

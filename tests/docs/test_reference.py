@@ -22,7 +22,7 @@ writes this page.
 GROUPS = {
     "Stores and collections": "open Store Collection Config Transaction Merge Writer BatchBuilder HollowBatch",
     "Reading": "Rows Snapshot Changes Updates Contents MultiSnapshot Hold CriticalHold",
-    "Following": "ChangeFeed FeedEvent CommitStream CommitEvent",
+    "Following": "ChangeFeed FeedEvent CommitStream CommitEvent OpenArrangement",
     "Conditions and shapes": "col Column Predicate Schema Field Frontier Description",
     "Arguments": "RowsLike Where SetLike KeyLike SchemaLike TypeLike CreateOptions TimeLike FrontierLike DurationLike "
     "RetentionLike Timeline IfExists IfBehind LatePolicy Multiplicity",

@@ -2,7 +2,7 @@
 
 A task is the merge of one level of one spine: a generator that asks for effects (`core/protocols/merge_spine.py`). It
 runs until it takes a turn, and goes to the end of the queue. Merges hold the interpreter for a few percent of their
-time, so one thread serves all spines. There is no thread while there is no task.
+time, so one thread serves all spines. There is no thread while there is no task. A forked child starts its own.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class LevelTask:
                 self.wake_at = time.monotonic() + effect.ms / 1000
                 return True
             if isinstance(effect, TakeTurn):
+                self.wake_at = 0.0
                 return True
             answer, failure = self._carry_out(effect)
 
@@ -69,22 +70,32 @@ class LevelTask:
 
 
 class Mergers:
-    """A queue of tasks, and threads that run them."""
+    """A queue of tasks, and threads that run them. Without threads, callers run the tasks (`run_ready`, `run_next`)."""
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._pool = Pool(threads, "timespine-merge", "this process ends")
+        self.threads = threads
+        """Threads, at most."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin without tasks: when the queue is made, and in a forked child, which has no thread of its parent."""
+        self._pid = os.getpid()
+        self._pool = Pool(self.threads, "timespine-merge", "this process ends")
         self._lock = Lock("the queue of merges")
         self._bell = Bell()
         self._ready: deque[LevelTask] = deque()
         self._sleeping: list[LevelTask] = []
         self._serving = 0
+        self._wakes = 0
+        """How often tasks that sleep were woken."""
 
     def start(self, task: LevelTask) -> None:
         """Add a task to the end of the queue."""
+        if self._pid != os.getpid():
+            self._begin()
         with self._lock:
             self._ready.append(task)
-            starts = self._serving < self._threads
+            starts = self._serving < self.threads
             self._serving += starts
         self._bell.ring()
         if starts:
@@ -95,21 +106,42 @@ class Mergers:
         """Return how many tasks wait for their turn."""
         return len(self._ready)
 
+    def wake(self) -> None:
+        """Let tasks that sleep go on at once: their spine may be closed, or their disk may have space again."""
+        with self._lock:
+            self._ready.extend(self._sleeping)
+            self._sleeping = []
+            self._wakes += 1
+        self._bell.ring()
+
+    def run_ready(self) -> None:
+        """Run tasks in the thread of the caller until all that are left sleep."""
+        while (task := self._next()[0]) is not None:
+            self._run(task)
+
+    def run_next(self, limit_s: float) -> None:
+        """Run the next task in the thread of the caller; wait up to a limit for one that sleeps."""
+        task, wait_s = self._next()
+        if task is not None:
+            self._run(task)
+        else:
+            time.sleep(min(limit_s, IDLE_S if wait_s is None else wait_s))
+
     def _serve(self) -> None:
         """Run tasks until there is none."""
         while True:
             heard = self._bell.count
-            task, wait_s = self._next()
+            task, wait_s = self._next(ends=True)
             if task is not None:
-                if task.run():
-                    self._put_back(task)
+                self._run(task)
+                del task  # nothing may hold its spine while the thread waits
             elif wait_s is None:
                 return
             else:
                 self._bell.wait(heard, min(wait_s, IDLE_S))
 
-    def _next(self) -> tuple[LevelTask | None, float | None]:
-        """Take the next task; else return how long all of them sleep; None if there is none, and this thread ends."""
+    def _next(self, ends: bool = False) -> tuple[LevelTask | None, float | None]:
+        """Take the next task; else return how long all of them sleep; None if there is none, and a thread may end."""
         with self._lock:
             now = time.monotonic()
             self._ready.extend(task for task in self._sleeping if task.wake_at <= now)
@@ -118,19 +150,23 @@ class Mergers:
                 return self._ready.popleft(), None
             if self._sleeping:
                 return None, min(task.wake_at for task in self._sleeping) - now
-            self._serving -= 1
+            self._serving -= ends
             return None, None
 
-    def _put_back(self, task: LevelTask) -> None:
-        with self._lock:
-            (self._sleeping if task.wake_at > time.monotonic() else self._ready).append(task)
+    def _run(self, task: LevelTask) -> None:
+        """Run a task until its next turn or sleep, and put it back; one that missed a call to wake does not sleep."""
+        wakes = self._wakes
+        if task.run():
+            with self._lock:
+                sleeps = task.wake_at > time.monotonic() and wakes == self._wakes
+                (self._sleeping if sleeps else self._ready).append(task)
 
 
-_shared: dict[int, Mergers] = {}
-"""The threads of this process, by its id: those of a parent are not in a forked child."""
+_shared: list[Mergers] = []
 
 
 def shared_mergers() -> Mergers:
-    """Return the threads that all spines of this process share."""
-    pid = os.getpid()
-    return _shared.get(pid) or _shared.setdefault(pid, Mergers(1))
+    """Return the thread that all spines of this process share."""
+    if not _shared:
+        _shared.append(Mergers(1))
+    return _shared[0]

@@ -20,7 +20,7 @@ from timespine.arrangement.batch import Batch, batch_of
 from timespine.arrangement.checkpoint import CheckpointFolder
 from timespine.arrangement.filters import FilterCounts
 from timespine.arrangement.layout import Layout
-from timespine.arrangement.merger import shared_mergers
+from timespine.arrangement.merger import Mergers, shared_mergers
 from timespine.arrangement.retention_filters import Keep, RetentionFilters, RowFilter, ValueFilter
 from timespine.arrangement.spine_driver import SpineDriver, machine_memory_bytes
 from timespine.arrangement.view import ArrangementView
@@ -63,7 +63,7 @@ class Spine:
         self._driver = SpineDriver(
             self.layout,
             empty,
-            shared_mergers() if threads else None,
+            shared_mergers() if threads else Mergers(0),
             stored,
             folder,
             memory_bytes or machine_memory_bytes(),
@@ -71,11 +71,10 @@ class Spine:
         self._counts = FilterCounts()
         if stored is not None:
             try:
-                self._driver.levels = self._driver.run(save_spine.restore(empty.rules))
+                self._driver.start_from(self._driver.run(save_spine.restore(empty.rules)))
             except BaseException:
                 self._driver.close()
                 raise
-            self._driver.wake_levels()
 
     # Inserting.
 
@@ -135,6 +134,12 @@ class Spine:
         if state.since is not None and not state.since.less_equal(time):
             raise SinceError(time, state.since)
         return ArrangementView(self.layout, state.batches, time, self._counts, self._driver.courtesy)
+
+    def newest_view(self) -> ArrangementView:
+        """Return the rows as of the last time before the upper: times have one coordinate, and inserts moved it."""
+        state = self._driver.levels
+        last = None if state.upper is None else state.upper.last_complete()
+        return ArrangementView(self.layout, state.batches, (last or 0,), self._counts, self._driver.courtesy)
 
     @property
     def since(self) -> Frontier | None:
@@ -215,8 +220,7 @@ class Spine:
     def fork(self) -> Spine:
         """Return a spine of its own with the same batches. Filters are not copied, and it has no folder."""
         other = Spine(self.layout.schema, self.layout.by, **self._options)
-        other._driver.levels = level_transitions.fork(self._driver.levels)
-        other._driver.wake_levels()
+        other._driver.start_from(level_transitions.fork(self._driver.levels))
         return other
 
     def metrics(self) -> dict[str, Any]:
@@ -231,6 +235,7 @@ class Spine:
                 "rows on disk": sum(batch.rows for batch in slot.batches if not batch.in_memory),
                 "negatives": sum(batch.negatives for batch in slot.batches),
                 **{name.replace("_", " "): getattr(slot.figures, name) for name in slot.figures.__slots__},
+                "seconds": self._driver.seconds.get(number, 0.0),
             }
             for number, slot in enumerate(state.slots)
         ]

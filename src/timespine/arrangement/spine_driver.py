@@ -22,7 +22,7 @@ from timespine.arrangement.layout import Layout
 from timespine.arrangement.merger import LevelTask, Mergers
 from timespine.arrangement.retention_filters import RetentionFilters
 from timespine.arrangement.slicing import SlicedMerge
-from timespine.core.arrangement.level_transitions import MergePlan
+from timespine.core.arrangement.level_transitions import MergePlan, fork
 from timespine.core.arrangement.levels import SpineLevels, due_levels
 from timespine.core.arrangement.memory_pressure import Resources, pressure_of
 from timespine.core.arrangement.spine_files import Manifest
@@ -75,7 +75,7 @@ class SpineDriver:
         self,
         layout: Layout,
         levels: SpineLevels[Batch],
-        mergers: Mergers | None,
+        mergers: Mergers,
         folder: CheckpointFolder | None,
         folder_path: str | None,
         memory_bytes: int,
@@ -89,19 +89,18 @@ class SpineDriver:
         """Lets threads work beside readers."""
         self.waited_s = 0.0
         """Seconds that calls waited for merges."""
+        self.seconds: dict[int, float] = {}
+        """Seconds that the merges of each level took so far."""
         self._mergers = mergers
         self._folder = folder
         self._folder_path = folder_path
         self._memory_bytes = memory_bytes
         self._counted: tuple[SpineLevels[Batch] | None, int] = (None, 0)
-        self._lock = Lock("the state of a spine")
-        self._bell = Bell()
-        self._busy_levels: set[int] = set()
-        """The levels that have a task."""
+        self._begin()
         self._performers: dict[type[Effect], Callable[[Any], Any]] = {
             Swap: lambda effect: self.swap(effect.transition),
             WaitUntil: self._wait,
-            TakeTurn: lambda effect: MergeTurn(self.levels, mergers is None or mergers.waiting == 0),
+            TakeTurn: lambda effect: MergeTurn(self.levels, mergers.waiting == 0),
             MeasureResources: lambda effect: self.resources(),
             OpenMerge: lambda effect: self._open_merge(effect.plan),
             MergeSlice: self._merge_slice,
@@ -118,8 +117,38 @@ class SpineDriver:
         }
         _open.add(self)
 
+    def _begin(self) -> None:
+        """Begin without tasks: when the driver is made, and in a forked child."""
+        self._pid = os.getpid()
+        self._lock = Lock("the state of a spine")
+        self._bell = Bell()
+        self._busy_levels: set[int] = set()
+        """The levels that have a task."""
+
+    def start_from(self, levels: SpineLevels[Batch]) -> None:
+        """Begin with a state, of a checkpoint or of another spine, and merge what is due in it."""
+        self.levels = levels
+        self.wake_levels()
+        if not self._mergers.threads:
+            self._mergers.run_ready()
+
+    def _adopt(self) -> None:
+        """Take the spine over in a forked child: the threads of its parent are not here, and its folder is not ours."""
+        if self._pid != os.getpid():
+            self._begin()
+            self._folder = self._folder_path = None
+            self.start_from(fork(self.levels))
+
     def run(self, protocol: Protocol[Any]) -> Any:
         """Drive a protocol in this thread; return its result."""
+        self._adopt()
+        try:
+            return self._drive(protocol)
+        finally:
+            if not self._mergers.threads:
+                self._mergers.run_ready()
+
+    def _drive(self, protocol: Protocol[Any]) -> Any:
         answer, failure = None, None
         while True:
             try:
@@ -144,10 +173,16 @@ class SpineDriver:
         if self.levels is not before:
             self._bell.ring()
             self.wake_levels()
+            if self.levels.is_closing:
+                self._mergers.wake()
         return answer
 
     def wake_levels(self) -> None:
-        """Start a task for each level that is due and has none; without threads, run them here."""
+        """Start a task for each level that is due and has none.
+
+        SUBTLE: a level may become due while its task ends. The task leaves `_busy_levels` under the lock, and then
+        looks again: one of the two sees the other (test_a_level_that_is_due_when_its_task_ends_gets_a_new_one).
+        """
         due = due_levels(self.levels, self.resources())
         if not due:
             return
@@ -155,12 +190,17 @@ class SpineDriver:
             starting = [level for level in due if level not in self._busy_levels]
             self._busy_levels.update(starting)
         for level in starting:
-            task = LevelTask(merge_level(level), self.perform, partial(self._level_ended, level))
-            if self._mergers is not None:
-                self._mergers.start(task)
-                continue
-            while task.run():
-                time.sleep(max(task.wake_at - time.monotonic(), 0))
+            perform, ended = partial(self._perform_for_level, level), partial(self._level_ended, level)
+            self._mergers.start(LevelTask(merge_level(level), perform, ended))
+
+    def _perform_for_level(self, level: int, effect: Effect) -> Any:
+        """Carry out an effect of the task of a level, and count the time of its merges."""
+        began = time.perf_counter()
+        try:
+            return self.perform(effect)
+        finally:
+            if isinstance(effect, MergeSlice | FinishMerge):
+                self.seconds[level] = self.seconds.get(level, 0.0) + time.perf_counter() - began
 
     def _level_ended(self, level: int, error: BaseException | None) -> None:
         with self._lock:
@@ -211,7 +251,10 @@ class SpineDriver:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
-                self._bell.wait(heard, left)
+                if self._mergers.threads:
+                    self._bell.wait(heard, left)
+                else:
+                    self._mergers.run_next(left)
         finally:
             self.waited_s += time.monotonic() - began
 

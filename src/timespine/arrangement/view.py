@@ -87,6 +87,13 @@ class ArrangementView:
         rows = pa.table(netted.columns).to_pylist()
         return list(zip(rows, netted.diff_array().tolist(), strict=True))
 
+    def lookup(self, key: Mapping[str, Any]) -> pa.Table:
+        """Return the rows of one key as a table, in order, with their counts in `_diff`."""
+        self._courtesy.pause()
+        hits = find(self.batches, self.key_of(key), self._counts)
+        netted = net_as_of([piece_between(*hit) for hit in hits], self.layout, self.as_of)
+        return self._table([] if netted is None else [netted])
+
     def fetch(self, keys: object) -> pa.Table:
         """Return the rows of many keys, in order, with their counts in `_diff`.
 

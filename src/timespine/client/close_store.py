@@ -27,6 +27,8 @@ def end_background(
 
     Each step may be done twice: the next close repeats an interrupted one.
     """
+    for arrangement in list(context.arrangements):
+        arrangement.end()
     end_listeners(context)
     if context.committer.relay is not None:
         context.committer.relay.close()

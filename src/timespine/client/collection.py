@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
 from timespine.client.argument_types import IfBehind, LatePolicy, Multiplicity, RowsLike, SetLike
+from timespine.client.arrangement_bridge import OpenArrangement, load_arrange
 from timespine.client.catalog.evolve_schema import evolve_schema
 from timespine.client.catalog.retention import Retention, RetentionLike, policy_of
 from timespine.client.context import CollectionHandle
@@ -302,9 +303,29 @@ class Collection(OneProcess):
         of the key columns after those: an end is a value of the next one, or a dictionary of several; None leaves it
         open. As with `delete`, keys may be whole rows; without key columns they must be.
         """
+        if self._handle.context.arrangements and as_of is None and between is None and columns is None:
+            served = lookup.from_arrangement(self._handle, keys)
+            if served is not None:
+                return served
         with self.snapshot(as_of, columns=columns, timeout=timeout) as rows:
             lookup.restrict_to_lookup(rows, keys, between)
             return rows.to_arrow()
+
+    def arrange(
+        self,
+        by: Sequence[str] | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Where | None = None,
+        history: Literal["latest", "all"] = "latest",
+    ) -> OpenArrangement:
+        """Keep the rows in memory, sorted by the key or by other columns, and follow the collection.
+
+        While it is open, `lookup`, `upsert` and `delete` by the key use it. One process has one arrangement for equal
+        arguments. `history="all"` keeps all times from now on readable; otherwise only the newest is.
+        """
+        made: OpenArrangement = load_arrange()(self, by, columns=columns, where=where, history=history)
+        return made
 
     def count(
         self, as_of: TimeLike | None = None, *, where: Where | None = None, timeout: float | None = WAIT_S

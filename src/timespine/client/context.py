@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from timespine.client.arrangement_bridge import OpenArrangement
 from timespine.client.catalog.catalog import CatalogEntry, check_role
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.read.leases import Leases
@@ -76,6 +77,10 @@ class StoreContext:
     `listening`."""
     listening: Lock = field(default_factory=lambda: Lock("the listeners of this store"))
     """The lock for changes of `listeners`."""
+    arrangements: list[OpenArrangement] = field(default_factory=list)
+    """The open arrangements, of the layer above: they serve lookups and changes. Closing the store ends them."""
+    arranging: Lock = field(default_factory=lambda: Lock("the arrangements of this store", CHANGE_S))
+    """The lock for new arrangements: equal ones are made once, and to make one reads the collection."""
     counters: dict[str, float] = field(default_factory=dict)
     """Counters of blobs and bytes that were put, encoded, retried, left to the sweep."""
     by_collection: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -6,10 +6,14 @@ Bounds find all of them: parts and row groups that cannot hold such a row are no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import reduce
 from itertools import takewhile
 
+import pyarrow as pa
+
 from timespine.client.argument_types import RowsLike
+from timespine.client.context import CollectionHandle
 from timespine.client.read.rows import Rows
 from timespine.client.row_args import column_names_of, parse_keys
 from timespine.columnar.predicate.column import Column, col
@@ -41,6 +45,23 @@ def restrict_to_lookup(rows: Rows, keys: RowsLike | None, between: object) -> No
         rows._only(KeySet(parse_keys(keys, schema, leading)))
     if between is not None:
         rows._restrict_to(_range(between, schema, schema.key_names[len(leading) :]))
+
+
+def from_arrangement(handle: CollectionHandle, keys: RowsLike | None) -> pa.Table | None:
+    """Look one key up in an open arrangement; None if there is none that can tell.
+
+    It has looked at the log as a snapshot would, so the answer is as fresh.
+    """
+    if not isinstance(keys, Mapping):
+        return None
+    id = len(handle.known().schemas) - 1
+    for arrangement in list(handle.context.arrangements):
+        if arrangement.collection_id == handle.id:
+            with suppress(UsageError):  # values of other types: the usual way converts them, or says what is wrong
+                found = arrangement.look_up(keys, id)
+                if found is not None:
+                    return found
+    return None
 
 
 def _leading(keys: RowsLike, schema: Schema) -> tuple[str, ...]:

@@ -114,8 +114,28 @@ class CurrentRows:
         self.handle.committer.session.count("changes read")
         if where is not None:
             where.check(self.schema)
+        if keys is not None and where is None and self.handle.context.arrangements:
+            served = self._from_arrangement(keys)
+            if served is not None:
+                return served
         window = Window(until=self.plan.until if self.plan is not None else None)
         return self._read(self.plan, self.state, self._wanted(window, keys, where))
+
+    def _from_arrangement(self, keys: KeySet) -> pa.Table | None:
+        """Read the rows of keys from an open arrangement; None if none has them as of the time of the plan.
+
+        SUBTLE: exactly the upper of the state: the compare-and-set of the change guards that one
+        (test_changes_use_rows_of_the_upper_that_they_replace).
+        """
+        last = self.upper.time - 1
+        if self.plan is None or self.plan.until != (last,):
+            return None
+        for arrangement in list(self.handle.context.arrangements):
+            if arrangement.collection_id == self.handle.id:
+                found = arrangement.rows_as_of(last, keys.table, self.id)
+                if found is not None:
+                    return found.select([*self.schema.names, DIFF])
+        return None
 
     def news(self, state: State, time: int, keys: KeySet | None = None, where: Predicate | None = None) -> pa.Table:
         """Read what a newer state, as of a time, adds to such rows: net, with their counts in `_diff`.

@@ -37,6 +37,11 @@ class KeySet:
         """The key columns."""
         self._keys = keys
 
+    @property
+    def table(self) -> pa.Table:
+        """Return the keys as they were given, repeated ones included."""
+        return self._keys
+
     @cached_property
     def _frame(self) -> pl.DataFrame:
         """Return the distinct keys."""

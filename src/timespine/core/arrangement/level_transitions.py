@@ -62,7 +62,9 @@ def insert_batch(
     grown = _add(levels, batch, is_merged=False) if batch.rows else levels
     if owns_file and batch.file:
         grown, _ = own_files(grown, (batch.file,))
-    return replace(grown, is_dirty=levels.is_dirty or batch.rows > 0, upper=upper or levels.upper), True
+    # SUBTLE: a closed frontier is empty, and so false.
+    moved = levels.upper if upper is None else upper
+    return replace(grown, is_dirty=levels.is_dirty or batch.rows > 0, upper=moved), True
 
 
 def start_merge(

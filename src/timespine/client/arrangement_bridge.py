@@ -1,0 +1,98 @@
+"""The bridge to arrangements: the layer above, which is loaded on first use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from timespine.client.time_args import TimeLike
+from timespine.model.frontier import Frontier
+
+
+class ArrangementReads(Protocol):
+    """Reads of an arrangement as of one time."""
+
+    def get(self, key: Mapping[str, object]) -> list[tuple[dict[str, Any], int]]:
+        """Return the rows of a key, each with its count."""
+
+    def fetch(self, keys: object) -> pa.Table:
+        """Return the rows of many keys, with their counts in `_diff`."""
+
+    def scan(
+        self,
+        lower: Mapping[str, object] | None = None,
+        upper: Mapping[str, object] | None = None,
+        *,
+        inclusive: bool = False,
+    ) -> Iterator[pa.Table]:
+        """Give the rows from one key to before another, with their counts in `_diff`."""
+
+
+class OpenArrangement(Protocol):
+    """An arrangement of a collection, as users and the client have it. `timespine.arrangement` has the class."""
+
+    @property
+    def collection_id(self) -> str:
+        """The id of the collection that it follows."""
+
+    @property
+    def upper(self) -> Frontier:
+        """The frontier below which it has all updates."""
+
+    @property
+    def since(self) -> Frontier:
+        """The frontier from which on it can be read."""
+
+    def get(self, key: Mapping[str, object]) -> list[dict[str, Any]]:
+        """Return the rows of a key."""
+
+    def get_one(self, key: Mapping[str, object]) -> dict[str, Any] | None:
+        """Return the row of a key that has at most one."""
+
+    def fetch(self, keys: object, *, counts: bool = False) -> pa.Table:
+        """Return the rows of many keys, in order."""
+
+    def scan(
+        self,
+        lower: Mapping[str, object] | None = None,
+        upper: Mapping[str, object] | None = None,
+        *,
+        inclusive: bool = False,
+    ) -> Iterator[pa.Table]:
+        """Give the rows from one key to before another, in order."""
+
+    def at(self, as_of: TimeLike) -> ArrangementReads:
+        """Return a view as of a time."""
+
+    def wait(self, time: TimeLike, timeout: float = ...) -> bool:
+        """Wait until it has all updates at a time."""
+
+    def metrics(self) -> dict[str, object]:
+        """Return figures."""
+
+    def look_up(self, key: Mapping[str, object], schema_id: int) -> pa.Table | None:
+        """Return the rows of one key of the collection; None if it cannot tell."""
+
+    def rows_as_of(self, time: int, keys: pa.Table, schema_id: int) -> pa.Table | None:
+        """Return the rows of keys as of a time, with their counts; None if it cannot tell."""
+
+    def close(self) -> None:
+        """Give up this use."""
+
+    def end(self) -> None:
+        """End it for all users."""
+
+    def __enter__(self) -> OpenArrangement: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+
+
+def load_arrange() -> Any:
+    """Import the function that arranges a collection."""
+    return importlib.import_module("timespine.arrangement.arrangement").arrange
