@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, assume, settings
@@ -83,6 +84,17 @@ def test_rows_and_changes_of_any_type_are_those_of_a_merge(data, drawn, cache_by
     assert rows_of(net(found, wanted), wanted) == rows_of(net(expected, wanted), wanted)
     if wanted.columns == schema.names:
         assert rows_of(found, wanted) == rows_of(expected, wanted), "each row once"
+
+    viewed, _ = read(place, runs, replace(wanted, views=True), cache_bytes=cache_bytes)
+    frame, plain = (pl.concat([pl.DataFrame(pl.from_arrow(table)) for table in tables]) for tables in (viewed, found))
+    assert frame.schema == plain.schema
+    assert frame.equals(plain)
+
+
+def test_text_of_rows_that_pass_is_not_copied_for_a_caller_who_takes_views():
+    place = Place([KV], CONFIG)
+    found, _ = read(place, upserted(place), replace(WANTED, views=True))
+    assert found[0].schema.field("v").type == pa.string_view()
 
 
 def net(tables, wanted):

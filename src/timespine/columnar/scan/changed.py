@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import NamedTuple
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -76,12 +77,19 @@ def scan_changed(
     def split(table: pa.Table) -> tuple[pa.Table, pa.Table]:
         """The rows of other keys, and those of the keys of the changes."""
         mask = keys.mask(table)
-        return table.filter(pc.invert(mask)), table.filter(mask)
+        passed = _filter_views(table, mask) if request.views else table.filter(pc.invert(mask))
+        return passed, table.filter(mask)
 
     for passed, others in decode_settled(parts, found.base, found.inside, request, pool, split):
         yield passed
         touched.append(others)
     yield _changed_rows(pa.concat_tables([changes.slice(0, 0), *touched]), changes, request)
+
+
+def _filter_views(table: pa.Table, mask: pa.Array) -> pa.Table:
+    """The rows that a mask leaves out, with views of the text. Arrow has no filter that makes them, Polars has."""
+    frame = pl.DataFrame(pl.from_arrow(table, rechunk=False))
+    return frame.filter(~pl.Series(mask)).to_arrow(compat_level=pl.CompatLevel.newest())
 
 
 def _changed_rows(touched: pa.Table, changes: pa.Table, request: ScanRequest) -> pa.Table:
