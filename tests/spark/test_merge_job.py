@@ -48,15 +48,16 @@ def filled(store, seed):
 
 
 def run_of(items):
-    """The rows of the only run, in its order, with times and diffs."""
+    """The rows of the live run and of the past run, each in its order, with times and diffs."""
     state = items._handle.state()
     (batch,) = [batch for batch in state.trace.hollow_batches() if batch.runs]
-    (run,) = batch.runs
+    assert batch.is_sorted
     parts = items._handle.parts(state)
-    id, schema = parts.schema(run)
+    id, schema = parts.schema(batch.runs[0])
     wanted = ScanRequest(schema, schema.names, keep_times=True)
-    tables = [table for part in parts.leaves(run.parts) for table in parts.tables(part, id, schema, wanted, 1 << 40)]
-    return pa.concat_tables(tables).combine_chunks(), batch.desc, list(parts.leaves(run.parts))
+    leaves = [part for run in batch.runs for part in parts.leaves(run.parts)]
+    tables = [table for part in leaves for table in parts.tables(part, id, schema, wanted, 1 << 40)]
+    return pa.concat_tables(tables).combine_chunks(), (batch.desc, [run.zero_from for run in batch.runs]), leaves
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+import polars as pl
 import pytest
 from memory_store import BLOBS
 
 from timespine.client.diagnostics.doctor import FindingKind, examine
 from timespine.columnar.merge import one_merge
 from timespine.columnar.merge.past_rows import SplitUpdates
-from timespine.columnar.scan import parallel_scan
+from timespine.columnar.predicate.column import col
+from timespine.columnar.scan import changed, parallel_scan
 
 SPLITS = replace(BLOBS, row_group_rows=16, part_bytes=2000)
 COUNT = 300
@@ -137,3 +139,15 @@ def test_the_doctor_finds_rows_of_the_past_that_do_not_add_up(place, monkeypatch
 def test_the_doctor_believes_a_past_that_adds_up(store, collection):
     assert len(runs_of(collection)) == 2
     assert examine(store).is_sound
+
+
+def test_a_frame_has_the_rows_of_a_table(collection, monkeypatch):
+    monkeypatch.setattr(changed, "LARGE_ROWS", 1)
+    for _ in range(2):
+        frame = collection.snapshot().to_polars()
+        assert dict(frame.iter_rows()) == found(collection.snapshot())
+        assert frame.schema == pl.DataFrame(pl.from_arrow(collection.snapshot().to_arrow())).schema
+        collection.upsert(rows(range(0, COUNT, 9), "newest"))
+    assert collection.snapshot(as_of=1, columns=["v"]).to_polars().height == COUNT
+    empty = collection.snapshot(where=col("id") < 0).to_polars()
+    assert (empty.height, empty.schema) == (0, frame.schema)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -171,8 +171,21 @@ class Rows(OneProcess):
         return table
 
     def to_polars(self) -> pl.DataFrame:
-        """Read all rows as a Polars frame."""
-        return pl.DataFrame(pl.from_arrow(self.to_arrow()))
+        """Read all rows as a Polars frame. Text is not copied: the frame has views of it."""
+        if self.multiplicity == "column":
+            return pl.DataFrame(pl.from_arrow(self.to_arrow()))
+        return self._read(self._whole_frame)
+
+    def _whole_frame(self) -> pl.DataFrame:
+        """Read all rows, each as often as it counts, table by table as frames."""
+        request, self.request = self.request, replace(self.request, views=True)
+        try:
+            tables = list(self._tables(self.handle.config.merge_bytes, scan_in_shares)) or [self._empty()]
+        finally:
+            self.request = request
+        # Some have views of text, others text.
+        alike = [pa.concat_tables(group) for _, group in groupby(tables, key=lambda table: table.schema.types)]
+        return pl.concat([pl.DataFrame(pl.from_arrow(table, rechunk=False)) for table in alike], rechunk=False)
 
     def to_pandas(self) -> pd.DataFrame:
         """Read all rows as a pandas frame; pandas must be installed."""

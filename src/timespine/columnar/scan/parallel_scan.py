@@ -16,6 +16,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from timespine.columnar.predicate.key_set import FEW
+from timespine.columnar.scan.changed import changed_run, scan_changed
 from timespine.columnar.scan.part_access import Parts, ScanStats
 from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
@@ -43,6 +44,10 @@ def scan_in_shares(parts: Parts, runs: Sequence[Run], request: ScanRequest, memo
     settled = None if parts.pool is None else settled_parts(parts, runs, request)
     if parts.pool is not None and settled is not None:
         yield from scan_settled(parts, runs[0], settled, request, parts.pool)
+        return
+    changed = None if parts.pool is None else changed_run(parts, runs, request, memory_bytes)
+    if parts.pool is not None and changed is not None:
+        yield from scan_changed(parts, changed, request, memory_bytes, parts.pool)
         return
     cores = 1 if _is_lookup(request) else _cores()
     cuts = _cuts(parts, runs, request, cores) if cores > 1 else []

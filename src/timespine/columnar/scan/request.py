@@ -42,6 +42,9 @@ class ScanRequest:
     """Whether rows may come in any order."""
     keys_only: bool = False
     """Whether only what filters need is read: for counting, where rows need not be told apart."""
+    views: bool = False
+    """Whether the caller takes views of text (Arrow's `string_view`), which no filter copies. Not all tables have
+    them."""
     hint: CacheHint = CacheHint.MAY_ADD
     """Whether what is decoded may be kept for the next reader."""
 

@@ -10,9 +10,10 @@ only push out what others come back to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -25,6 +26,8 @@ from timespine.columnar.scan.scan import parts_readable_as_is
 from timespine.columnar.schema.schema import DIFF
 from timespine.core.batch import Part, Run
 from timespine.pool import outcome
+
+T = TypeVar("T")
 
 TASK_GROUPS = 8
 """Row groups that one task decodes."""
@@ -44,11 +47,23 @@ def scan_settled(
     parts: Parts, run: Run, inside: Sequence[Part], request: ScanRequest, pool: Executor
 ) -> Iterator[pa.Table]:
     """All rows of the parts of a settled run, with their diffs, decoded by the threads of a pool."""
+    return decode_settled(parts, run, inside, request, pool, lambda table: table)
+
+
+def decode_settled(
+    parts: Parts,
+    run: Run,
+    inside: Sequence[Part],
+    request: ScanRequest,
+    pool: Executor,
+    then: Callable[[pa.Table], T],
+) -> Iterator[T]:
+    """What a function makes of the rows of a settled run, table by table: it runs in the threads that decode them."""
     id, schema = parts.schema(run)
     parts.fetch_footers(inside)
     weights = [parts.weigh(part, id, schema)[0] for part in inside]
     keeps = request.hint is CacheHint.MAY_ADD and sum(weights) <= parts.cache.limit_bytes
-    tasks: list[Future[tuple[pa.Table, ScanStats]]] = []
+    tasks: list[Future[tuple[T, ScanStats]]] = []
     columns = tuple(parts.columns(id, request)) if keeps else request.read or (DIFF,)
     for part in inside:
         parts.scan_stats.parts += 1
@@ -56,16 +71,29 @@ def scan_settled(
         for first in range(0, reader.groups, TASK_GROUPS):
             block = tuple(range(first, min(first + TASK_GROUPS, reader.groups)))
             announce_groups(parts.blob, reader, block, columns)
-            tasks.append(pool.submit(_decode, parts, run, part, block, request, keeps))
+            tasks.append(pool.submit(_decode_then, then, parts, run, part, block, request, keeps))
     try:
         for task in tasks:
-            table, scan_stats = outcome(task)
+            made, scan_stats = outcome(task)
             parts.scan_stats.groups += scan_stats.groups
             parts.scan_stats.bytes += scan_stats.bytes
-            yield table
+            yield made
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _decode_then(
+    then: Callable[[pa.Table], T],
+    parts: Parts,
+    run: Run,
+    part: Part,
+    block: tuple[int, ...],
+    request: ScanRequest,
+    keeps: bool,
+) -> tuple[T, ScanStats]:
+    table, scan_stats = _decode(parts, run, part, block, request, keeps)
+    return then(table), scan_stats
 
 
 def _decode(

@@ -1,0 +1,192 @@
+"""A read of a settled run and its changes gives what merging them gives, and takes that path only where it may."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, assume, settings
+from hypothesis import given as examples
+from hypothesis import strategies as st
+from run_cases import CONFIG, Place, questions, worlds
+from test_part_stats import updates as update_tables
+from test_settled import read, rows_of, settled_table
+
+from timespine.columnar.kernels.consolidate import consolidate
+from timespine.columnar.scan import changed as changed_module
+from timespine.columnar.scan import parallel_scan
+from timespine.columnar.scan import settled as settled_module
+from timespine.columnar.scan.changed import changed_run
+from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan import scan
+from timespine.columnar.scan.visibility import Window
+from timespine.columnar.schema.schema import define
+from timespine.columnar.schema.types import is_nested
+from timespine.core.batch import Order, Run
+
+some = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+KV = define({"k": "int64"}, {"v": "string"})
+MEMORY = 1 << 20
+NOW = Window(until=(5,))
+WANTED = ScanRequest(KV, KV.names, NOW)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(settled_module, "TASK_GROUPS", 2)
+    monkeypatch.setattr(changed_module, "LARGE_ROWS", 1)
+    monkeypatch.setattr(changed_module, "FEW", 0)
+
+
+def with_system(rows, schema, time, diffs):
+    """Update tables of some rows."""
+    for name in schema.time_names:
+        rows = rows.append_column(name, pa.array([time] * rows.num_rows, pa.int64()))
+    return rows.append_column("_diff", pa.array(diffs, pa.int64())).cast(schema.update_arrow)
+
+
+@some
+@examples(st.data(), update_tables(), st.sampled_from([0, 1 << 20]), st.booleans())
+def test_rows_and_changes_of_any_type_are_those_of_a_merge(data, drawn, cache_bytes, allow_duplicates):
+    schema, table = drawn
+    assume(schema.key and table.num_rows)
+    place = Place([schema], CONFIG)
+    rows = table.select(schema.names)
+    there = data.draw(st.integers(1, rows.num_rows))
+    base = settled_table(place, with_system(rows.slice(0, there), schema, 1, [1] * there), schema)
+    order = (*schema.order_names, *schema.time_names)
+    runs = [Run((place.stored(base, 0),), Order.SORTED, 0)]
+    for time in range(2, 2 + data.draw(st.integers(1, 3))):
+        went = data.draw(st.sets(st.integers(0, base.num_rows - 1)))
+        taken = base.select(schema.names).take(pa.array(sorted(went), pa.int64()))
+        gone = with_system(taken, schema, time, [-1] * len(went))
+        diffs = data.draw(st.lists(st.sampled_from([1, 1, 1, -1, 2]), max_size=rows.num_rows))
+        came = with_system(rows.slice(rows.num_rows - len(diffs)), schema, time, diffs)
+        updates = consolidate(pa.concat_tables([gone, came]), order).select(schema.update_arrow.names)
+        if updates.num_rows:
+            made = place.inline if data.draw(st.booleans()) else place.stored
+            runs.append(Run((made(updates.combine_chunks(), 0),), Order.SORTED, 0))
+    columns = data.draw(st.sampled_from([schema.names, schema.key_names]))
+    wanted = ScanRequest(
+        schema,
+        columns if allow_duplicates else schema.names,
+        Window(until=(data.draw(st.integers(1, 4)),) * schema.arity),
+        allow_duplicates=allow_duplicates,
+    )
+    kinds = [schema.types[name] for name in schema.key_names]
+    is_exact = not any(pa.types.is_floating(kind) or is_nested(kind) for kind in kinds)
+    if is_exact and len(runs) > 1 and all(run.parts[0].rows < base.num_rows for run in runs[1:]):
+        assert changed_run(place.parts(), runs, wanted, MEMORY) is not None
+    found, _ = read(place, runs, wanted, cache_bytes=cache_bytes)
+    expected = list(scan(place.parts(), runs, replace(wanted, allow_duplicates=False), MEMORY))
+    assert rows_of(net(found, wanted), wanted) == rows_of(net(expected, wanted), wanted)
+    if wanted.columns == schema.names:
+        assert rows_of(found, wanted) == rows_of(expected, wanted), "each row once"
+
+    viewed, _ = read(place, runs, replace(wanted, views=True), cache_bytes=cache_bytes)
+    frame, plain = (pl.concat([pl.DataFrame(pl.from_arrow(table)) for table in tables]) for tables in (viewed, found))
+    assert frame.schema == plain.schema
+    assert frame.equals(plain)
+
+
+def test_text_of_rows_that_pass_is_not_copied_for_a_caller_who_takes_views():
+    place = Place([KV], CONFIG)
+    found, _ = read(place, upserted(place), replace(WANTED, views=True))
+    assert found[0].schema.field("v").type == pa.string_view()
+
+
+def net(tables, wanted):
+    """Tables as one, each row once."""
+    tables = [table.select([*wanted.read, "_diff"]) for table in tables if table.num_rows]
+    return [consolidate(pa.concat_tables(tables), wanted.order)] if tables else []
+
+
+@some
+@examples(st.data())
+def test_whatever_a_snapshot_may_hold_is_that_of_a_merge(data):
+    place, runs, _, pools = data.draw(worlds())
+    wanted, _ = data.draw(questions(place.newest, pools))
+    found, _ = read(place, runs, wanted)
+    assert rows_of(found, wanted) == rows_of(list(scan(place.parts(), runs, wanted, MEMORY)), wanted)
+
+
+def upserted(place, count=40, changed=range(0, 40, 3), old="x"):
+    """A settled run, and a run that replaces some of its rows."""
+    base = place.run([((k, "x"), (1,), 1) for k in range(count)], cuts=(17,))
+    changes = [((k, old), (2,), -1) for k in changed] + [((k, "y"), (2,), 1) for k in changed]
+    return [base, place.run(changes)]
+
+
+@pytest.fixture
+def consolidations(monkeypatch):
+    """Rows that were consolidated, call by call."""
+    seen = []
+    true = changed_module.consolidate
+
+    def watched(table, order):
+        seen.append(table.num_rows)
+        return true(table, order)
+
+    monkeypatch.setattr(changed_module, "consolidate", watched)
+    return seen
+
+
+def test_an_upsert_that_retracts_the_rows_that_it_met_needs_no_consolidation(consolidations):
+    place = Place([KV], CONFIG)
+    found, parts = read(place, upserted(place), WANTED)
+    assert not consolidations
+    assert len(rows_of(found, WANTED)) == 40
+    assert {row["v"] for table in found for row in table.to_pylist() if row["k"] % 3 == 0} == {"y"}
+    assert parts.scan_stats.groups > 10
+
+
+@pytest.mark.parametrize("old", ["other"])
+def test_retractions_of_rows_that_are_not_there_are_consolidated(consolidations, old):
+    place = Place([KV], CONFIG)
+    runs = upserted(place, old=old)
+    found, _ = read(place, runs, WANTED)
+    assert consolidations == [14 + 28]
+    assert rows_of(found, WANTED) == rows_of(list(scan(place.parts(), runs, WANTED, MEMORY)), WANTED)
+
+
+FLOATS = define({"k": "double"}, {"v": "string"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [
+        (KV, replace(WANTED, keep_times=True)),
+        (KV, replace(WANTED, window=Window(after=(1,), until=(5,)))),
+        (KV, replace(WANTED, window=Window(until=(0,)))),
+        (KV, replace(WANTED, columns=("k",))),
+        (define(None, {"k": "int64", "v": "string"}), WANTED),
+        (FLOATS, WANTED),
+    ],
+)
+def test_what_is_no_settled_run_with_changes_is_merged(schema, wanted):
+    place = Place([schema], CONFIG)
+    assert changed_run(place.parts(), upserted(place), replace(wanted, schema=schema), MEMORY) is None
+
+
+def test_zeros_of_both_signs_are_one_key():
+    place = Place([FLOATS], CONFIG)
+    base = place.run([((0.0, "x"), (1,), 1), ((1.0, "x"), (1,), 1)])
+    runs = [base, place.run([((-0.0, "x"), (2,), -1)])]
+    wanted = ScanRequest(FLOATS, FLOATS.names, NOW)
+    found, _ = read(place, runs, wanted)
+    assert [row["k"] for table in found for row in table.to_pylist()] == [1.0]
+
+
+def test_many_changes_and_changes_beyond_the_memory_are_merged(monkeypatch):
+    place = Place([KV], CONFIG)
+    runs = upserted(place)
+    assert changed_run(place.parts(), runs, WANTED, MEMORY) is not None
+    assert changed_run(place.parts(), runs, WANTED, 1) is None
+    monkeypatch.setattr(changed_module, "FEW", 2)
+    assert changed_run(place.parts(), runs, WANTED, MEMORY) is None
+    monkeypatch.setattr(changed_module, "FEW", 0)
+    monkeypatch.setattr(changed_module, "LARGE_ROWS", 41)
+    assert changed_run(place.parts(), runs, WANTED, MEMORY) is None
+    assert parallel_scan.changed_run is changed_run
