@@ -12,7 +12,7 @@ from protocol_harness import CONFIG, Fault, ProtocolHarness, accepted, at, refus
 from timespine.core import transitions
 from timespine.core.effects import CompareAndSet
 from timespine.core.encoding.codec import encode_state
-from timespine.core.group import CommandTransaction, Refused
+from timespine.core.group import CommandTransaction, Refused, StaleOrigins
 from timespine.core.protocols.commit import (
     SideLogMoved,
     commit,
@@ -40,7 +40,7 @@ from timespine.core.transitions import (
     Retain,
     Seal,
 )
-from timespine.errors import BatchAlreadyCommitted, Fenced
+from timespine.errors import BatchAlreadyCommitted, Determinate, Fenced
 from timespine.testing.formats.naive import data_of
 from timespine.testing.simulator.core_writes import append_data_to_many
 
@@ -281,6 +281,11 @@ def test_hold_registered_by_a_lost_reply_is_granted_once() -> None:
 def test_a_batch_of_a_sink_that_is_in_is_an_error_of_its_own() -> None:
     with pytest.raises(BatchAlreadyCommitted, match="number 7"):
         raise_refusal(Refused(AlreadyCommitted(7), ()))
+
+
+def test_refusal_of_rows_that_their_own_process_looks_for_changes_nothing() -> None:
+    with pytest.raises(Determinate, match="looks for them itself"):
+        raise_refusal(Refused(StaleOrigins(("k2",)), ()))
 
 
 # Collections that a group creates.
