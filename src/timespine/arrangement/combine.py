@@ -105,7 +105,7 @@ def net_as_of(pieces: Sequence[Piece], layout: Layout, as_of: Time) -> SortedUpd
     return SortedUpdates({name: column.take(named) for name, column in columns.items()}, (), sums, len(index))
 
 
-def fold(pieces: Sequence[Piece], layout: Layout, since: Frontier) -> SortedUpdates | None:
+def fold_times(pieces: Sequence[Piece], layout: Layout, since: Frontier) -> SortedUpdates | None:
     """Put updates together, with times before `since` advanced to it; None if nothing is left."""
     moved = [piece._replace(times=advance(piece.times, since)) for piece in pieces]
     if len(moved) == 1 and moved[0].times is pieces[0].times:

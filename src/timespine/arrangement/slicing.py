@@ -18,7 +18,7 @@ import pyarrow as pa
 from timespine.arrangement import chunk as chunks
 from timespine.arrangement.batch import Batch
 from timespine.arrangement.chunk import Chunk, chunks_of
-from timespine.arrangement.combine import SortedUpdates, advance, fold, piece_between
+from timespine.arrangement.combine import SortedUpdates, advance, fold_times, piece_between
 from timespine.arrangement.layout import Layout
 from timespine.arrangement.retention_filters import RetentionFilters
 from timespine.arrangement.walk import Walk
@@ -80,7 +80,7 @@ class SlicedMerge:
         if alone is not None:
             self._pass(alone)
         else:
-            merged = fold(self._walk.step(rows), self._layout, self._since)
+            merged = fold_times(self._walk.step(rows), self._layout, self._since)
             if merged is not None and self._retention.is_set:
                 others = self._others() if self._retention.needs_others else ()
                 merged = self._retention.retain(merged, self._layout, others)
@@ -102,7 +102,7 @@ class SlicedMerge:
     def _pass(self, chunk: Chunk) -> None:
         """Put out a chunk without a copy of its rows; only if its times must be folded one by one, with one."""
         if chunk.times is not None and advance(chunk.times, self._since) is not chunk.times:
-            merged = fold([piece_between(chunk, 0, chunk.rows)], self._layout, self._since)
+            merged = fold_times([piece_between(chunk, 0, chunk.rows)], self._layout, self._since)
             if merged is not None:
                 self._add(merged)
             return
