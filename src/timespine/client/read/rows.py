@@ -171,7 +171,7 @@ class Rows(OneProcess):
         return table
 
     def to_polars(self) -> pl.DataFrame:
-        """Read all rows as a Polars frame. Text is not copied: the frame has views of it."""
+        """Read all rows as a Polars frame, with views of their text where they need no merge."""
         if self.multiplicity == "column":
             return pl.DataFrame(pl.from_arrow(self.to_arrow()))
         return self._read(self._whole_frame)
