@@ -95,12 +95,16 @@ time.sleep(60)
     assert asking.ask(b"x") == b"next"
 
 
-def test_only_folders_of_sockets_of_this_user_are_removed(make: Callable[..., SocketChannel], tmp_path: Path) -> None:
-    for name, mode in (("mine", 0o700), (f"{PREFIX}shared", 0o755)):
-        (tmp_path / name).mkdir(mode=mode)
-        (tmp_path / "log.appender").write_text(str(tmp_path / name / "s"))
-        listening(make, bytes).release()
-        assert (tmp_path / name).exists()
+@pytest.mark.parametrize(("name", "mode"), [("mine", 0o700), (f"{PREFIX}shared", 0o755), (f"{PREFIX}data", 0o700)])
+def test_a_path_in_the_file_leads_to_the_removal_of_a_socket_and_of_nothing_else(
+    make: Callable[..., SocketChannel], tmp_path: Path, name: str, mode: int
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir(mode=mode)
+    (folder / "s").write_text("a file")
+    (tmp_path / "log.appender").write_text(str(folder / "s"))
+    listening(make, bytes).release()
+    assert (folder / "s").read_text() == "a file"
 
 
 def test_a_process_of_another_user_is_not_served(make: Callable[..., SocketChannel], monkeypatch) -> None:
@@ -207,16 +211,18 @@ def test_the_end_waits_for_a_request_that_was_begun_and_refuses_the_next(make: C
         asking.ask(b"y")
 
 
-def test_a_path_that_is_too_long_for_a_socket_is_no_channel(
+def test_a_folder_whose_path_is_too_long_for_a_socket_is_passed_over(
     make: Callable[..., SocketChannel], tmp_path: Path, monkeypatch
 ) -> None:
     folder = tmp_path / ("x" * 120)
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    listening(make, bytes).release()
+    assert list(folder.iterdir()) == []
+    monkeypatch.setattr(socket_channel, "PATH_BYTES_MAX", 20)
     channel = make()
     assert channel.take()
     assert not channel.listen(bytes)
-    assert list(folder.iterdir()) == []
 
 
 def test_a_forked_child_serves_nothing_and_asks_nothing(make: Callable[..., SocketChannel]) -> None:

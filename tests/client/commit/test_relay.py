@@ -245,6 +245,7 @@ def test_a_schema_that_the_other_process_does_not_know_is_left_to_the_own_one(pa
         msgpack.encode((1, "LOG", 0, "k", 1, "w", [[{"id": n, "note": "x"} for n in range(65)]])),
         msgpack.encode((1, "LOG", 0, "k", 1, "w", [[{"id": 1}, {"note": "x"}]])),
         msgpack.encode((1, "LOG", 0, "k", 1, "w", [row(1)], "more")),
+        msgpack.encode((1, "LOG", 0, "k", 1, "w", [[{"id": 7}]])).replace(b"\x07", b"\x91" * 100_000 + b"\x01"),
     ],
 )
 def test_bytes_that_are_no_request_get_a_refusal_and_change_nothing(pair, request_bytes):

@@ -73,8 +73,9 @@ class Relay:
         self._losses = losses
         if self._channel.take():
             self._is_appender = self._channel.listen(self._answer)
-            if not self._is_appender:
-                self._apart_until = float("inf")  # this system has no channel
+            if not self._is_appender:  # this system has no channel
+                self._channel.release()
+                self._apart_until = float("inf")
             return False
         self._is_following = True
         return True

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
+import stat
 import struct
 import tempfile
 import threading
 
-from timespine.errors import Determinate, Indeterminate
+from timespine.errors import CorruptionError, Determinate, Indeterminate
 from timespine.location.durable import open_regular
 from timespine.location.machine.channel import ANSWER_S, REQUEST_BYTES_MAX, Answer
 from timespine.location.machine.role import FileRole
@@ -33,6 +33,9 @@ PATH_BYTES_MAX = 100
 
 CLOSE_S = 60.0
 """Seconds that `release` waits for requests that are being carried out."""
+
+NAME_BYTES = 16
+"""The most bytes that the path of a socket adds to those of its folder and `PREFIX`."""
 
 PREFIX = "timespine-"
 """How the names of folders of sockets begin."""
@@ -48,8 +51,8 @@ class SocketChannel(FileRole):
         super().__init__(path, beside)
         self._answer_s = answer_s
         self._listener: socket.socket | None = None
-        self._folder = ""
-        """The folder of the socket, while this process listens."""
+        self._path_of_socket = ""
+        """The path of the socket, while this process listens."""
         self._connections: dict[socket.socket, Lock] = {}
         """The connections of processes that ask, each with a lock that is held while a request is carried out."""
         self._connection: socket.socket | None = None
@@ -62,11 +65,8 @@ class SocketChannel(FileRole):
         if self._listener is not None or not has_peer_credentials():
             return self._listener is not None
         try:
-            self._remove_last_folder()
-            folder = self._folder = tempfile.mkdtemp(prefix=PREFIX, dir=_runtime_folder())
-            path = os.path.join(folder, "s")
-            if len(os.fsencode(path)) > PATH_BYTES_MAX:
-                raise OSError(f"{path} is too long for a socket")
+            _remove_socket(self._published())  # of the process that had the role before: it may have been killed
+            self._path_of_socket = path = os.path.join(tempfile.mkdtemp(prefix=PREFIX, dir=_folder_for_sockets()), "s")
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 listener.bind(path)
@@ -75,8 +75,8 @@ class SocketChannel(FileRole):
             except BaseException:
                 listener.close()
                 raise
-        except OSError:
-            self._remove_folder()
+        except (OSError, CorruptionError):
+            self._remove_own_socket()
             return False
         self._listener = listener
         threading.Thread(target=self._accept, args=(listener, answer), name="timespine-accept", daemon=True).start()
@@ -87,14 +87,6 @@ class SocketChannel(FileRole):
         assert self._file is not None
         os.ftruncate(self._file.fileno(), 0)
         os.pwrite(self._file.fileno(), os.fsencode(path), 0)
-
-    def _remove_last_folder(self) -> None:
-        """Remove the folder of the process that had the role before, which may have been killed."""
-        assert self._file is not None
-        path = os.fsdecode(os.pread(self._file.fileno(), PATH_BYTES_MAX, 0))
-        folder = os.path.dirname(path)
-        if os.path.basename(folder).startswith(PREFIX) and _is_private(folder):
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _accept(self, listener: socket.socket, answer: Answer) -> None:
         """Take connections until the listener is closed."""
@@ -113,13 +105,15 @@ class SocketChannel(FileRole):
     def _serve(self, connection: socket.socket, answer: Answer) -> None:
         """Carry out the requests of one connection until it ends."""
         lock = self._connections[connection]
-        with contextlib.suppress(OSError, _Ended), connection:
-            _send(connection, HELLO)
-            while True:
-                request = _receive(connection)
-                with lock:
-                    _send(connection, answer(request) if self._listener is not None else b"")
-        self._connections.pop(connection, None)
+        try:
+            with contextlib.suppress(OSError, _Ended), connection:
+                _send(connection, HELLO)
+                while True:
+                    request = _receive(connection)
+                    with lock:
+                        _send(connection, answer(request) if self._listener is not None else b"")
+        finally:
+            self._connections.pop(connection, None)
 
     # The other side.
 
@@ -153,7 +147,7 @@ class SocketChannel(FileRole):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(self._answer_s)
-            connection.connect(self._published())
+            connection.connect(os.fsencode(self._published()))
             if not _is_same_user(connection) or _receive(connection) != HELLO:
                 raise OSError("it is not a channel of this user")
         except BaseException as error:
@@ -163,10 +157,11 @@ class SocketChannel(FileRole):
             raise
         return connection
 
-    def _published(self) -> bytes:
+    def _published(self) -> str:
+        """Return the path of the socket of the process that has the role, or had it last; empty if there was none."""
         fd = open_regular(self._path, os.O_RDONLY)
         try:
-            return os.pread(fd, PATH_BYTES_MAX, 0)
+            return os.fsdecode(os.pread(fd, PATH_BYTES_MAX, 0))
         finally:
             os.close(fd)
 
@@ -186,13 +181,12 @@ class SocketChannel(FileRole):
         for connection, lock in list(self._connections.items()):
             with contextlib.suppress(Determinate), lock.within(CLOSE_S):
                 _shut(connection)
-        self._remove_folder()
+        self._remove_own_socket()
         super().release()
 
-    def _remove_folder(self) -> None:
-        folder, self._folder = self._folder, ""
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+    def _remove_own_socket(self) -> None:
+        path, self._path_of_socket = self._path_of_socket, ""
+        _remove_socket(path)
 
     def leave_to_parent(self) -> None:
         """Close all descriptors in a forked child, and shut nothing down: the parent goes on."""
@@ -201,7 +195,7 @@ class SocketChannel(FileRole):
                 each.close()
         self._listener = self._connection = None
         self._connections = {}
-        self._folder = ""
+        self._path_of_socket = ""
         super().leave_to_parent()
 
 
@@ -222,10 +216,26 @@ def _is_same_user(connection: socket.socket) -> bool:
     return bool(uid == os.geteuid())
 
 
-def _runtime_folder() -> str | None:
-    """Return the folder of this user for sockets, if the system made one; None: the one for temporary files."""
-    found = os.environ.get("XDG_RUNTIME_DIR", "")
-    return found if found and _is_private(found) else None
+def _folder_for_sockets() -> str:
+    """Return a folder whose path leaves room for that of a socket: the one of this user, or one for temporary files."""
+    own = os.environ.get("XDG_RUNTIME_DIR", "")
+    for found in (*([own] if own and _is_private(own) else []), tempfile.gettempdir(), "/tmp"):
+        if len(os.fsencode(found)) + len(PREFIX) + NAME_BYTES <= PATH_BYTES_MAX:
+            return found
+    raise OSError("every folder for temporary files has too long a path for a socket")
+
+
+def _remove_socket(path: str) -> None:
+    """Remove a socket and its folder.
+
+    SUBTLE: nothing else, since the path may come from a file (test_socket_channel.py).
+    """
+    folder = os.path.dirname(path)
+    with contextlib.suppress(OSError, ValueError):
+        if os.path.basename(folder).startswith(PREFIX) and _is_private(folder):
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                os.unlink(path)
+            os.rmdir(folder)
 
 
 def _is_private(folder: str) -> bool:

@@ -33,7 +33,7 @@ class AppendAnswers:
         try:
             asked = DECODE_REQUEST.decode(request)
             draft = self._draft(asked)
-        except (msgspec.MsgspecError, UsageError) as error:
+        except (msgspec.MsgspecError, RecursionError, UsageError) as error:
             return encode_reply("refused", reason=str(error))
         except TimespineError as error:  # storage is unavailable
             return encode_reply("declined", reason=str(error))
