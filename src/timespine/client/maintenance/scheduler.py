@@ -44,6 +44,7 @@ from timespine.client.maintenance.forget_expired import oldest_to_rewrite, worth
 from timespine.client.maintenance.idle_tracker import IdleTracker
 from timespine.client.maintenance.report import NO_SPACE, MaintenanceReport, describe_error
 from timespine.client.maintenance.rewrite_unsealed import worth_rewriting
+from timespine.columnar.kernels.background import background_work
 from timespine.core.maintenance_policy import CollectStep, is_forgetting_due, next_collect_step, worth_compacting
 from timespine.core.protocols import garbage, maintain
 from timespine.core.state import State, Status
@@ -187,7 +188,8 @@ class Maintenance:
         pause = PAUSE_S
         while not self._stop.is_set():
             self._wake.clear()
-            busy = self.round()
+            with background_work():
+                busy = self.round()
             if not busy:
                 self._driver.consensus.restore_reserve()
             pause = PAUSE_S if busy else min(pause * 2, 30.0)
