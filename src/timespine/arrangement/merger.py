@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from timespine.columnar.kernels.background import background_work
 from timespine.core.effects import Effect, Protocol, Sleep, TakeTurn
 from timespine.locks import Bell, Lock
 from timespine.pool import Pool
@@ -133,7 +134,8 @@ class Mergers:
             heard = self._bell.count
             task, wait_s = self._next(ends=True)
             if task is not None:
-                self._run(task)
+                with background_work():
+                    self._run(task)
                 del task  # nothing may hold its spine while the thread waits
             elif wait_s is None:
                 return

@@ -44,6 +44,7 @@ from timespine.client.maintenance.idle_tracker import IdleTracker
 from timespine.client.maintenance.maintenance_thread import MaintenanceThread
 from timespine.client.maintenance.report import NO_SPACE, MaintenanceReport, describe_error
 from timespine.client.maintenance.rewrite_unsealed import worth_rewriting
+from timespine.columnar.kernels.background import background_work
 from timespine.core.maintenance_policy import CollectStep, is_forgetting_due, next_collect_step, worth_compacting
 from timespine.core.protocols import garbage, maintain
 from timespine.core.state import State, Status
@@ -190,7 +191,9 @@ class Maintenance:
 
     def _round(self) -> tuple[bool, bool]:
         """Do one round; return whether there was anything to do, and whether processes write to open collections."""
-        busy, now = self.round(), self._monotonic()
+        with background_work():
+            busy = self.round()
+        now = self._monotonic()
         return busy, any(now - each.changed < REST_S for each in list(self._upkeep.values()) if each.written)
 
     def _look_for_others(self) -> list[CollectionHandle]:

@@ -2,7 +2,7 @@
 
 Columns that lie wholly in the sorted words are read back from them, from the
 first to the last, instead of being picked from all over memory. Everything else
-is taken by its index, by two threads if it is much.
+is taken by its index, by two threads if it is much and a caller waits for it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from timespine.columnar.kernels.background import is_background
 from timespine.columnar.kernels.row_words import INTEGERS, OFFSET_MAX, WRAP, Index, Slot
 from timespine.columnar.kernels.text_words import Words, blocks
 
@@ -23,7 +24,7 @@ THREADED_ROWS = 1 << 16
 def take(columns: Sequence[pa.Array], index: Index) -> list[pa.Array]:
     """The rows of some columns that the index names, in its order."""
     rows = len(index)
-    if rows < THREADED_ROWS or not columns:
+    if rows < THREADED_ROWS or not columns or is_background():
         named = pa.array(index)
         return [column.take(named) for column in columns]
     middle = rows // 2

@@ -15,10 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from timespine.columnar.kernels.background import is_background
+
 Words = NDArray[np.uint64]
 
 BLOCK = 1 << 15
 """Rows that several steps are applied to at once, so that what they pass on stays in the cache of the core."""
+
+BACKGROUND_BLOCK = 1 << 17
+"""The same in the background (`background`): what steps pass on is in the cache that cores share."""
 
 _WIDE = {pa.large_string().id, pa.large_binary().id}
 _ONES = 0x0101010101010101
@@ -212,10 +217,16 @@ def _squeeze(words: Words, width: int, places: int) -> None:
         words |= upper
 
 
+def block_rows() -> int:
+    """Return the rows of a block in this thread."""
+    return max(BLOCK, BACKGROUND_BLOCK) if is_background() else BLOCK
+
+
 def blocks(rows: int) -> Iterator[slice]:
     """All rows, in blocks."""
-    for start in range(0, rows, BLOCK):
-        yield slice(start, min(start + BLOCK, rows))
+    step = block_rows()
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
 
 
 def bits(bitmap: pa.Buffer, offset: int, rows: int) -> NDArray[np.uint8]:

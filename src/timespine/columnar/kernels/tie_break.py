@@ -17,9 +17,8 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from timespine.columnar.kernels import text_words
 from timespine.columnar.kernels.row_words import WORD_BITS, Index, Packed, Position, is_fixed, is_text, pack
-from timespine.columnar.kernels.text_words import Text, Words
+from timespine.columnar.kernels.text_words import Text, Words, block_rows
 
 Flags = NDArray[np.bool_]
 
@@ -138,9 +137,9 @@ def _ranks(values: pl.Series, groups: NDArray[np.uint32]) -> Words:
 
 def group_blocks(rows: int, first: Flags | None) -> Iterator[slice]:
     """All rows, in blocks that hold whole groups; None: every row is a group."""
-    start = 0
+    start, step = 0, block_rows()
     while start < rows:
-        stop = min(start + text_words.BLOCK, rows)
+        stop = min(start + step, rows)
         if first is not None and stop < rows:
             ahead = first[stop:]
             skipped = int(ahead.argmax())
