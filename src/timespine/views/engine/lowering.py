@@ -335,7 +335,7 @@ def _date_arithmetic(lowering: Lowering, call: Call) -> pl.Expr:
     return date.dt.offset_by(f"{months.value}mo")
 
 
-def fold_constants(expression: Expression) -> Expression:
+def fold_constant(expression: Expression) -> Expression:
     """Evaluate an expression without columns."""
     frame = pl.DataFrame({"_": [0]})
     value = evaluate_columns(frame, [("value", expression)])["value"][0]

@@ -12,7 +12,7 @@ from sqlglot import exp
 
 from timespine.columnar.schema.types import parse_type
 from timespine.errors import UsageError
-from timespine.views.engine.lowering import Declined, fold_constants
+from timespine.views.engine.lowering import Declined, fold_constant
 from timespine.views.plan.expressions import Call, Expression, Literal, columns_of
 from timespine.views.sql.functions import BIGINT, DATE, DOUBLE, INT, TEXT, NotListed, call, explicit_cast
 from timespine.views.sql.reasons import check_args, refuse
@@ -97,7 +97,7 @@ class Scalars:
         try:
             made = self._made(node)
             if isinstance(made, Call) and not columns_of(made) and made.type in (DATE, INT, BIGINT, TEXT):
-                return fold_constants(made)
+                return fold_constant(made)
             return made
         except (NotListed, Declined) as error:
             raise refuse(node, str(error), "this process cannot compute it as Spark does; Spark has to") from None
