@@ -20,4 +20,9 @@ def test_every_example_runs(moto, postgres, monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     migrate_verb(postgres.conninfo(database))
     assert "version 1" in capsys.readouterr().out
-    run_blocks(PAGE, {"s3://bucket/shop": moto.url(), "db.internal/timespine": f"127.0.0.1:{postgres.port}/{database}"})
+    places = {
+        "s3://bucket/notes": moto.url(),
+        "s3://bucket/shop": moto.url(),
+        "db.internal/timespine": f"127.0.0.1:{postgres.port}/{database}",
+    }
+    run_blocks(PAGE, places)

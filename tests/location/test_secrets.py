@@ -24,6 +24,7 @@ from timespine.spark.store_cache import address_of
 
 PASSWORD = "canary-password-9876543210"
 SECRETS = (SECRET_KEY, PASSWORD)
+BLOBS = ts.Config(inline_part_bytes=1)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def check_clean(found):
 def test_what_is_stored_sent_or_shown_has_no_secret(moto, database, caplog, capsys):
     caplog.set_level(logging.DEBUG)
     url = moto.url()
-    with ts.open(url, consensus=database, storage=moto.storage, maintenance=False) as store:
+    with ts.open(url, consensus=database, storage=moto.storage, maintenance=False, config=BLOBS) as store:
         made = store.create("c", key={"k": "int64"}, timeline="counter")
         made.append([{"k": number} for number in range(10_000)])
         shown = [store, made, store._context, store._context.blob, store._driver.consensus]

@@ -30,6 +30,9 @@ POLL_MIN_S = 0.002
 POLL_MAX_S = 0.25
 """Longest pause in seconds of a waiting reader between two looks at a log."""
 
+POLL_LISTENING_S = 1.0
+"""The same where storage tells about commits: a notice that was lost costs one pause."""
+
 CHANGE_S = 3600.0
 """Seconds that a thread waits for changes of other threads: one of them may run on Spark."""
 
@@ -68,6 +71,8 @@ class StoreContext:
     """Writers of running jobs, by collection, and the time of their last heartbeat."""
     location: str = ""
     """The absolute path of the folder of the store, or its URL; empty if other processes cannot find it."""
+    listen: Callable[[Callable[[], None]], None] | None = None
+    """The function of the logs that rings a bell at commits of other processes; None if they cannot."""
     storage: tuple[tuple[str, str], ...] = ()
     """How its bucket is reached: options without secrets."""
     consensus_address: str = ""
@@ -190,7 +195,10 @@ class CollectionHandle:
         """
         context = self.context
         deadline = context.monotonic() + timeout_s
-        pause = POLL_MIN_S
+        pause, pause_max = POLL_MIN_S, POLL_MAX_S
+        if context.listen is not None:
+            context.listen(context.committed.ring)
+            pause_max = POLL_LISTENING_S
         while True:
             # SUBTLE: counted before the look, so that a commit after it is not missed. The look takes no lock, so no
             # committer waits for it (test_to_spark.py).
@@ -203,4 +211,4 @@ class CollectionHandle:
                 return None
             if context.committed.count == heard:
                 context.committed.wait(heard, min(pause, left))
-            pause = min(pause * 1.5, POLL_MAX_S)
+            pause = min(pause * 1.5, pause_max)

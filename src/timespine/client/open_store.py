@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from timespine.client.store import Store
-from timespine.config import DEFAULT, Config
+from timespine.config import DEFAULT, REMOTE, Config
 from timespine.errors import UsageError
+from timespine.location.consensus import ListeningConsensus
 from timespine.location.opening.consensus_address import ConsensusAddress, parse_consensus
 from timespine.location.opening.folder_place import FolderPlace
 from timespine.location.opening.place import OpenRequest
@@ -46,10 +47,10 @@ def open(  # the name that users know
 ) -> Store:
     """Open the store at a location; create it if it does not exist. Keep one open per process, and close it.
 
-    The location is the path of a folder, or a URL such as `s3://bucket/prefix`. A new store in a bucket needs
-    `consensus`, the address of its logs, such as `postgresql://host/database`; later openings find it in the
-    descriptor of the store, and `consensus` only says how this process reaches the same logs. `storage` says how the
-    bucket is reached (`region`, `endpoint`). Credentials are no arguments: they come from the environment.
+    The location is the path of a folder, or a URL such as `s3://bucket/prefix`. The logs of a new store in a bucket
+    are in the bucket too, unless `consensus` is an address such as `postgresql://host/database`. Later openings find
+    it in the descriptor of the store, and `consensus` only says how this process reaches the same logs. `storage`
+    says how the bucket is reached (`region`, `endpoint`). Credentials are no arguments: they come from the environment.
 
     With `read_only` the process writes nothing, not even a lease: a merge may delete blobs of a read, which is then
     planned again, and history may expire during a read. The folder need not be writable, and other processes may
@@ -76,7 +77,7 @@ def open(  # the name that users know
         store = Store(
             ports.blob,
             ports.consensus,
-            config=config,
+            config=REMOTE if ports.is_remote and config is DEFAULT else config,
             read_only=read_only,
             maintenance=maintenance,
             audit=audit,
@@ -85,6 +86,8 @@ def open(  # the name that users know
             location=parsed.url,
         )
         store._context.storage, store._context.consensus_address = parsed.storage, consensus or ""
+        if isinstance(ports.consensus, ListeningConsensus):
+            store._context.listen = ports.consensus.listen
         opened.pop_all()
     return store
 

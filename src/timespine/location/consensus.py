@@ -24,8 +24,8 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 ENTRY_BYTES_MAX = 64 << 20
 """The most bytes of all entries of one compare-and-set: every adapter accepts these and no more."""
@@ -62,6 +62,15 @@ class LogWrite(NamedTuple):
 def differing_heads(writes: Sequence[LogWrite], heads: Mapping[str, int | None]) -> dict[str, int | None] | None:
     """Return the answer of a compare-and-set that found these heads: None to append, or the heads that differ."""
     return {write.key: heads[write.key] for write in writes if heads[write.key] != write.expected} or None
+
+
+@runtime_checkable
+class ListeningConsensus(Protocol):
+    """What an adapter has beyond `Consensus` if its storage tells a process about commits of others."""
+
+    def listen(self, ring: Callable[[], None]) -> None:
+        """Call `ring` from another thread when another process may have committed, until the adapter is closed."""
+        ...
 
 
 class Consensus(Protocol):

@@ -56,9 +56,7 @@ def test_the_descriptor_names_store_and_logs_and_nothing_else(store_of, moto, tm
     assert found["consensus"] == {"kind": "sqlite", "at": f"sqlite:{tmp_path / 'logs.db'}"}
 
 
-def test_a_new_store_needs_a_place_for_its_logs_and_a_missing_one_is_not_created(store_of, moto, tmp_path):
-    with pytest.raises(UsageError, match="postgresql://host/database"):
-        store_of(consensus=None)
+def test_a_missing_store_or_bucket_is_not_created(store_of, moto, tmp_path):
     for options in ({"create": False}, {"read_only": True}):
         with pytest.raises(UsageError, match="no store"):
             store_of(**options)

@@ -111,7 +111,7 @@ def test_addresses_of_logs_have_one_canonical_form_without_user_and_password():
         "postgresql://db",
         "sqlite:relative",
         "mysql://canary@db/x",
-        "bucket",
+        "bucket:canary",
         "host=db password=canary",
         7,
     ):

@@ -7,6 +7,7 @@ import uuid
 
 import psycopg
 import pytest
+from assertions import until
 from psycopg import sql
 
 from timespine.errors import (
@@ -15,10 +16,12 @@ from timespine.errors import (
     Fenced,
     Indeterminate,
     ReadOnlyStore,
+    StoreClosed,
     UsageError,
     VersionError,
 )
 from timespine.location.consensus import LogEntry, LogWrite
+from timespine.location.postgres.change_notices import ChangeNotices
 from timespine.location.postgres.connections import LimitedConnection
 from timespine.location.postgres.migration import migrate, migration_sql
 from timespine.location.postgres.postgres_consensus import PostgresConsensus, register_store
@@ -55,6 +58,7 @@ def test_a_compare_and_set_is_one_statement_for_any_number_of_keys(log, monkeypa
     calls = []
     execute = LimitedConnection.execute
     monkeypatch.setattr(LimitedConnection, "execute", lambda *a, **k: calls.append(a[1]) or execute(*a, **k))
+    monkeypatch.setattr(ChangeNotices, "announce", lambda *args: None)  # it comes later, and beside the commit
     log.compare_and_set([LogWrite(f"k{number}", None, b"x") for number in range(100)])
     log.compare_and_set([LogWrite("k1", 0, b"x")])
     log.scan("k1")
@@ -213,9 +217,7 @@ def test_a_damaged_log_is_corrupt(damage, says, own, log):
 
 def test_a_session_that_the_server_ends_is_replaced(own, log):
     fill(log, "a", 2)
-    ended = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'timespine' AND datname = %s"
-    )
+    ended = f"SELECT pg_terminate_backend(pid) {SESSIONS}"
     own(ended, own.name)
     assert log.head("a") == LogEntry(1, b"1")  # a read is repeated
     own(ended, own.name)
@@ -238,11 +240,8 @@ def test_a_session_that_is_ended_while_it_waits_is_in_doubt(own, log):
 
         thread = threading.Thread(target=write)
         thread.start()
-        waiting = (
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
-        )
-        while thread.is_alive() and not own(waiting, own.name):
-            pass
+        waiting = f"SELECT pg_terminate_backend(pid) {SESSIONS} AND wait_event_type = 'Lock'"
+        until(lambda: own(waiting, own.name))
         thread.join(60)
     assert len(found) == 1
     assert len(log.scan("a")) == 2
@@ -270,3 +269,27 @@ def test_more_threads_than_connections_wait_for_their_turn(own, log):
         thread.join(60)
     assert sessions[0][0] <= 8
     assert {len(log.scan(f"k{number}")) for number in range(24)} == {5}
+
+
+def test_closing_while_other_threads_commit_ends_their_calls_and_no_process(make_log):
+    for _ in range(5):
+        log = make_log()
+        ended = []
+
+        def write(number, log=log, ended=ended):
+            seqno = 0
+            try:
+                while True:
+                    log.compare_and_set([LogWrite(f"k{number}", seqno - 1 if seqno else None, b"x" * 100_000)])
+                    seqno += 1
+            except StoreClosed:
+                ended.append(number)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        until(lambda log=log: len(log.list_keys()) == 4)
+        log.close()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(ended) == [0, 1, 2, 3]

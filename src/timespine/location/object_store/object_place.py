@@ -16,17 +16,19 @@ from timespine.location.object_store.bucket import Bucket
 from timespine.location.object_store.conditions import check_conditions
 from timespine.location.object_store.object_blob import ObjectBlob
 from timespine.location.object_store.object_errors import translated
-from timespine.location.opening.consensus_address import ConsensusAddress
+from timespine.location.opening.consensus_address import BUCKET, ConsensusAddress, parse_consensus
 from timespine.location.opening.consensus_registry import open_logs, reserve_store
 from timespine.location.opening.descriptor import BLOBS, BYTES_MAX, NAME, Descriptor, decode_descriptor
 from timespine.location.opening.place import OpenedPorts, OpenRequest
 from timespine.location.opening.store_location import StoreLocation
+from timespine.location.remote.read_ahead import ReadAheadBlob
 
 
 class ObjectPlace:
     """A prefix of a bucket that holds a store, or can hold one."""
 
     def __init__(self, location: StoreLocation) -> None:
+        self._location = location
         self._bucket = Bucket(location)
 
     def open(self, request: OpenRequest) -> OpenedPorts:
@@ -38,11 +40,11 @@ class ObjectPlace:
         elif not request.read_only:
             check_conditions(self._bucket, NAME, descriptor.encode())
         address = _reached_by(descriptor, request.consensus)
-        logs: Consensus = open_logs(address, descriptor, read_only=request.read_only)
-        return OpenedPorts(ObjectBlob(self._bucket, read_only=request.read_only), logs)
+        logs: Consensus = open_logs(address, descriptor, self._location, read_only=request.read_only)
+        return OpenedPorts(self.open_blob(read_only=request.read_only), logs, is_remote=True)
 
     def open_blob(self, *, read_only: bool) -> Blob:
-        return ObjectBlob(self._bucket, read_only=read_only)
+        return ReadAheadBlob(ObjectBlob(self._bucket, read_only=read_only))
 
     def identity(self) -> tuple[object, ...] | None:
         found = self._read()
@@ -73,12 +75,7 @@ class ObjectPlace:
 
         The logs know the store before its descriptor names them: a crash in between leaves an unused id.
         """
-        where, address = self._bucket.location, request.consensus
-        if address is None:
-            raise UsageError(
-                f"a new store in {where} needs a place for its logs: give consensus='postgresql://host/database', or "
-                "'sqlite:/absolute/path' if all its processes run on one machine, or set TIMESPINE_CONSENSUS"
-            )
+        where, address = self._bucket.location, request.consensus or parse_consensus(BUCKET)
         if next(iter(ObjectBlob(self._bucket).list_keys()), None) is not None:
             raise CorruptionError(
                 f"{where}/{BLOBS} has blobs, and {NAME} is gone: restore it from a copy, or give an empty prefix"

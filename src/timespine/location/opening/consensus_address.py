@@ -11,6 +11,9 @@ from timespine.errors import UsageError
 POSTGRESQL, SQLITE, BUCKET = "postgresql", "sqlite", "bucket"
 """The kinds of consensus of a store in a bucket."""
 
+LOGS = "logs/"
+"""Where the logs of a store are that needs nothing but its bucket, below its prefix."""
+
 _POSTGRESQL = re.compile(
     r"postgres(?:ql)?://(?:(?P<user>[a-zA-Z0-9_.-]+)@)?(?P<hosts>[a-zA-Z0-9.,:_\[\]-]*)/(?P<database>[a-zA-Z0-9_-]+)"
 )
@@ -31,6 +34,8 @@ class ConsensusAddress:
 
 def parse_consensus(given: str) -> ConsensusAddress:
     """Parse an address that a user gave. No message repeats it: it may contain a password."""
+    if given == BUCKET:
+        return ConsensusAddress(BUCKET, LOGS)
     if not isinstance(given, str):
         raise UsageError(f"consensus is a text such as 'postgresql://host/database', not {type(given).__name__}")
     found = _POSTGRESQL.fullmatch(given)
@@ -45,7 +50,7 @@ def parse_consensus(given: str) -> ConsensusAddress:
     if found is not None:
         return ConsensusAddress(SQLITE, f"sqlite:{os.path.abspath(found['path'])}")
     raise UsageError(
-        "consensus is 'postgresql://host/database', or 'sqlite:/absolute/path' for processes of one machine"
+        "consensus is 'bucket', 'postgresql://host/database', or 'sqlite:/absolute/path' for processes of one machine"
     )
 
 

@@ -8,9 +8,17 @@ from typing import Protocol
 
 from timespine.errors import UsageError, short_repr
 from timespine.location.consensus import Consensus, LogWrite
-from timespine.location.opening.consensus_address import POSTGRESQL, SQLITE, ConsensusAddress, sqlite_path, to_conninfo
+from timespine.location.opening.consensus_address import (
+    BUCKET,
+    POSTGRESQL,
+    SQLITE,
+    ConsensusAddress,
+    sqlite_path,
+    to_conninfo,
+)
 from timespine.location.opening.descriptor import Descriptor
 from timespine.location.opening.extras import needs
+from timespine.location.opening.store_location import StoreLocation
 
 STORE_KEY = "store"
 """The log in a SQLite file whose first entry is the id of the store that the file belongs to."""
@@ -23,9 +31,30 @@ class LogKind(Protocol):
         """Make a new store known to the logs; return its id, which may be one that was reserved before."""
         ...
 
-    def open(self, address: ConsensusAddress, descriptor: Descriptor, *, read_only: bool) -> Consensus:
-        """Open the logs; raise UsageError if they are those of another store."""
+    def open(
+        self, address: ConsensusAddress, descriptor: Descriptor, location: StoreLocation, *, read_only: bool
+    ) -> Consensus:
+        """Open the logs of the store at a location; raise UsageError if they are those of another store."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _BucketAlone:
+    """Logs in the bucket of the store. Their names contain its id, so that they cannot be those of another one."""
+
+    def reserve(self, address: ConsensusAddress, store: str) -> str:
+        return store
+
+    def open(
+        self, address: ConsensusAddress, descriptor: Descriptor, location: StoreLocation, *, read_only: bool
+    ) -> Consensus:
+        from timespine.location.bucket.consensus import BucketConsensus
+        from timespine.location.bucket.obstore_objects import ObstoreObjects
+        from timespine.location.object_store.bucket import Bucket
+
+        bucket = Bucket(location)
+        objects = ObstoreObjects(bucket.objects(), bucket.path(f"{address.at}{descriptor.store}/"))
+        return BucketConsensus(objects, read_only=read_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +71,9 @@ class _Sqlite:
                 raise UsageError(f"{sqlite_path(address)} has the logs of another store: give the path of a new file")
             return found.data.decode()
 
-    def open(self, address: ConsensusAddress, descriptor: Descriptor, *, read_only: bool) -> Consensus:
+    def open(
+        self, address: ConsensusAddress, descriptor: Descriptor, location: StoreLocation, *, read_only: bool
+    ) -> Consensus:
         from timespine.location.sqlite import SqliteConsensus
 
         logs = SqliteConsensus(sqlite_path(address), read_only=read_only)
@@ -66,13 +97,15 @@ class _Postgresql:
         register_store(to_conninfo(address), store)
         return store
 
-    def open(self, address: ConsensusAddress, descriptor: Descriptor, *, read_only: bool) -> Consensus:
+    def open(
+        self, address: ConsensusAddress, descriptor: Descriptor, location: StoreLocation, *, read_only: bool
+    ) -> Consensus:
         with needs("psycopg", "postgresql", "postgres"):
             from timespine.location.postgres.postgres_consensus import PostgresConsensus
         return PostgresConsensus(to_conninfo(address), descriptor.store, descriptor.epoch, read_only=read_only)
 
 
-KINDS: dict[str, LogKind] = {POSTGRESQL: _Postgresql(), SQLITE: _Sqlite()}
+KINDS: dict[str, LogKind] = {BUCKET: _BucketAlone(), POSTGRESQL: _Postgresql(), SQLITE: _Sqlite()}
 """The kinds of consensus that this version has."""
 
 
@@ -81,9 +114,11 @@ def reserve_store(address: ConsensusAddress, store: str) -> str:
     return _kind(address).reserve(address, store)
 
 
-def open_logs(address: ConsensusAddress, descriptor: Descriptor, *, read_only: bool) -> Consensus:
-    """Open the logs of a store."""
-    return _kind(address).open(address, descriptor, read_only=read_only)
+def open_logs(
+    address: ConsensusAddress, descriptor: Descriptor, location: StoreLocation, *, read_only: bool
+) -> Consensus:
+    """Open the logs of the store at a location."""
+    return _kind(address).open(address, descriptor, location, read_only=read_only)
 
 
 def _kind(address: ConsensusAddress) -> LogKind:

@@ -77,9 +77,7 @@ def decode_descriptor(data: bytes, location: str) -> Descriptor:
 
 def parse_stored_address(stored: _Consensus) -> ConsensusAddress:
     """Parse the address in a descriptor; raise ValueError unless it is in canonical form."""
-    if stored.kind == BUCKET:
-        return ConsensusAddress(BUCKET, stored.at)
-    address = parse_consensus(stored.at)
+    address = parse_consensus(BUCKET if stored.kind == BUCKET else stored.at)
     if (address.kind, address.at, address.user) != (stored.kind, stored.at, ""):
         raise UsageError("the address is not canonical")
     return address

@@ -37,6 +37,8 @@ class OpenedPorts:
     """Its logs."""
     free_bytes: Callable[[], int | None] = lambda: None
     """The free space of its disk; None where there is no such thing."""
+    is_remote: bool = False
+    """Whether a request to its blobs takes milliseconds: then larger data go into the log, and fewer into blobs."""
 
 
 class Place(Protocol):

@@ -31,6 +31,9 @@ LANES = 8
 CONNECT_S = 10.0
 """How long a connection may take."""
 
+CLOSE_S = 1.0
+"""How long closing waits for a call of another thread."""
+
 CALL_S = 60.0
 """How long a call waits for the server, at most: enough for an entry of the largest size on a slow network."""
 
@@ -107,20 +110,33 @@ class Connections:
         if lane is None:
             lane = self._lanes[next(self._turns) % len(self._lanes)]
         with lane.lock.within(self._call_s):
-            may_repeat = kind is Determinate and lane.connection is not None
-            while True:
-                connection = self._connected(lane)
-                try:
-                    result = self._run_on(lane, connection, work)
-                    break
-                except psycopg.Error as error:
-                    failure = error
-                if not may_repeat or lane.connection is not None or connection.expired:
-                    raise statement_failure(failure, kind)
-                may_repeat = False
+            self.check()
+            try:
+                return self._run_in(lane, work, kind)
+            finally:
+                if self.closed:  # meanwhile, by another thread
+                    _drop(lane)
+
+    def _run_in(self, lane: _Lane, work: Callable[[Connection], T], kind: type[Determinate] | type[Indeterminate]) -> T:
+        may_repeat = kind is Determinate and lane.connection is not None
+        while True:
+            connection = self._connected(lane)
+            try:
+                result = self._run_on(lane, connection, work)
+                break
+            except psycopg.Error as error:
+                failure = error
+            if not may_repeat or lane.connection is not None or connection.expired:
+                raise statement_failure(failure, kind)
+            may_repeat = False
         if connection.warned and kind is Indeterminate:
             raise Indeterminate("the server warned about the commit: it may not be on its standby")
         return result
+
+    def connect_alone(self) -> contextlib.closing[LimitedConnection]:
+        """Make a connection beside the lanes, for a thread that listens."""
+        self.check()
+        return contextlib.closing(connect(self._conninfo, self._call_s))
 
     def check(self) -> None:
         """Refuse a call after `close`, or in a forked child."""
@@ -135,7 +151,8 @@ class Connections:
             return
         self.closed = True
         for lane in self._lanes:
-            _drop(lane)
+            with contextlib.suppress(TimespineError):  # busy: its call closes the connection when it ends
+                _close(lane)
 
     def _run_on(self, lane: _Lane, connection: LimitedConnection, work: Callable[[Connection], T]) -> T:
         connection.warned = False
@@ -204,6 +221,15 @@ def statement_failure(error: psycopg.Error, kind: type[Determinate] | type[Indet
         return UsageError("the database has no tables of Timespine: create them with timespine migrate ADDRESS")
     reason = "it broke, or the server did not answer" if error.sqlstate is None else f"the server failed with {what}"
     return kind(f"the connection to the logs was lost: {reason}")
+
+
+def _close(lane: _Lane) -> None:
+    """Close the connection of a lane that no call uses.
+
+    SUBTLE: libpq crashes the process if one thread closes a connection while another one uses it.
+    """
+    with lane.lock.within(CLOSE_S):
+        _drop(lane)
 
 
 def _drop(lane: _Lane) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 import weakref
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from psycopg.types.numeric import Int8
@@ -13,6 +13,7 @@ from psycopg.types.numeric import Int8
 from timespine.errors import CorruptionError, Determinate, Indeterminate, ReadOnlyStore, UsageError, VersionError
 from timespine.location.checks import check_key, check_scan, check_text, check_truncate, check_writes
 from timespine.location.consensus import LogEntry, LogWrite
+from timespine.location.postgres.change_notices import ChangeNotices
 from timespine.location.postgres.connections import CALL_S, Connection, Connections
 from timespine.location.postgres.migration import version_of
 from timespine.location.postgres.schema import VERSION
@@ -40,6 +41,9 @@ class PostgresConsensus:
         self, conninfo: str, store: str, epoch: int = 0, *, read_only: bool = False, call_s: float = CALL_S
     ) -> None:
         self._connections = Connections(conninfo, call_s=call_s)
+        # SUBTLE: before the finalizer. At the end of the process the last one runs first: connections close, so that
+        # the listening thread ends, and only then its pool waits for it.
+        self._notices = ChangeNotices(self._connections)
         weakref.finalize(self, self._connections.close)
         self._read_only = read_only
         self._epoch = epoch
@@ -75,6 +79,7 @@ class PostgresConsensus:
         rows = self._call(_COMPARE_AND_SET, arguments)
         if not rows:
             self._heads.update({write.key: write.seqno for write in writes})
+            self._notices.announce(self._channel)
             return None
         lost = dict(rows)
         for key, head in lost.items():
@@ -99,8 +104,18 @@ class PostgresConsensus:
     def restore_reserve(self) -> None:
         """Do nothing: the database has its own disk."""
 
+    def listen(self, ring: Callable[[], None]) -> None:
+        """Call `ring` soon after another process has committed. A notice may get lost."""
+        self._connections.check()
+        self._notices.listen(self._channel, ring)
+
     def close(self) -> None:
         self._connections.close()
+        self._notices.close()
+
+    @property
+    def _channel(self) -> str:
+        return f"timespine_{self._store}"
 
     def _read(
         self, key: str, start: int, statement: str, arguments: tuple[Any, ...], limit: int | None = None
