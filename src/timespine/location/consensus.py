@@ -15,6 +15,8 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
   cannot be written again.
 - Failures are `Determinate` (nothing happened) or `Indeterminate` (may have,
   or may still): the caller finds out by reading.
+- An adapter may have `heads(keys)`, which returns the newest number of many keys as of one moment, by one call.
+  Callers use `read_heads`, which reads one head after the other where an adapter has no such method.
 - An adapter on a disk may keep some space in reserve. `release_reserve` frees it, for
   a commit that gets space back; `restore_reserve` keeps it again. Neither changes a
   log. An adapter without a reserve answers False, and does nothing.
@@ -107,3 +109,12 @@ class Consensus(Protocol):
     def close(self) -> None:
         """Release the adapter's resources. Twice is fine."""
         ...
+
+
+def read_heads(consensus: Consensus, keys: Sequence[str]) -> Mapping[str, int | None]:
+    """Return the newest number of each key, None for those never written: by one call if the adapter can."""
+    at_once: Callable[[Sequence[str]], Mapping[str, int | None]] | None = getattr(consensus, "heads", None)
+    if at_once is not None:
+        return at_once(keys)
+    newest = {key: consensus.head(key) for key in keys}
+    return {key: None if entry is None else entry.seqno for key, entry in newest.items()}

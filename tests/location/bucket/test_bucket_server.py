@@ -132,4 +132,6 @@ def test_a_second_store_in_the_same_bucket_is_another_one(bucket: S3Store, tmp_p
     one, two = (BucketConsensus(ObstoreObjects(bucket, f"{tmp_path.name}/{name}/")) for name in ("one", "two"))
     assert one.compare_and_set([LogWrite("a", None, b"")]) is None
     assert (two.list_keys(), one.list_keys()) == ([], ["a"])
+    one.close()
+    two.close()
     assert len(list(obstore.list(bucket, tmp_path.name).collect())) == 3  # two bases and one slot

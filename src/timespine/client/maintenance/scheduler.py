@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from timespine.client.commit.group_commit import STORE_CLOSED, TURN_S, GroupCommitter
@@ -42,8 +41,15 @@ from timespine.client.maintenance.due import (
 from timespine.client.maintenance.forget_expired import oldest_to_rewrite, worth_forgetting
 from timespine.client.maintenance.idle_tracker import IdleTracker
 from timespine.client.maintenance.maintenance_thread import MaintenanceThread
+from timespine.client.maintenance.quiet import (
+    QuietCollections,
+    has_lapsed_leases,
+    is_due_by_time,
+    retention_horizon,
+)
 from timespine.client.maintenance.report import NO_SPACE, MaintenanceReport, describe_error
 from timespine.client.maintenance.rewrite_unsealed import worth_rewriting
+from timespine.client.maintenance.upkeep_timing import UpkeepTiming
 from timespine.columnar.kernels.background import background_work
 from timespine.core.maintenance_policy import CollectStep, is_forgetting_due, next_collect_step, worth_compacting
 from timespine.core.protocols import garbage, maintain
@@ -52,7 +58,7 @@ from timespine.core.transitions import AdvanceUpper, Command, Finalize, Forget, 
 from timespine.errors import ClosedError, CollectionInUse, Fenced, NoSpace, StoreClosed, TimespineError, Unavailable
 from timespine.location.machine.role import EveryProcess, Role
 from timespine.locks import Lock
-from timespine.model.frontier import CLOSED, Frontier
+from timespine.model.frontier import CLOSED
 
 REST_S = 10.0
 """Seconds without a write after which a collection is at rest: its small requests are merged too. Long enough for
@@ -81,24 +87,6 @@ STEPS_MIN = 64
 """Least number of steps for one collection at once: it grows with the number of batches."""
 
 
-@dataclass(slots=True)
-class _Upkeep:
-    """The memory of maintenance of a collection. Only timing: everything else is in the state."""
-
-    handle: CollectionHandle
-    written: tuple[Frontier, int] | None = None
-    """The upper, and the number of the next write, at the last look."""
-    changed: float = 0.0
-    """The time at which they were seen to move."""
-    expired: float = float("-inf")
-    swept: float = float("-inf")
-    judged: int = -1
-    """The sequence number for which no extra work was worth doing."""
-    skipped: dict[tuple[int, int], float] = field(default_factory=dict)
-    rewrite_after: float = float("-inf")
-    """The time until which an unsealed batch is skipped, after a rewrite failed."""
-
-
 class Maintenance:
     """The maintenance of the collections of one open store."""
 
@@ -121,8 +109,9 @@ class Maintenance:
         self._monotonic = monotonic
         self._sleep = sleep
         self._looked = monotonic()  # a process that exits soon maintains only the collections that it has opened
-        self._upkeep: dict[str, _Upkeep] = {}
+        self._upkeep: dict[str, UpkeepTiming] = {}
         self._idle_tracker = IdleTracker()
+        self._quiet = QuietCollections(self._driver.consensus)
         self._thread = MaintenanceThread(
             self._round, self._look_for_others, self._restore_reserve, role or EveryProcess(), monotonic
         )
@@ -184,8 +173,8 @@ class Maintenance:
         Once in a while do all steps of the others: the process that wrote to them may have exited.
         """
         due = self._idle_tracker.due(self._handles(), self._monotonic())
-        busy = sum(self._look_after(handle, 1) for handle in due) > 0
-        for handle in self._look_for_others():
+        busy = sum(self._look_after(handle, 1) for handle in self._unsettled(due)) > 0
+        for handle in self._unsettled(self._look_for_others()):
             self._look_after(handle, STEPS_MIN)
         return busy and not self._stop.is_set()
 
@@ -195,6 +184,17 @@ class Maintenance:
             busy = self.round()
         now = self._monotonic()
         return busy, any(now - each.changed < REST_S for each in list(self._upkeep.values()) if each.written)
+
+    def _unsettled(self, handles: list[CollectionHandle]) -> list[CollectionHandle]:
+        """List the collections that need a look; the others have none pending for a while."""
+        now = self._monotonic()
+
+        def is_due(handle: CollectionHandle) -> bool:
+            return now - self._remembered(handle).swept >= SWEEP_S or is_due_by_time(handle, handle.known())
+
+        for handle in handles:
+            self._idle_tracker.put(handle.id, now)
+        return self._quiet.unsettled(handles, is_due)
 
     def _look_for_others(self) -> list[CollectionHandle]:
         """List the collections that are not open here, once in a while: that also shows changes of the catalog."""
@@ -224,7 +224,10 @@ class Maintenance:
                     upkeep = self._remembered(handle)
                     self._idle_tracker.put(handle.id, self._monotonic())
                     resting = most is None and self._is_at_rest(upkeep)
+                    seqno = handle.known().seqno
                     did = self._step(upkeep, resting=resting, most=most)
+                    if resting and not did and not upkeep.skipped:
+                        self._quiet.settle(handle.id, seqno)
                     if did or not resting or upkeep.skipped:
                         self._idle_tracker.mark_dirty([handle.id])
                     if not did:
@@ -235,8 +238,8 @@ class Maintenance:
             return False
         return True
 
-    def _remembered(self, handle: CollectionHandle) -> _Upkeep:
-        upkeep = self._upkeep.setdefault(handle.id, _Upkeep(handle))
+    def _remembered(self, handle: CollectionHandle) -> UpkeepTiming:
+        upkeep = self._upkeep.setdefault(handle.id, UpkeepTiming(handle))
         upkeep.handle = handle
         return upkeep
 
@@ -261,7 +264,7 @@ class Maintenance:
             raise failure
         return done
 
-    def _maintain(self, upkeep: _Upkeep, *, sweep: bool) -> None:
+    def _maintain(self, upkeep: UpkeepTiming, *, sweep: bool) -> None:
         handle = upkeep.handle
         upkeep.skipped.clear()
         upkeep.expired = float("-inf")
@@ -332,14 +335,14 @@ class Maintenance:
 
     # Steps.
 
-    def _is_at_rest(self, upkeep: _Upkeep) -> bool:
+    def _is_at_rest(self, upkeep: UpkeepTiming) -> bool:
         state = upkeep.handle.state()
         now = self._monotonic()
         if upkeep.written != (state.upper, state.unsealed_next):
             upkeep.written, upkeep.changed = (state.upper, state.unsealed_next), now
         return now - upkeep.changed >= REST_S
 
-    def _step(self, upkeep: _Upkeep, *, resting: bool, before: int | None = None, most: int | None = None) -> bool:
+    def _step(self, upkeep: UpkeepTiming, *, resting: bool, before: int | None = None, most: int | None = None) -> bool:
         """Do one small thing; return whether there was one.
 
         `before` restricts merges to insertions before that one, `most` to a number of rows.
@@ -368,7 +371,7 @@ class Maintenance:
 
     def _merge(
         self,
-        upkeep: _Upkeep,
+        upkeep: UpkeepTiming,
         state: State,
         *,
         least: int,
@@ -415,7 +418,7 @@ class Maintenance:
         handle.committer.commit((handle.id, Forget(oldest_to_rewrite(handle, state))))
         return handle.known().seqno != state.seqno
 
-    def _ask_for_more(self, upkeep: _Upkeep, state: State) -> bool:
+    def _ask_for_more(self, upkeep: UpkeepTiming, state: State) -> bool:
         """Request a merge that the spine did not request, if it pays; return whether it did."""
         handle = upkeep.handle
         if upkeep.judged == state.seqno:
@@ -428,7 +431,7 @@ class Maintenance:
         handle.committer.commit((handle.id, command))
         return handle.known().seqno != state.seqno
 
-    def _collect(self, upkeep: _Upkeep, *, force: bool = False) -> bool:
+    def _collect(self, upkeep: UpkeepTiming, *, force: bool = False) -> bool:
         """Roll up and collect garbage when due; sweep once in a while. Return whether something was due and done."""
         handle = upkeep.handle
         state = handle.state()
@@ -468,21 +471,16 @@ class Maintenance:
         self.report.collected += collected
         return collected
 
-    def _expire(self, upkeep: _Upkeep, state: State) -> None:
+    def _expire(self, upkeep: UpkeepTiming, state: State) -> None:
         """Expire leases, and move retention."""
         now = self._monotonic()
         if now - upkeep.expired < EXPIRE_S:
             return
         upkeep.expired = now
         handle, id = upkeep.handle, upkeep.handle.id
-        now_ms = handle.now_ms()
-        ends = [lease.until_ms for held in (state.readers, state.writers, state.committers) for lease in held.values()]
-        if any(until_ms < now_ms for until_ms in ends):
+        if has_lapsed_leases(handle, state):
             self.report.leases += self._run(id, lambda session: maintain.expire_lapsed_leases(session, id))
-        retain_ms = handle.entry.retain_ms if handle.entry.retain_ms is not None else handle.context.retain_ms
-        if retain_ms is not None and handle.entry.timeline == "clock" and state.arity == 1 and state.upper.elements:
-            # Never past the newest complete time: the present rows stay readable.
-            horizon = min(now_ms - retain_ms, state.upper.time - 1)
-            if horizon > 0 and not Frontier.at(horizon) <= state.retention:
-                idle = [(handle.id, command) for command in handle.context.leases.idle(handle.id)]
-                handle.committer.commit(*idle, (handle.id, Retain(Frontier.at(horizon))))
+        horizon = retention_horizon(handle, state)
+        if horizon is not None:
+            idle = [(handle.id, command) for command in handle.context.leases.idle(handle.id)]
+            handle.committer.commit(*idle, (handle.id, Retain(horizon)))

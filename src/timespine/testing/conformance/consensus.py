@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from timespine.errors import UsageError
-from timespine.location.consensus import ENTRY_BYTES_MAX, WRITES_MAX, Consensus, LogEntry, LogWrite
+from timespine.location.consensus import ENTRY_BYTES_MAX, WRITES_MAX, Consensus, LogEntry, LogWrite, read_heads
 from timespine.testing.conformance.checks import (
     BAD_NUMBERS,
     THREADS,
@@ -171,6 +171,14 @@ class ConsensusConformance(Conformance[Consensus]):
                 check_equal(log.compare_and_set([LogWrite("a", expected, b"ghost")]), {"a": 4})
             fill(log, "a", 1)
             check_equal(log.scan("a"), [LogEntry(4, b"4"), LogEntry(5, b"5")])
+
+    def test_heads_of_many_keys_are_those_of_each(self, tmp_path: Path) -> None:
+        with contextlib.closing(self.make(tmp_path)) as log:
+            fill(log, "a", 3)
+            fill(log, "b", 1)
+            log.truncate("a", 2)
+            check_equal(dict(read_heads(log, ["a", "b", "c"])), {"a": 2, "b": 0, "c": None})
+            check_equal(dict(read_heads(log, [])), {})
 
     def test_list_keys_takes_any_prefix(self, tmp_path: Path) -> None:
         with contextlib.closing(self.make(tmp_path)) as log:

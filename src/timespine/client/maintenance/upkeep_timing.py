@@ -1,0 +1,26 @@
+"""When maintenance last did what, per collection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from timespine.client.context import CollectionHandle
+from timespine.model.frontier import Frontier
+
+
+@dataclass(slots=True)
+class UpkeepTiming:
+    """The memory of maintenance of a collection. Only timing: everything else is in the state."""
+
+    handle: CollectionHandle
+    written: tuple[Frontier, int] | None = None
+    """The upper, and the number of the next write, at the last look."""
+    changed: float = 0.0
+    """The time at which they were seen to move."""
+    expired: float = float("-inf")
+    swept: float = float("-inf")
+    judged: int = -1
+    """The sequence number for which no extra work was worth doing."""
+    skipped: dict[tuple[int, int], float] = field(default_factory=dict)
+    rewrite_after: float = float("-inf")
+    """The time until which an unsealed batch is skipped, after a rewrite failed."""
