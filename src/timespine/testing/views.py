@@ -42,13 +42,27 @@ Multiset = Counter[Row]
 class Versions:
     """The inputs before and after a change."""
 
-    def __init__(self, old: Mapping[str, Multiset], new: Mapping[str, Multiset]) -> None:
+    def __init__(
+        self,
+        old: Mapping[str, Multiset],
+        new: Mapping[str, Multiset],
+        columns: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         self.tables = {OLD: old, NEW: new}
+        self.columns = columns
+        """The columns of the tables; None if every plan reads all of them, in order."""
 
     def at(self, plan: Plan, version: str) -> Multiset:
         """Evaluate a plan over one version of the inputs."""
         if isinstance(plan, InputScan):
-            return Counter(self.tables[version][plan.input])
+            rows = self.tables[version][plan.input]
+            if self.columns is None:
+                return Counter(rows)
+            places = [self.columns[plan.input].index(source) for _, source in plan.outputs]
+            got: Multiset = Counter()
+            for row, count in rows.items():
+                got[tuple(row[place] for place in places)] += count
+            return got
         return self.evaluate(rebuild(plan, tuple(At(child, version) for child in children_of(plan))))
 
     def evaluate(self, plan: Plan) -> Multiset:
