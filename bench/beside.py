@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from bench.core import table as print_table
-from timespine.columnar.kernels.background import background_work
+from timespine.columnar.kernels.background_flag import background_work
 from timespine.columnar.kernels.kway_merge import kway_merge
 
 SEED = 5

@@ -30,7 +30,7 @@ PRIMITIVES = {"Barrier", "Condition", "Event", "Lock", "Queue", "RLock", "Semaph
 UNLIMITED = {
     ("locks.py", "acquire"): "takes a lock that was just made, and that no other thread has",
     ("pool.py", "get"): "an idle thread of a pool waits for work; it is a daemon, and `shutdown` ends it",
-    ("columnar/kernels/background.py", "get"): "reads a variable of this thread, and waits for nothing",
+    ("columnar/kernels/background_flag.py", "get"): "reads a variable of this thread, and waits for nothing",
     ("columnar/kernels/take.py", "join"): "the thread copies as many rows as its caller did meanwhile",
     ("cli/output/row_writers.py", "get"): "reads a captured text, and waits for nothing",
     ("spark/write/data_source_writer.py", "get"): "asks Spark for the context of this task, and waits for nothing",

@@ -34,7 +34,7 @@ from timespine.client.open_store import open as open_store
 from timespine.client.store import Store
 from timespine.config import Config
 from timespine.errors import SinceError, UsageError
-from timespine.spark.change_types import DELETE, INSERT, POSTIMAGE, SEQUENCE
+from timespine.spark.change_log_words import DELETE, INSERT, POSTIMAGE, SEQUENCE
 from timespine.spark.changelog import collection_columns, read_changes, reason_of, stream_changes
 from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import release

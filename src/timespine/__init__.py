@@ -20,12 +20,12 @@ from timespine.client.argument_types import (
     SetLike,
     Timeline,
 )
-from timespine.client.arrangement_bridge import OpenArrangement
 from timespine.client.catalog.retention import Retention, RetentionLike
 from timespine.client.collection import Collection
 from timespine.client.diagnostics.amplification import Amplification
 from timespine.client.diagnostics.doctor import Finding, HealthReport, examine
 from timespine.client.diagnostics.inspect import BatchInfo, Inspection, PartInfo
+from timespine.client.lazy_arrangement import OpenArrangement
 from timespine.client.maintenance.report import MaintenanceReport
 from timespine.client.maintenance.vacuum import VacuumResult
 from timespine.client.open_store import open

@@ -1,8 +1,8 @@
 """What a caller can do about an error, as a code with arguments.
 
 An error carries a `Hint`. The library renders it in terms of Python, by the table here. The command line renders it as
-options and commands, by its own table of the same codes (`cli/hints.py`). A test compares the two tables, and fails for
-a code that no error uses.
+options and commands, by its own table of the same codes (`cli/error_wording.py`). A test compares the two tables, and
+fails for a code that no error uses.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from running import failure, run
 
 import timespine as ts
 from timespine import hints as library
-from timespine.cli import hints
+from timespine.cli import error_wording
 from timespine.cli.app import app
 from timespine.errors import InvalidRows, UsageError
 from timespine.hints import Hint
@@ -19,7 +19,7 @@ PYTHON = re.compile(r"store\[|=True|timespine\.open|datetime\.|store\.\w+\(|\w+=
 
 
 def test_the_command_line_has_a_sentence_for_every_hint_of_the_library():
-    assert set(hints.SENTENCES) == set(library.SENTENCES)
+    assert set(error_wording.SENTENCES) == set(library.SENTENCES)
 
 
 def test_every_hint_is_given_somewhere():
@@ -30,8 +30,8 @@ def test_every_hint_is_given_somewhere():
 
 def test_sentences_of_the_command_line_have_no_python_in_them():
     args = {"name": "orders", "timeline": "clock", "columns": "_time"}
-    for code in hints.SENTENCES:
-        assert not PYTHON.search(hints.hint_text(Hint(code, args), can_wait=True)), code
+    for code in error_wording.SENTENCES:
+        assert not PYTHON.search(error_wording.hint_text(Hint(code, args), can_wait=True)), code
 
 
 def test_help_is_in_plain_english():
@@ -96,5 +96,5 @@ def test_only_verbs_that_can_wait_say_how(store, verb, can_wait):
 
 def test_types_of_values_are_those_of_json_and_no_other_words_change():
     error = InvalidRows.of_type("dict", "column 'a dict': it holds a dict where int64 is needed")
-    assert hints.error_text(error) == "column 'a dict': it holds an object where int64 is needed"
-    assert hints.error_text(UsageError("there is no column 'dict'")) == "there is no column 'dict'"
+    assert error_wording.error_text(error) == "column 'a dict': it holds an object where int64 is needed"
+    assert error_wording.error_text(UsageError("there is no column 'dict'")) == "there is no column 'dict'"

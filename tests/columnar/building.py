@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from assertions import check
 
-from timespine.columnar.parts.hollow_run import cover, hollow_part, read_run
 from timespine.columnar.parts.inline_part import decode_inline
+from timespine.columnar.parts.part_list_tree import cover, hollow_part, read_run
 from timespine.columnar.parts.part_stats import PartMeta
 from timespine.columnar.schema.schema import define
 from timespine.columnar.write.batch_builder import BatchBuilder

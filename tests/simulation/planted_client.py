@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 from mutations import bug, in_stores, patched
 
-from timespine.client.catalog import catalog, create, drop
+from timespine.client.catalog import catalog, drop, pending_creates
 from timespine.client.collection import Collection
 from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.commit.group_commit import GroupCommitter
@@ -455,7 +455,7 @@ def an_id_that_was_given_up_is_announced_again() -> Iterator[None]:
 
         catalog.change(expect)
 
-    with patched(create, "check_reserved", check_expected):
+    with patched(pending_creates, "check_reserved", check_expected):
         yield
 
 

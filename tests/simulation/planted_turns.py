@@ -8,7 +8,7 @@ import msgspec
 from mutations import bug, in_stores, patched
 
 from timespine.client.commit import replies
-from timespine.client.commit.turn import Patience
+from timespine.client.commit.cross_process_turn import Patience
 from timespine.core import group as group_module
 from timespine.core.group import Answers
 from timespine.core.state import Turn

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from timespine.columnar.kernels.background import background_work
+from timespine.columnar.kernels.background_flag import background_work
 from timespine.core.effects import Effect, Protocol, Sleep, TakeTurn
 from timespine.locks import Bell, Lock
 from timespine.pool import Pool

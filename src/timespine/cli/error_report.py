@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from timespine.cli.hints import error_text, hint_text
+from timespine.cli.error_wording import error_text, hint_text
 from timespine.cli.output.text import one_line, type_text
 from timespine.client.time_args import plain_frontier
 from timespine.errors import (

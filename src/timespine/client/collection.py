@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from timespine.client.argument_types import IfBehind, LatePolicy, Multiplicity, RowsLike, SetLike
-from timespine.client.arrangement_bridge import OpenArrangement, load_arrange
 from timespine.client.catalog.evolve_schema import evolve_schema
 from timespine.client.catalog.retention import Retention, RetentionLike, policy_of
 from timespine.client.context import CollectionHandle
 from timespine.client.diagnostics.inspect import Inspection, inspect_state
-from timespine.client.process_guard import OneProcess
+from timespine.client.lazy_arrangement import OpenArrangement, load_arrange
+from timespine.client.lazy_spark import is_spark_frame, load_spark_module
 from timespine.client.read import lookup, read_unsealed
 from timespine.client.read.acquire import WAIT_S, scan_request, seconds_of
 from timespine.client.read.change_feed import ChangeFeed
@@ -22,9 +22,9 @@ from timespine.client.read.change_set import Changes
 from timespine.client.read.commit_stream import CommitEvent, CommitStream
 from timespine.client.read.contents import Contents, contents
 from timespine.client.read.holds import CriticalHold, Hold, take_critical, take_hold
-from timespine.client.read.open_reads import ReadOptions, open_changes, open_snapshot, open_updates
+from timespine.client.read.lease_and_plan import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.rows import Rows, Snapshot, Updates
-from timespine.client.spark_bridge import is_spark_frame, load_spark_module
+from timespine.client.refuse_pickle import OneProcess
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms
 from timespine.client.write import append_batcher, delta
 from timespine.client.write.batch_writer import Writer

@@ -29,18 +29,18 @@ from __future__ import annotations
 import pyarrow as pa
 
 from timespine.client.catalog.catalog import CatalogEntry
-from timespine.client.catalog.create import Definition
+from timespine.client.catalog.pending_creates import Definition
 from timespine.client.collection import Collection, handle_of
 from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.context import CollectionHandle, StoreContext
+from timespine.client.lazy_spark import is_spark_frame
 from timespine.client.read.acquire import Hold
 from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
 from timespine.client.read.holds import CriticalHold, take_critical
+from timespine.client.read.lease_and_plan import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.leases import LeasedState
-from timespine.client.read.open_reads import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeat_by_diff
 from timespine.client.row_args import parse_keys, refuse_missing, restrict_columns
-from timespine.client.spark_bridge import is_spark_frame
 from timespine.client.store import Store
 from timespine.client.time_args import FrontierLike, TimeLike, parse_duration_ms, unwrap_time
 from timespine.client.write.append import append_step

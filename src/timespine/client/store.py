@@ -19,8 +19,8 @@ from timespine.client.catalog.catalog import (
     check_collection_name,
     check_role,
 )
-from timespine.client.catalog.create import Definition, PendingCreates, schema_of
 from timespine.client.catalog.drop import DropService
+from timespine.client.catalog.pending_creates import Definition, PendingCreates, schema_of
 from timespine.client.catalog.retention import (
     Retention,
     RetentionLike,
@@ -37,18 +37,18 @@ from timespine.client.commit.effect_driver import Driver, fresh_id
 from timespine.client.commit.group_commit import STORE_CLOSED, GroupCommitter
 from timespine.client.context import CollectionHandle, StoreContext, decode_schema
 from timespine.client.diagnostics.metrics import store_metrics
-from timespine.client.handles import Handles
+from timespine.client.lazy_views import ViewVerbs
 from timespine.client.load_collection import load_collection
 from timespine.client.maintenance.heartbeat import HeartbeatThread
 from timespine.client.maintenance.merge_effect import perform_merge
 from timespine.client.maintenance.report import MaintenanceReport
 from timespine.client.maintenance.scheduler import Maintenance
 from timespine.client.maintenance.vacuum import VacuumResult, vacuum_collections
+from timespine.client.open_collections import Handles
 from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.leases import Leases
 from timespine.client.read.multi_snapshot import MultiSnapshot, snapshot_many
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, check_clock, parse_time
-from timespine.client.view_bridge import ViewVerbs
 from timespine.client.write.small_appends.answer_appends import make_relay
 from timespine.client.write.transaction import Transaction, as_list
 from timespine.client.write_results import SealResult

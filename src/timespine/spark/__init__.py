@@ -52,7 +52,7 @@ def drop_sink(collection: Collection, name: str) -> int:
 def drop_reads(collection: Collection) -> int:
     """End the leases of `spark.read` and `register` on a collection before their term; return their number."""
     from timespine.client.engine_interface import handle_of
-    from timespine.spark.read.read_leases import drop_read_leases
+    from timespine.spark.read.fixed_term_leases import drop_read_leases
 
     return drop_read_leases(handle_of(collection))
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from memory_store import BLOBS, QUICK, Gate, Script, together
 
-from timespine.client.commit import schema_check
+from timespine.client.commit import accept_older_schema
 from timespine.client.commit.retry_policy import RetryPolicy
 from timespine.client.write.bulk_load import bulk_load
 from timespine.columnar.ingest.update_table import to_update_table
@@ -292,7 +292,7 @@ def test_a_load_goes_through_if_a_column_is_added_before_it_ends(place, config):
 def test_a_schema_that_changes_before_every_commit_ends_in_an_error_and_not_in_a_loop(place, monkeypatch):
     script = Script()
     _store, collection, other = opened(place, script=script)
-    monkeypatch.setattr(schema_check, "RETRY", RetryPolicy(schema_judgements=2))
+    monkeypatch.setattr(accept_older_schema, "RETRY", RetryPolicy(schema_judgements=2))
     number = iter(range(1000))
 
     def evolve():

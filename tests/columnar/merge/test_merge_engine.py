@@ -18,8 +18,8 @@ from kernel_cases import key
 from run_cases import CONFIG, Place, order_keys, seen_as, updates_of, visible, worlds
 
 from timespine.columnar.merge.engine import Engine
-from timespine.columnar.parts.hollow_run import read_run
 from timespine.columnar.parts.part_cache import CacheHint, PartCache
+from timespine.columnar.parts.part_list_tree import read_run
 from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.schema.schema import define
 from timespine.core.batch import HollowBatch, Order, Run, wrap_int64

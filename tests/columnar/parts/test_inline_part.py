@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stored_part import SCHEMA, check_same, rows
 from test_part_stats import updates
 
-from timespine.columnar.parts.inline_columns import BYTES_MAX, VALUES_MAX
+from timespine.columnar.parts.inline_msgpack import BYTES_MAX, VALUES_MAX
 from timespine.columnar.parts.inline_part import MESSAGE_BYTES_MAX, decode_inline, decode_together, encode_inline
 from timespine.columnar.schema.schema import define
 from timespine.config import DEFAULT

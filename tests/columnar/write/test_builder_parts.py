@@ -28,8 +28,8 @@ from building import (
 
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.key_encoding import encode_row
-from timespine.columnar.parts.hollow_run import delete_batch, is_written_by
 from timespine.columnar.parts.inline_part import encode_inline
+from timespine.columnar.parts.part_list_tree import delete_batch, is_written_by
 from timespine.columnar.parts.part_stats import PartMeta
 from timespine.columnar.schema.schema import define
 from timespine.columnar.write.batch_envelope import decode_batch, encode_batch, rewrite

@@ -29,7 +29,7 @@ from building import (
 )
 
 from timespine.columnar.kernels import key_encoding
-from timespine.columnar.parts.hollow_run import delete_batch, is_written_by
+from timespine.columnar.parts.part_list_tree import delete_batch, is_written_by
 from timespine.columnar.schema.schema import define
 from timespine.columnar.write.batch_builder import AddResult
 from timespine.columnar.write.upload import END_BYTES, UploadTarget

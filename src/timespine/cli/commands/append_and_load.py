@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from timespine.cli.hints import reword
+from timespine.cli.error_wording import reword
 from timespine.cli.input.input_file import STDIN
 from timespine.cli.input.loaded_files import LoadedFiles
 from timespine.cli.input.read_rows import FileFormat, read_rows

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.csv as csv
 
-from timespine.cli.hints import reword
+from timespine.cli.error_wording import reword
 from timespine.cli.input.input_file import InputFile
 from timespine.cli.input.row_errors import find_first_wrong_row, header_of, line_of, without_row
 from timespine.cli.input.value_codec import decode_json, from_json

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from timespine.cli.hints import reword
+from timespine.cli.error_wording import reword
 from timespine.cli.input.input_file import InputFile
 from timespine.cli.input.row_errors import find_first_wrong_row, without_row
 from timespine.cli.input.value_codec import from_json

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from timespine.cli.hints import error_text
+from timespine.cli.error_wording import error_text
 from timespine.cli.input.row_errors import first_line_number
 from timespine.errors import UsageError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from timespine.cli.hints import error_text, reword
+from timespine.cli.error_wording import error_text, reword
 from timespine.cli.input.csv_rows import read_csv
 from timespine.cli.input.input_file import STDIN, InputFile
 from timespine.cli.input.json_rows import read_json

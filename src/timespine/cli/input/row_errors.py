@@ -6,7 +6,7 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from timespine.cli.hints import error_text
+from timespine.cli.error_wording import error_text
 from timespine.errors import InvalidRows, UsageError
 
 R = TypeVar("R")

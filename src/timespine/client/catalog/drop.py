@@ -30,7 +30,7 @@ from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.context import CollectionHandle
 from timespine.client.maintenance.report import MaintenanceReport, describe_error
 from timespine.client.maintenance.scheduler import Maintenance
-from timespine.columnar.parts.hollow_run import delete_keys
+from timespine.columnar.parts.part_list_tree import delete_keys
 from timespine.core.state import State
 from timespine.core.transitions import AdvanceUpper, Command, CompareAndAppend, ReleaseHold
 from timespine.errors import CollectionInUse, Conflict, TimespineError

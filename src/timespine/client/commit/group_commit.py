@@ -9,16 +9,16 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from timespine.client.commit.accept_older_schema import SchemaCheck, offer_checked
 from timespine.client.commit.answer_group import Replies, answer_group
+from timespine.client.commit.cross_process_turn import Patience
 from timespine.client.commit.draft import Draft, staged_by_kind
 from timespine.client.commit.effect_driver import Driver
 from timespine.client.commit.frees_space import is_freeing
 from timespine.client.commit.leader_queue import LeaderQueue, PendingCall
 from timespine.client.commit.relay import Relay
 from timespine.client.commit.replies import is_fenced, is_turn_taken, require_accepted, with_names
-from timespine.client.commit.schema_check import SchemaCheck, offer_checked
 from timespine.client.commit.shared_session import SharedSession
-from timespine.client.commit.turn import Patience
 from timespine.config import Config
 from timespine.core.effects import Protocol
 from timespine.core.group import Answers, CommandTransaction, Origin, Refused

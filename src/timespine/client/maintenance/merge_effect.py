@@ -6,7 +6,7 @@ from timespine.client.context import StoreContext
 from timespine.client.maintenance.report import describe_error
 from timespine.client.maintenance.scheduler import Maintenance
 from timespine.columnar.merge.engine import Engine
-from timespine.columnar.parts.hollow_run import add_to_counter
+from timespine.columnar.parts.part_list_tree import add_to_counter
 from timespine.core.effects import MergeRuns, Output
 from timespine.errors import TimespineError, Unavailable
 

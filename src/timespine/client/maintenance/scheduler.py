@@ -50,7 +50,7 @@ from timespine.client.maintenance.quiet import (
 from timespine.client.maintenance.report import NO_SPACE, MaintenanceReport, describe_error
 from timespine.client.maintenance.rewrite_unsealed import worth_rewriting
 from timespine.client.maintenance.upkeep_timing import UpkeepTiming
-from timespine.columnar.kernels.background import background_work
+from timespine.columnar.kernels.background_flag import background_work
 from timespine.core.maintenance_policy import CollectStep, is_forgetting_due, next_collect_step, worth_compacting
 from timespine.core.protocols import garbage, maintain
 from timespine.core.state import State, Status

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Self, TypeVar
 
 from timespine.client.context import CollectionHandle
-from timespine.client.process_guard import OneProcess
 from timespine.client.read.leases import LeasedState
+from timespine.client.refuse_pickle import OneProcess
 from timespine.columnar.scan.request import ScanRequest
 from timespine.core.state import State
 from timespine.errors import LeaseExpired, Unavailable

@@ -13,10 +13,10 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.context import CollectionHandle
-from timespine.client.process_guard import OneProcess
+from timespine.client.lazy_spark import load_spark_module
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.to_dicts import to_dicts
-from timespine.client.spark_bridge import load_spark_module
+from timespine.client.refuse_pickle import OneProcess
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.predicate.key_set import KeySet

@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from timespine.client.commit.accept_older_schema import SchemaCheck, convert_to_newest
 from timespine.client.commit.draft import Stages
 from timespine.client.commit.group_commit import NAMED
 from timespine.client.commit.leader_queue import PendingCall
 from timespine.client.commit.retry_policy import RETRY
-from timespine.client.commit.schema_check import SchemaCheck, convert_to_newest
 from timespine.client.context import CollectionHandle, decode_schema
 from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write.append import append_rows

@@ -18,14 +18,14 @@ from functools import partial
 from timespine.client.argument_types import IfBehind
 from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.context import CollectionHandle
-from timespine.client.process_guard import OneProcess
+from timespine.client.refuse_pickle import OneProcess
 from timespine.client.time_args import DurationLike, FrontierLike, parse_duration_ms
 from timespine.client.write.prebuilt_steps import PrebuiltBatchStep
 from timespine.client.write.step_commit import commit_steps
 from timespine.client.write.transaction_steps import CommandStep
 from timespine.client.write_results import SealResult
-from timespine.columnar.parts.hollow_run import delete_batch, is_written_by
 from timespine.columnar.parts.inline_part import is_inline_of
+from timespine.columnar.parts.part_list_tree import delete_batch, is_written_by
 from timespine.columnar.write.batch_builder import BatchBuilder
 from timespine.columnar.write.batch_envelope import decode_batch, encode_batch, rewrite
 from timespine.core.batch import HollowBatch, Order

@@ -16,7 +16,7 @@ from timespine.client.write.prepare import PreparedRows
 from timespine.client.write.stage import Runs, count_appended, delete_flushed, flush_inline, unplaced_description
 from timespine.client.write.transaction_steps import AppendStep, Step, append_at
 from timespine.client.write_results import CommitResult
-from timespine.columnar.parts.hollow_run import rows_in
+from timespine.columnar.parts.part_list_tree import rows_in
 from timespine.core.batch import HollowBatch
 from timespine.core.transitions import AppendResult, Command
 from timespine.model.frontier import Frontier

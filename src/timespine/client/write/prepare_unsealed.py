@@ -31,7 +31,7 @@ from timespine.client.write.time_column import NO_TIMES, are_integers, schema_to
 from timespine.client.write_results import WriteResult
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.parts.hollow_run import add_to_counter
+from timespine.columnar.parts.part_list_tree import add_to_counter
 from timespine.columnar.schema.schema import TIME
 from timespine.core.transitions import Write
 from timespine.errors import LateRows, UsageError, short_repr

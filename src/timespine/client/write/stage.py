@@ -7,12 +7,12 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
+from timespine.client.commit.accept_older_schema import convert_to_newest
 from timespine.client.commit.effect_driver import fresh_id
-from timespine.client.commit.schema_check import convert_to_newest
 from timespine.client.context import CollectionHandle
 from timespine.client.write.prepare import PreparedRows
-from timespine.columnar.parts.hollow_run import add_to_counter, delete_batch, is_written_by, rows_in
 from timespine.columnar.parts.inline_part import InlineRule
+from timespine.columnar.parts.part_list_tree import add_to_counter, delete_batch, is_written_by, rows_in
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.write.inline_to_blob import flush_to_blob
 from timespine.columnar.write.run_writer import RunWriter

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from timespine.client.commit.cross_process_turn import Patience, TurnCommit
 from timespine.client.commit.retry_policy import RETRY, contention, reread_contention
-from timespine.client.commit.turn import Patience, TurnCommit
 from timespine.client.context import CollectionHandle
 from timespine.client.write.prepare import PreparedRows
 from timespine.client.write.stage import Runs, StagedRuns, did_not_commit, prepare_again, stage

@@ -24,13 +24,13 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from timespine.client.argument_types import CreateOptions, IfBehind, LatePolicy, Multiplicity, RowsLike, SetLike
-from timespine.client.catalog.create import Definition, PendingCreates
+from timespine.client.catalog.pending_creates import Definition, PendingCreates
 from timespine.client.collection import Collection, expire_command
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.context import CollectionHandle
-from timespine.client.process_guard import OneProcess
 from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.rows import Snapshot
+from timespine.client.refuse_pickle import OneProcess
 from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write import delta
 from timespine.client.write.merge_builder import Merge

@@ -50,7 +50,7 @@ from timespine.client.write.read_current import (
 from timespine.client.write.stage import Runs, unplaced_description
 from timespine.client.write_results import NOTHING, CommitResult, SealResult, WriteResult
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.parts.hollow_run import rows_in
+from timespine.columnar.parts.part_list_tree import rows_in
 from timespine.core.batch import HollowBatch
 from timespine.core.transitions import AdvanceUpper, AppendNext, Command, CompareAndAppend, ExpireResult, Seal
 from timespine.errors import UsageError, short_repr

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from timespine.columnar.kernels.background import is_background
+from timespine.columnar.kernels.background_flag import is_background
 from timespine.columnar.kernels.row_words import INTEGERS, OFFSET_MAX, WRAP, Index, Slot
 from timespine.columnar.kernels.text_words import Words, blocks
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from timespine.columnar.kernels.background import is_background
+from timespine.columnar.kernels.background_flag import is_background
 
 Words = NDArray[np.uint64]
 

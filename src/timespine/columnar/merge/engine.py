@@ -24,8 +24,8 @@ from concurrent.futures import Executor
 import msgspec
 
 from timespine.columnar.merge.one_merge import MergeDelegate, MergedParts, MergeResources, MergeTask, RunMerge
-from timespine.columnar.parts.hollow_run import Counters
 from timespine.columnar.parts.part_cache import PartCache
+from timespine.columnar.parts.part_list_tree import Counters
 from timespine.columnar.schema.schema import Schema
 from timespine.config import Config
 from timespine.core.effects import MergeRuns, Output

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from timespine.columnar.merge.past_rows import can_split, split_past, time_at_or_after_all
 from timespine.columnar.merge.plan import InputPart, Stretch, stretches
-from timespine.columnar.parts.hollow_run import Counters, delete_keys, rows_in
 from timespine.columnar.parts.inline_part import InlineRule
 from timespine.columnar.parts.part_cache import CacheHint, PartCache
+from timespine.columnar.parts.part_list_tree import Counters, delete_keys, rows_in
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.parts.part_stats import known_meta
 from timespine.columnar.scan.part_access import Parts, meta_of

@@ -2,7 +2,7 @@
 
     00 message                   an Arrow record batch: the message as it is
     01 length message            4 bytes of length, least significant first, and the message compressed with zstd
-    02 columns                   a few rows as MessagePack, decoded thousands at a time (`inline_columns`)
+    02 columns                   a few rows as MessagePack, decoded thousands at a time (`inline_msgpack`)
 
 The message is that of the Arrow IPC format, encapsulated: a flatbuffer that says
 where in the body the buffers of each column lie, and the body. The schema is that
@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.columnar.parts.footer import hash_of
-from timespine.columnar.parts.inline_columns import decode_columns, encode_columns
+from timespine.columnar.parts.inline_msgpack import decode_columns, encode_columns
 from timespine.columnar.parts.part_stats import PartMeta, describe_updates, diff_sum_of
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.config import Config

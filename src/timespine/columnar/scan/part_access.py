@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from timespine.columnar.ingest.update_table import project_rows
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.parts.hollow_run import read_run
 from timespine.columnar.parts.inline_part import decode_together
 from timespine.columnar.parts.part_cache import CacheHint, PartCache
+from timespine.columnar.parts.part_list_tree import read_run
 from timespine.columnar.parts.part_reader import MissingBlob, PartReader, open_part
 from timespine.columnar.parts.part_stats import PartMeta, known_meta
 from timespine.columnar.scan.announce import (

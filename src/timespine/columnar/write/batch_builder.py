@@ -17,8 +17,8 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from timespine.columnar.parts.hollow_run import Counters, add_to_counter, rows_in
 from timespine.columnar.parts.inline_part import InlineRule, describe_inline
+from timespine.columnar.parts.part_list_tree import Counters, add_to_counter, rows_in
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.write.run_writer import RunWriter
 from timespine.columnar.write.update_checks import MaxTimes, check_ascending, check_not_before, check_updates, times_of

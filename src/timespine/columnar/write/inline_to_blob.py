@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from timespine.columnar.parts.hollow_run import Counters, add_to_counter, delete_keys
 from timespine.columnar.parts.inline_part import decode_inline
+from timespine.columnar.parts.part_list_tree import Counters, add_to_counter, delete_keys
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.write.upload import UploadTarget
 from timespine.config import Config

@@ -23,8 +23,8 @@ from types import TracebackType
 import pyarrow as pa
 
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.parts.hollow_run import Counters, Levels, add_to_counter, delete_keys
 from timespine.columnar.parts.inline_part import InlineRule
+from timespine.columnar.parts.part_list_tree import Counters, Levels, add_to_counter, delete_keys
 from timespine.columnar.write.chain_runs import chain_non_overlapping
 from timespine.columnar.write.update_buffer import Buffer
 from timespine.columnar.write.upload import StoredPart, Upload, Uploads, UploadTarget

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.key_encoding import encode_row, truncate_upper
-from timespine.columnar.parts.hollow_run import Counters, add_to_counter, cover, hollow_part
+from timespine.columnar.parts.part_list_tree import Counters, add_to_counter, cover, hollow_part
 from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, Ends, PartMeta, known_meta
 from timespine.columnar.parts.part_writer import encode_part
 from timespine.columnar.schema.schema import Schema

@@ -29,7 +29,7 @@ from timespine.errors import UsageError, short_repr
 from timespine.spark.blob_location import blob_location_of
 from timespine.spark.options import Options
 from timespine.spark.quoted_names import free_name
-from timespine.spark.read.read_leases import lease_for_term
+from timespine.spark.read.fixed_term_leases import lease_for_term
 from timespine.spark.read.read_task import FEED, INSERTS, SINCE, UPDATES, UPPER, ReadTask, feed_schema
 from timespine.spark.read.to_spark import partitions_of, row_shape
 from timespine.spark.type_mapping import struct_type, to_spark_schema

@@ -29,7 +29,7 @@ from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UnknownCollection, UsageError
 from timespine.spark.blob_location import BlobLocation, blob_location_of
 from timespine.spark.quoted_names import free_name, quoted
-from timespine.spark.read.read_leases import lease_for_term
+from timespine.spark.read.fixed_term_leases import lease_for_term
 from timespine.spark.read.row_json import json_of
 from timespine.spark.setup.session import session
 from timespine.spark.store_cache import address_of

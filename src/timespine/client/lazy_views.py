@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from timespine.client.process_guard import OneProcess
+from timespine.client.refuse_pickle import OneProcess
 from timespine.errors import OwnedCollection, UsageError
 
 if TYPE_CHECKING:

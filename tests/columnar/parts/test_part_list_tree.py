@@ -13,8 +13,8 @@ from building import SCHEMA, hollow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timespine.columnar.parts.hollow_run import Levels, delete_batch, is_written_by, read_run
 from timespine.columnar.parts.part_cache import PartCache
+from timespine.columnar.parts.part_list_tree import Levels, delete_batch, is_written_by, read_run
 from timespine.columnar.parts.part_stats import PartMeta, Range
 from timespine.columnar.scan.part_access import DEPTH_MAX, Parts
 from timespine.columnar.write.run_writer import RunWriter

@@ -111,7 +111,7 @@ class TurnCommit:
         if losses < RETRY.quick_losses or not self._collections:
             return commit(place)
         self._is_offered = False
-        # SUBTLE: one for all lost claims, so that they end too (test_turn.py).
+        # SUBTLE: one for all lost claims, so that they end too (test_cross_process_turn.py).
         patience = Patience(self._committer.driver, self._committer.session.count)
         try:
             while self._is_free_in_time(patience):

@@ -12,7 +12,7 @@ from test_consolidate import check, random_table
 
 import timespine as ts
 from timespine.columnar.kernels import take, text_words, tie_break
-from timespine.columnar.kernels.background import background_work, is_background
+from timespine.columnar.kernels.background_flag import background_work, is_background
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.merge.engine import Engine
 
