@@ -14,7 +14,7 @@ from timespine.core.batch import Part
 from timespine.core.encoding.envelope import EnvelopeKind, decode_payload, unwrap_payload, wrap_payload
 from timespine.core.encoding.flat_spine import FlatSpine, flatten, unflatten, validate_deep
 from timespine.core.encoding.state_diff import StateDiff
-from timespine.core.encoding.validate import check_frontiers, check_history, check_holders, check_parts, check_unsealed
+from timespine.core.encoding.validate import check_frontiers, check_history, check_holders, check_hollow, check_unsealed
 from timespine.core.spine.layers import MergePolicyKind
 from timespine.core.state import Fields, State
 from timespine.core.unsealed_index import UnsealedBatch, UnsealedIndex
@@ -69,7 +69,7 @@ def decode_state(data: bytes) -> State:
         check_holders(image.holds.values(), arity)
         check_unsealed(image.unsealed, arity)
         check_history(image.history, arity)
-        check_parts((part for batch in image.trace.hollow.values() for part in batch.parts), arity)
+        check_hollow(image.trace.hollow.values(), arity)
         trace = unflatten(image.trace, arity, image.merging)
         validate_deep(trace, arity)
     except UsageError as error:

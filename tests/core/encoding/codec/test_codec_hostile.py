@@ -166,6 +166,19 @@ def test_state_whose_trace_is_ahead_of_its_upper_is_corruption() -> None:
         decode_state(encode_state(ahead))
 
 
+@pytest.mark.parametrize("zero_from", [(3, 3), (), (-1,)])
+def test_claim_about_the_past_at_no_time_of_the_collection_is_corruption(zero_from: Any) -> None:
+    scene = StateHarness()
+    scene.append(at(5), up("a", 1))
+    image = msgspec.msgpack.decode(encode_state(scene.state)[HEADER:])
+    [batch] = image["trace"][1].values()
+    batch[2][0][3] = zero_from
+    with pytest.raises(CorruptionError):
+        decode_state(sealed(EnvelopeKind.STATE, msgspec.msgpack.encode(image)))
+    batch[2][0][3] = (4,)
+    decode_state(sealed(EnvelopeKind.STATE, msgspec.msgpack.encode(image)))
+
+
 def test_frontier_over_the_limit_is_refused_before_it_costs_more_than_the_limit_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
