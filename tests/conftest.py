@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Assertions of modules that tests share hold under `python -O` too, and what they call is called there.
+_SHARED = (path.stem for path in Path(__file__).parent.rglob("*.py") if not path.stem.startswith(("test_", "conftest")))
+pytest.register_assert_rewrite(*_SHARED)
 
 # A slow machine is not a failing property, and a failure must be repeatable by copying what it printed.
 settings.register_profile("timespine", deadline=None, print_blob=True)

@@ -220,8 +220,8 @@ def small_appends_that_lost_to_others_count_as_in() -> Iterator[None]:
 def a_small_append_drops_a_row_of_its_neighbour() -> Iterator[None]:
     real = append_batcher._convert_together
 
-    def convert_together(group, places, schema):
-        found = real(group, places, schema)
+    def convert_together(entries, places, schema):
+        found = real(entries, places, schema)
         if len(places) == 1:
             return found
         rows = found.rows.copy()
