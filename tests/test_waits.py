@@ -54,6 +54,7 @@ RAW = {
         "Thread",
     ): "runs a callback of the user, and ends with its stream; is never joined",
     ("columnar/kernels/take.py", "Thread"): "see above",
+    ("arrangement/arrangement.py", "Thread"): "is joined with a limit",
 }
 """Uses of what the standard library has to wait for, by file and name, and why each may be one."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from unittest import mock
 
@@ -164,6 +166,19 @@ def test_closing_the_store_ends_arrangements(tmp_path):
     store.close()
     with pytest.raises(StoreClosed):
         arrangement.get({"id": 1})
+
+
+def test_a_program_that_closes_nothing_ends(tmp_path):
+    program = """
+import sys, timespine as ts
+orders = ts.open(sys.argv[1]).create("orders", key={"id": "int64"}, timeline="counter")
+orders.append([{"id": 1}])
+index = orders.arrange()
+print(index.get({"id": 1}))
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "other")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout == "[{'id': 1}]\n"
 
 
 def test_history_is_the_newest_time_or_all_from_the_beginning_on(orders):

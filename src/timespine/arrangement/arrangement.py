@@ -9,6 +9,7 @@ that there is little left to take. If the lease is lost, or the schema changes, 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
@@ -39,7 +40,6 @@ from timespine.errors import (
 from timespine.locks import Lock
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.time import INT64_MAX
-from timespine.pool import Pool
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,9 @@ class Arrangement:
         self._restarts = 0
         with self._lock:
             self._begin()
-        self._pool = Pool(1, "timespine-follow", "this arrangement is closed")
-        self._pool.submit(self._follow)
+        # A daemon, and no task of a pool: it never ends by itself, and a program that ends waits for its pools.
+        self._thread = threading.Thread(target=self._follow, name="timespine-follow", daemon=True)
+        self._thread.start()
 
     # Reading.
 
@@ -270,7 +271,8 @@ class Arrangement:
         if self in self._handle.context.arrangements:
             self._handle.context.arrangements.remove(self)
         self._handle.context.committed.ring()
-        self._pool.shutdown(limit_s=CLOSE_S)
+        if self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_S)
         self._feed.close()
         self._current[0].close()
 
