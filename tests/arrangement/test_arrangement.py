@@ -204,6 +204,21 @@ def test_a_changed_schema_is_read_anew(orders):
         assert by_id.metrics()["restarts"] == 1
 
 
+@pytest.mark.parametrize("change", [{"rename": {"customer": "buyer"}}, {"drop": ["customer"]}])
+def test_an_arrangement_that_no_longer_fits_says_so_and_stops(orders, change, caplog):
+    with orders.arrange(by=["customer"]) as index:
+        orders.evolve(**change)
+        for _ in range(3):
+            with pytest.raises(UsageError, match="arrange the collection by columns that it has"):
+                index.get({"customer": "a"})
+        until(lambda: not index._thread.is_alive())
+        seqno = orders._handle.state().seqno
+        with pytest.raises(UsageError):
+            index.get({"customer": "a"})
+        assert orders._handle.state().seqno == seqno
+        assert len([line for line in caplog.messages if "could not follow" in line]) <= 1
+
+
 def test_a_lost_lease_is_read_anew_and_readers_go_on(orders):
     with orders.arrange() as by_id:
         with mock.patch.object(by_id._feed, "poll", side_effect=LeaseExpired("lost")):

@@ -99,6 +99,8 @@ def test_what_has_no_definite_answer_is_forbidden(sql):
     ("sql", "what"),
     [
         ("SELECT k + 1 FROM a", "has no name"),
+        ("SELECT k AS _time FROM a", "column of updates"),
+        ("SELECT k, k AS _Diff FROM a", "column of updates"),
         ("SELECT a.k, b.k FROM a, b", "two columns"),
         ("SELECT nope FROM a", "nope"),
         ("SELECT k FROM a; SELECT k FROM b", "one SELECT"),

@@ -74,6 +74,8 @@ class Arrangement:
         self._lock = Lock("following a collection")
         self._users = 1
         self._is_closed = False
+        self._misfit: UsageError | None = None
+        """Why the newest schema of the collection cannot be arranged like this, once it changed."""
         self._restarts = 0
         with self._lock:
             self._begin()
@@ -190,6 +192,8 @@ class Arrangement:
         with self._lock:
             if self._is_closed:
                 raise StoreClosed("this arrangement is closed: arrange the collection again")
+            if self._misfit is not None:
+                raise self._misfit
             spine, schema_id = self._current
             try:
                 events = self._feed.poll()
@@ -199,7 +203,15 @@ class Arrangement:
                 logger.warning("the arrangement of %s begins again: %s", self._handle.name, error)
             self._restarts += 1
             feed = self._feed
-            self._begin()
+            try:
+                self._begin()
+            except UsageError as error:
+                # It stays so: a thread that tries again would take a lease each time.
+                self._misfit = UsageError(
+                    f"the schema of {self._handle.name} changed, and this arrangement does not fit it: {error}; close "
+                    "it, and arrange the collection by columns that it has"
+                )
+                raise self._misfit from error
             feed.close()
             spine.close()
             return True
@@ -247,6 +259,8 @@ class Arrangement:
                 return
             except TimespineError as error:
                 logger.warning("the arrangement of %s could not follow: %s", self._handle.name, error)
+                if self._misfit is not None:
+                    return
                 pause = POLL_MAX_S
             context.committed.wait(heard, pause)
 

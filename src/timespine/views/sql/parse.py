@@ -15,6 +15,7 @@ from sqlglot import exp
 from sqlglot.errors import OptimizeError, ParseError, SqlglotError
 from sqlglot.optimizer.qualify import qualify
 
+from timespine.columnar.schema.schema import is_reserved
 from timespine.errors import UnsupportedView, UsageError, short_repr
 from timespine.views.sql.reasons import Reason, reason_at
 
@@ -132,4 +133,10 @@ def output_names(query: Query, inputs: Mapping[str, pa.Schema], names: list[str]
     if twice:
         place = reason_at(first, f"two columns are called {twice[0]}", "name one of them differently with AS")
         raise UnsupportedView("the columns of a view need different names", (place,))
+    reserved = [name for name in names if is_reserved(name)]
+    if reserved:
+        what = f"the name {reserved[0]} is that of a column of updates or change feeds"
+        raise UnsupportedView(
+            "the columns of a view need names of their own", (reason_at(first, what, "use another name with AS"),)
+        )
     return [written.get(name, name) for name in names]
