@@ -8,6 +8,7 @@ import sys
 import threading
 from unittest import mock
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from assertions import until
@@ -193,6 +194,44 @@ def test_history_is_the_newest_time_or_all_from_the_beginning_on(orders):
             whole.at(2)
     with pytest.raises(UsageError, match="history"):
         orders.arrange(history="some")
+
+
+def test_times_before_the_first_snapshot_cannot_be_read(orders):
+    orders.upsert([{"id": 1, "customer": "c", "total": 0.0}])
+    with orders.arrange(history="all") as index:
+        assert index.since.time == orders.upper.time - 1
+        with pytest.raises(SinceError):
+            index.at(0)
+        orders.upsert([{"id": 1, "customer": "d", "total": 0.0}])
+        orders.evolve(add={"note": "string"})
+        orders.upsert([{"id": 1, "customer": "e", "total": 0.0}])
+        last = orders.upper.time - 1
+        assert index.at(last).get({"id": 1}) == [(orders.lookup({"id": 1}).to_pylist()[0], 1)]
+        assert index.since.time >= last - 1  # it was read anew
+        with pytest.raises(SinceError):
+            index.at(last - 2)
+
+
+def test_changes_beside_an_arrangement_that_begins_later_read_their_rows_elsewhere(orders):
+    real = CurrentRows._from_arrangement
+
+    def begins(self, keys):
+        with mock.patch.object(CurrentRows, "_from_arrangement", real):
+            orders.append([{"id": 100, "customer": "z", "total": 0.0}])
+            with orders.arrange(history="all"):
+                return real(self, keys)
+
+    with mock.patch.object(CurrentRows, "_from_arrangement", begins):
+        orders.upsert([{"id": 1, "customer": "new", "total": 1.0}])
+    assert orders.lookup({"id": 1}).to_pylist() == [{"id": 1, "customer": "new", "total": 1.0}]
+
+
+def test_conditions_that_print_alike_are_two_questions(orders):
+    some, others = (pl.col("id").is_in([0, 1, *range(start, start + 50), 99]) for start in (2, 200))
+    assert str(some) == str(others)
+    with orders.arrange(where=some) as one, orders.arrange(where=others) as two, orders.arrange(where=some) as same:
+        assert [len(index.get({"id": 5})) for index in (one, two, same)] == [1, 0, 1]
+        assert same is one
 
 
 def test_a_changed_schema_is_read_anew(orders):
