@@ -55,6 +55,7 @@ def of_store(folder):
         "forget_within": [lambda store: store.forget_within("2 days")],
         "vacuum": [lambda store: store.vacuum(dry_run=False)],
         "transaction": [lambda store: store.transaction()],
+        "view": [lambda store: store.view("new", sql="SELECT id FROM orders")],
         "seal": [lambda store: store.seal(["orders"], 99), lambda store: store.seal([], 99)],
     }
     reads = {
@@ -67,7 +68,7 @@ def of_store(folder):
         "vacuum": [lambda store: store.vacuum()],
         "snapshot": [lambda store: store.snapshot(["orders"])["orders"].to_arrow()],
     }
-    return changes, reads, {"metrics", "close"}
+    return changes, reads, {"metrics", "close", "refresh", "views"}
 
 
 def of_collection():
@@ -88,6 +89,7 @@ def of_collection():
         "finish": [lambda orders: orders.finish()],
         "writer": [lambda orders: orders.writer()],
         "subscribe": [lambda orders: orders.subscribe(), lambda orders: orders.subscribe(0, snapshot=False)],
+        "arrange": [lambda orders: orders.arrange()],
         "hold": [lambda orders: orders.hold(1)],
         "critical_hold": [lambda orders: orders.critical_hold("other", 1)],
         "expire": [lambda orders: orders.expire(before=0)],

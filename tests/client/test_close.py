@@ -9,9 +9,9 @@ from assertions import check, until
 from memory_store import BLOBS, QUICK, Gate, Script, in_line, in_threads
 
 import timespine as ts
-from timespine.client import open_store
 from timespine.errors import Indeterminate, TimespineError, Unavailable, UsageError
 from timespine.location.local import LocalBlob
+from timespine.location.opening import folder_place
 from timespine.location.sqlite import SqliteConsensus
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
@@ -335,8 +335,8 @@ class RecordedLogs(SqliteConsensus):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    monkeypatch.setattr(open_store, "LocalBlob", Recorded)
-    monkeypatch.setattr(open_store, "SqliteConsensus", RecordedLogs)
+    monkeypatch.setattr(folder_place, "LocalBlob", Recorded)
+    monkeypatch.setattr(folder_place, "SqliteConsensus", RecordedLogs)
     monkeypatch.setattr(Recorded, "opened", [])
     monkeypatch.setattr(RecordedLogs, "opened", [])
 
@@ -348,7 +348,7 @@ def test_a_failed_opening_closes_the_blobs_if_the_logs_cannot_be_read(tmp_path, 
             self.close()
             raise Unavailable("the first read failed")
 
-    monkeypatch.setattr(open_store, "SqliteConsensus", Unreadable)
+    monkeypatch.setattr(folder_place, "SqliteConsensus", Unreadable)
     with pytest.raises(Unavailable, match="first read"):
         ts.open(tmp_path / "store")
     assert [blob.closed for blob in Recorded.opened] == [1]

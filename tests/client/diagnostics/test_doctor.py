@@ -188,7 +188,7 @@ def test_a_collection_in_the_catalog_without_a_log_is_found(folder, monkeypatch)
 
 
 def test_a_damaged_catalog_is_found(folder, monkeypatch):
-    def damaged(self):
+    def damaged(self, *, hidden):
         raise CorruptionError("the catalog of the store is damaged")
 
     monkeypatch.setattr(ts.Store, "names", damaged)

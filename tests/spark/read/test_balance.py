@@ -61,7 +61,7 @@ def test_a_merge_is_cut_into_tasks_of_about_the_same_size(visits, spark, monkeyp
     def counted(work, schema, parts):
         found = real(work, schema, parts)
         for each in found:
-            wanted = ScanRequest(schema, schema.names, timed=True, lower=each.lower, upper=each.upper)
+            wanted = ScanRequest(schema, schema.names, keep_times=True, lower=each.lower, upper=each.upper)
             sizes.append(sum(table.num_rows for table in scan(parts, each.runs, wanted, 1 << 20)))
         return found
 

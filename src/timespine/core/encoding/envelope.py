@@ -58,12 +58,12 @@ NEWEST = {EnvelopeKind.CATALOG: 2}
 """The newest versions that this code reads, of kinds that have several."""
 
 
-def wrap_payload(kind: EnvelopeKind, payload: bytes, version: int = VERSION) -> bytes:
-    """Put a payload into an envelope."""
+def wrap_payload(kind: EnvelopeKind, payload: bytes, version: int | None = None) -> bytes:
+    """Put a payload into an envelope, of the usual version unless another is given."""
     limit = BYTES_MAX[kind]
     if len(payload) + HEADER > limit:
         raise UsageError(f"{kind.name.lower()} of {len(payload)} bytes is over the limit of {limit}")
-    head = MAGIC + bytes((kind, version))
+    head = MAGIC + bytes((kind, VERSION if version is None else version))
     checksum = zlib.crc32(payload, zlib.crc32(head))
     return head + checksum.to_bytes(4, "big") + payload
 

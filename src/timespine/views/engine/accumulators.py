@@ -139,7 +139,9 @@ class Grouping:
         for each in self.accumulators:
             now, before, gone = pl.col(each.name), pl.col(f"{each.name}_old"), pl.col(f"{each.name}_gone")
             if each.kind == ADD:
-                made.append((now.fill_null(0) + before.fill_null(0)).alias(each.name))
+                made.append(
+                    _checked_sum(now.fill_null(0), before.fill_null(0), both.schema[each.name]).alias(each.name)
+                )
                 continue
             if each.kind == AGAIN:
                 again = pl.lit(True)
@@ -155,10 +157,20 @@ class Grouping:
                 else now
             )
         number = (pl.col(COUNT) + pl.col(f"{COUNT}_old").fill_null(0)).alias(COUNT)
-        folded = both.select([*self.keys, *made, number, again.alias("_again")])
+        try:
+            folded = both.select([*self.keys, *made, number, again.alias("_again")])
+        except pl.exceptions.PolarsError as error:
+            raise Declined(f"a sum is too large for its type: {str(error).splitlines()[0]}") from error
         if self.keys:
             folded = folded.filter(pl.col(COUNT) != 0)
         return folded.filter(~pl.col("_again")).select(self.names), folded.filter(pl.col("_again")).select(self.keys)
+
+
+def _checked_sum(one: pl.Expr, other: pl.Expr, kind: pl.DataType) -> pl.Expr:
+    """Add two accumulators. Polars wraps integers around, so they are added with more bits and cast back."""
+    if not kind.is_integer():
+        return one + other
+    return (one.cast(pl.Int128) + other.cast(pl.Int128)).cast(kind, strict=True)
 
 
 def _join_groups(one: pl.DataFrame, other: pl.DataFrame, keys: list[str], suffix: str = "_right") -> pl.DataFrame:

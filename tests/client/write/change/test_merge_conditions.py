@@ -6,7 +6,7 @@ import operator
 import polars as pl
 import pyarrow as pa
 from assertions import examples
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory_store import MemoryStore
 
@@ -76,7 +76,7 @@ def keys(found, side):
     return set(found[f"{side}.k"].to_list())
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     target=ROWS,
     source=ROWS,
