@@ -376,3 +376,22 @@ def test_what_has_no_rule_is_named_with_its_place_and_nothing_is_created(place):
     assert (reason.line, reason.column) == (2, 3)
     assert "stddev" in str(reason)
     assert store.views() == []
+
+
+# Sums that are too large.
+
+
+@pytest.mark.parametrize("shown", ["sum(v)", "avg(v)"])
+def test_a_sum_beyond_its_type_is_an_error_and_the_view_stays_where_it_was(place, shown):
+    store = filled(place)
+    store["a"].append([{"k": 10, "g": 0, "v": 1 << 62}])
+    view = store.view("sums", sql=f"SELECT g, {shown} AS s FROM a GROUP BY g", key=["g"])
+    before, upper = rows(view), view.upper
+    store["a"].append([{"k": 12, "g": 0, "v": 1 << 62}])
+    with pytest.raises(ts.UsageError, match="was not refreshed"):
+        view.refresh()
+    assert (rows(view), view.upper) == (before, upper)
+    store["a"].delete({"k": 12})
+    view.refresh()
+    assert rows(view) == before
+    assert view.upper == store["a"].upper

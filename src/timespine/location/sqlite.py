@@ -6,6 +6,7 @@ every entry has one, and a read checks that each entry is what was written, and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import weakref
@@ -63,7 +64,7 @@ class SqliteConsensus:
             raise UsageError(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 or newer is needed")
         kind = ReadOnlySqliteFile if read_only else SqliteFile
         self._file = kind(os.path.realpath(os.fspath(path)), wait_s, mode)
-        weakref.finalize(self, self._file.close)
+        weakref.finalize(self, _close_unreachable, self._file)
         self._read_only = read_only
         self.restore_reserve()
 
@@ -181,3 +182,10 @@ def _newest_seqno(connection: sqlite3.Connection, key: str) -> int | None:
     if row is not None and not isinstance(row[0], int):
         raise CorruptionError(f"the log of {key} has a sequence number that is not an integer")
     return None if row is None else row[0]
+
+
+def _close_unreachable(file: SqliteFile) -> None:
+    """Close the file of an adapter that the garbage collector found. It may run inside of a fork of this thread, which
+    holds the locks and has closed the connections: they stay closed."""
+    with contextlib.suppress(UsageError):
+        file.close()

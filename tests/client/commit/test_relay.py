@@ -14,7 +14,7 @@ from timespine.client.commit.leader_queue import PendingCall
 from timespine.client.write.append_batcher import pending_append
 from timespine.client.write.small_appends.append_request import AppendReply
 from timespine.core.transitions import ExpireCommitter
-from timespine.errors import Determinate, Indeterminate, InvalidRows, WrongProcess
+from timespine.errors import Determinate, Fenced, Indeterminate, InvalidRows, WrongProcess
 
 KEY, VALUE = {"id": "int64"}, {"note": "string"}
 
@@ -191,8 +191,9 @@ def test_a_committer_that_was_expired_meanwhile_is_in_doubt(pair):
         raise Indeterminate("the request was lost")
 
     asks(second, ask)
-    with pytest.raises(Indeterminate, match="no longer registered"):
+    with pytest.raises(Fenced, match="no longer registered") as told:
         log.append(row(1))
+    assert told.value.in_doubt
     assert log.append(row(2)).rows == 1
     assert ids(first) == [0, 2]
 

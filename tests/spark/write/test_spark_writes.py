@@ -225,7 +225,7 @@ def _race(monkeypatch, happens):
             raced.append(happens())
         return sent
 
-    for module in ("write_unsealed", "upsert_delete", "run_tasks"):
+    for module in ("write_unsealed", "delta_by_tasks", "run_tasks"):
         monkeypatch.setattr(f"timespine.spark.write.{module}.run_write_tasks", racing)
 
 

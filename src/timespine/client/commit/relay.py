@@ -21,7 +21,7 @@ from timespine.client.commit.leader_queue import PendingCall
 from timespine.core.group import CommandTransaction, Origin, Refused
 from timespine.core.state import Committer
 from timespine.core.transitions import ExpireCommitter
-from timespine.errors import Determinate, Indeterminate, TimespineError
+from timespine.errors import Determinate, Fenced, Indeterminate, TimespineError
 from timespine.location.machine.channel import Answer, Channel
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Relay:
         self._step_aside()
         try:
             found = self._last_word(committer, drafts[0].item.collection, origin, error)
-        except Indeterminate as in_doubt:
+        except (Indeterminate, Fenced) as in_doubt:
             for each in drafts:
                 each.error = in_doubt
             return True
@@ -141,13 +141,15 @@ class Relay:
         committer.session.count("looked for after a lost reply")
         try:
             reply = committer.commit_alone(CommandTransaction(((collection, ExpireCommitter(origin.committer)),)))
+        except Fenced as failure:
+            raise Fenced(f"{error}; {failure}, so the state does not tell", in_doubt=True) from failure
         except TimespineError as failure:
             raise Indeterminate(f"{error}; the state could not be asked either: {failure}") from failure
         finally:
             committer.renew()
         last = None if isinstance(reply, Refused) else reply[0]
         if not isinstance(last, Committer):
-            raise Indeterminate(f"{error}; its committer was expired, so the state does not tell")
+            raise Fenced(f"{error}; its committer was expired, so the state does not tell", in_doubt=True)
         if last.group < origin.number:
             return None
         if last.relayed is None:
