@@ -78,7 +78,7 @@ determinism: $(VENV)/.dev            ## 300 seeds replay identically, whatever t
 	done
 
 planted: $(VENV)/.dev            ## every planted bug is caught by its pinned seed
-	$(RUN) -m pytest tests/simulation/test_planted.py -m slow
+	$(RUN) $(PYTEST) tests/simulation/test_planted.py -m slow
 
 sim: $(VENV)/.dev            ## many simulated histories, of the core, of streams, stores, spines and a bucket: make sim HISTORIES=20000 SEED=0
 	$(RUN) -m timespine.testing.simulate --histories $$(($(HISTORIES) / 2)) --ops 60 --seed $(SEED) --jobs $(JOBS)
