@@ -61,7 +61,8 @@ lint: $(VENV)/.dev            ## ruff, mypy --strict, and the words of documents
 
 unit: $(VENV)/.dev            ## unit and property tests; core and model must be covered to the last branch
 	$(RUN) $(PYTEST) tests/core tests/model tests/testing --cov=src/timespine/core --cov=src/timespine/model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
-	$(RUN) $(PYTEST) tests --ignore=tests/core --ignore=tests/model --ignore=tests/testing --ignore=tests/spark
+	$(RUN) $(PYTEST) tests --ignore=tests/core --ignore=tests/model --ignore=tests/testing --ignore=tests/spark --ignore=tests/simulation
+	$(RUN) $(PYTEST) tests/simulation
 	$(RUN) -m timespine.testing.datadriven tests/scripts/*.txt
 
 unit-O: $(VENV)/.dev            ## tests that reach everywhere, without assertions in our code
